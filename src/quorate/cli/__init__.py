@@ -1,0 +1,1 @@
+"""The `quorate` command: one module per subcommand, listed in `main`."""

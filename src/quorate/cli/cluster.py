@@ -1,0 +1,211 @@
+"""`quorate cluster`: one cluster file out of everybody's public parts.
+
+No private key is needed to write a cluster file, and none is accepted: each party makes its
+keys with `quorate identity new` and hands out NAME.pub. Whoever assembles the file decides
+whom the cluster trusts, so every party should look at it (`quorate cluster show`) and compare
+its digest with the others' before using it.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from quorate.cli.init import LinkSecurity
+from quorate.core.cluster import (
+    PORT_MAX,
+    Client,
+    Cluster,
+    Member,
+    Replica,
+    parse_topics,
+)
+from quorate.core.errors import ConfigError
+from quorate.crypto.digests import digest
+from quorate.runtime.files import cluster_file, read_cluster, read_public, read_text, write_cluster
+from quorate.runtime.local import starter_topics
+
+REPLICA_FORM = "FILE.pub@HOST:PORT[,metrics=PORT][,party=NAME]"
+CLIENT_FORM = "FILE.pub[,operator][,party=NAME]"
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@app.callback()
+def cluster() -> None:
+    """Build a cluster file from the public parts of its parties, and look at one."""
+
+
+@app.command()
+def assemble(
+    name: Annotated[str, typer.Option(help="What the cluster is called.")],
+    replica: Annotated[list[str], typer.Option(metavar=REPLICA_FORM, help="Once per replica.")],
+    f: Annotated[int, typer.Option("--f", help="How many replicas may fail or lie.")] = 1,
+    client: Annotated[
+        list[str] | None, typer.Option(metavar=CLIENT_FORM, help="Once per client.")
+    ] = None,
+    topics: Annotated[
+        Path | None,
+        typer.Option(help=r"A TOML file with \[topics.NAME] tables; a few samples if left out."),
+    ] = None,
+    link_security: Annotated[
+        LinkSecurity, typer.Option(help="tls: encrypted. mac: authenticated only.")
+    ] = LinkSecurity.tls,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
+        "cluster.toml"
+    ),
+) -> None:
+    """Write a cluster file that pins the keys of these members."""
+    assembled = Cluster(
+        name=name,
+        f=f,
+        link_security=link_security.value,
+        replicas=tuple(_replica(number, text) for number, text in enumerate(replica)),
+        clients=tuple(_client(index, text) for index, text in enumerate(client or [])),
+        topics=starter_topics() if topics is None else parse_topics(read_text(topics)),
+    )
+    write_cluster(output, assembled)
+    typer.echo(
+        f"  {output}   {len(assembled.replicas)} replicas, {len(assembled.clients)} clients, "
+        f"{len(assembled.topics)} topics\n"
+        f"Digest   {_digest(assembled)}\n"
+        f"Next     give every party a copy, and let each compare the digest: "
+        f"quorate cluster show {output}"
+    )
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A cluster file, or the directory it is in.")] = Path(
+        "cluster"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print what a cluster file says."""
+    shown = read_cluster(cluster_file(file))
+    if as_json:
+        typer.echo(json.dumps(_as_json(shown), indent=2))
+        return
+    console = Console()
+    console.print(
+        f"Cluster [bold]{shown.name}[/bold]: {len(shown.replicas)} replicas, f = {shown.f}, "
+        f"links secured by {shown.link_security}, MACs with {shown.mac}"
+        + (", [red]misbehaviour on purpose allowed[/red]" if shown.allow_misbehaviour else ""),
+    )
+    for table in (_replica_table(shown), _client_table(shown), _topic_table(shown)):
+        console.print(table)
+    console.print(f"Digest {_digest(shown)}", soft_wrap=True)
+
+
+def _replica(number: int, text: str) -> Replica:
+    file, at, place = text.rpartition("@")
+    address, *options = place.split(",")
+    host, colon, port = address.rpartition(":")
+    if not (at and colon):
+        raise ConfigError(f"--replica {text!r} does not have the form {REPLICA_FORM}")
+    public = read_public(Path(file))
+    chosen = _options(text, options, {"metrics", "party"}, REPLICA_FORM)
+    return Replica.of(
+        public,
+        number=number,
+        host=host.removeprefix("[").removesuffix("]"),
+        port=_port(text, port),
+        metrics_port=_port(text, chosen["metrics"]) if "metrics" in chosen else None,
+        party=chosen.get("party"),
+    )
+
+
+def _client(index: int, text: str) -> Client:
+    file, *options = text.split(",")
+    public = read_public(Path(file))
+    chosen = _options(text, options, {"operator", "party"}, CLIENT_FORM)
+    return Client.of(public, index=index, operator="operator" in chosen, party=chosen.get("party"))
+
+
+def _options(text: str, options: list[str], allowed: set[str], form: str) -> dict[str, str]:
+    chosen: dict[str, str] = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        if key not in allowed or key in chosen or (key == "operator") != (value == ""):
+            raise ConfigError(f"{option!r} in {text!r} does not fit the form {form}")
+        chosen[key] = value
+    return chosen
+
+
+def _port(text: str, port: str) -> int:
+    if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= PORT_MAX:
+        raise ConfigError(f"{port!r} in {text!r} is no port; allowed are 1 to {PORT_MAX}")
+    return int(port)
+
+
+def _digest(shown: Cluster) -> str:
+    """Comments and layout do not count: two files with one digest say the same."""
+    return digest(shown.render().encode()).hex()
+
+
+def _replica_table(shown: Cluster) -> Table:
+    table = Table("number", "replica", "party", "address", "metrics", "key", title="Replicas")
+    for replica in shown.replicas:
+        metrics = "" if replica.metrics_port is None else str(replica.metrics_port)
+        address = f"{replica.host}:{replica.port}"
+        table.add_row(
+            str(replica.number), replica.name, replica.party, address, metrics, _short(replica)
+        )
+    return table
+
+
+def _client_table(shown: Cluster) -> Table:
+    table = Table("number", "client", "party", "operator", "key", title="Clients")
+    for client in shown.clients:
+        operator = "yes" if client.operator else ""
+        table.add_row(str(client.number), client.name, client.party, operator, _short(client))
+    return table
+
+
+def _topic_table(shown: Cluster) -> Table:
+    table = Table("topic", "contract", "replicas", title="Topics")
+    for name, contract in shown.topics.items():
+        said = ", ".join(f"{key} = {value}" for key, value in contract.table().items())
+        served_by = ", ".join(shown.member(number).name for number in shown.placement(name))
+        table.add_row(name, said, served_by)
+    return table
+
+
+def _short(member: Member) -> str:
+    return digest(member.sign_key).hex()[:16]
+
+
+def _as_json(shown: Cluster) -> dict[str, object]:
+    return {
+        "name": shown.name,
+        "f": shown.f,
+        "link_security": shown.link_security,
+        "mac": shown.mac,
+        "allow_misbehaviour": shown.allow_misbehaviour,
+        "digest": _digest(shown),
+        "replicas": [
+            {
+                "number": replica.number,
+                "name": replica.name,
+                "party": replica.party,
+                "host": replica.host,
+                "port": replica.port,
+                "metrics_port": replica.metrics_port,
+            }
+            for replica in shown.replicas
+        ],
+        "clients": [
+            {
+                "number": client.number,
+                "name": client.name,
+                "party": client.party,
+                "operator": client.operator,
+            }
+            for client in shown.clients
+        ],
+        "topics": {name: dict(contract.table()) for name, contract in shown.topics.items()},
+    }

@@ -1,0 +1,18 @@
+"""Producer, Consumer and Admin: what programs use.
+
+    async with Producer("cluster", "alice") as producer:
+        receipt = await producer.send("alerts", b"disk full", key=b"host-7")
+
+    async with Consumer("cluster", "bob") as consumer:
+        consumer.subscribe(["alerts"])
+        async for record in consumer:
+            print(record.value)
+
+`quorate.client.blocking` has the same for programs without an event loop.
+"""
+
+from quorate.client.admin import Admin
+from quorate.client.consumer import Consumer, Record
+from quorate.client.producer import Producer, Receipt
+
+__all__ = ["Admin", "Consumer", "Producer", "Receipt", "Record"]

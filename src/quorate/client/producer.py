@@ -1,0 +1,365 @@
+"""Publishing: events in, receipts out.
+
+Events of one topic gather into a batch until it is full or its linger is over; a batch has
+one receipt, which all its events share. A producer pushes back: `send` and `submit` wait while
+as much is in flight as the contract's queues allow, so a slow topic slows its producers and
+fills no memory.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quorate.client.session import ClusterLike, IdentityLike, Session
+from quorate.core import batch
+from quorate.core.errors import BusyError, ClosedError, LocalProtocolError, QuorumError
+from quorate.core.event import Event
+from quorate.core.ids import Lane, TopicId, topic_id
+from quorate.core.limits import BATCH_BYTES_MAX
+from quorate.core.messages import Status
+from quorate.protocol import machine
+from quorate.protocol.machine import Answered, Outcome
+from quorate.protocol.source import Source
+from quorate.runtime.topics import macs_of, topics_of
+
+if TYPE_CHECKING:
+    import pyarrow
+
+BATCH_EVENTS = 1000
+BATCH_BYTES = 256 * 1024
+CLOSED_BATCHES_MAX = 8
+CHECK_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The contract of this batch is fulfilled; `guarantee` says what that means."""
+
+    topic: str
+    sequence: int
+    events: int
+    replicas: tuple[str, ...]
+    guarantee: str
+
+
+@dataclass(slots=True)
+class Closed:
+    """A batch that is complete and waits for its turn, or for its receipt."""
+
+    payload: bytes
+    events: int
+    urgent: bool
+    future: "asyncio.Future[Receipt]"
+    deadline: float
+
+
+class Outlet:
+    """The producer's side of one topic."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.open: list[Event] = []
+        self.open_bytes = 0
+        self.open_future: asyncio.Future[Receipt] | None = None
+        self.linger: asyncio.Handle | None = None
+        self.closed: deque[Closed] = deque()
+        self.sent: dict[int, Closed] = {}
+        self.room = asyncio.Event()
+        self.room.set()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.open or self.closed or self.sent)
+
+
+class Producer(Session):
+    """Publishes to any number of topics of one cluster."""
+
+    def __init__(
+        self,
+        cluster: ClusterLike,
+        identity: IdentityLike,
+        *,
+        linger_ms: float = 0.0,
+        batch_events: int = BATCH_EVENTS,
+        batch_bytes: int = BATCH_BYTES,
+        compression: str = "none",
+        timeout_s: float = 30.0,
+    ) -> None:
+        super().__init__(cluster, identity)
+        if not 1 <= batch_events <= 1_000_000 or not 1 <= batch_bytes <= BATCH_BYTES_MAX // 2:
+            raise LocalProtocolError(
+                f"a batch holds 1 to 1000000 events and 1 to {BATCH_BYTES_MAX // 2} bytes, "
+                f"not {batch_events} and {batch_bytes}"
+            )
+        self._linger_s = linger_ms / 1000
+        self._batch_events = batch_events
+        self._batch_bytes = batch_bytes
+        self._compression = compression
+        self._timeout_s = timeout_s
+        self._outlets: dict[str, Outlet] = {}
+        self._by_id: dict[TopicId, Outlet] = {}
+        self._source = Source(
+            self.node, topics_of(self.cluster), macs_of(self.cluster, self._identity), session=1
+        )
+        self._checker: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await super().start()
+        if self._checker is None:
+            self._checker = asyncio.create_task(self._check_deadlines())
+
+    async def register(self, topic: str) -> None:
+        """Ask to publish on a topic. `send` does it by itself; this shows a refusal early."""
+        number = self._source.register(topic)
+        if topic not in self._outlets:
+            outlet = self._outlets[topic] = Outlet(topic)
+            self._by_id[topic_id(topic)] = outlet
+        self.driver.wake()
+        try:
+            await self._answer(number, self.cluster.placement(topic), f"to register on '{topic}'")
+        except Exception:
+            self._outlets.pop(topic, None)
+            raise
+
+    async def unregister(self, topic: str) -> None:
+        """Stop publishing on a topic, after what is under way has its receipts."""
+        await self.flush(topic)
+        self._outlets.pop(topic, None)
+        self._by_id.pop(topic_id(topic), None)
+        number = self._source.unregister(topic)
+        self.driver.wake()
+        await self._answer(number, self.cluster.placement(topic), f"to unregister from '{topic}'")
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        urgent: bool = False,
+        timestamp_us: int | None = None,
+    ) -> Receipt:
+        """Publish one event and wait for the receipt of its batch."""
+        return await await_future(
+            await self.submit(
+                topic, value, key=key, headers=headers, urgent=urgent, timestamp_us=timestamp_us
+            )
+        )
+
+    async def submit(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        urgent: bool = False,
+        timestamp_us: int | None = None,
+    ) -> "asyncio.Future[Receipt]":
+        """Publish one event as soon as there is room, and return its receipt to come."""
+        outlet = self._outlets.get(topic) or await self._outlet(topic)
+        if not outlet.room.is_set():
+            await self._wait_for_room(outlet)
+        if timestamp_us is None:
+            timestamp_us = time.time_ns() // 1000
+        event = Event(key, value, tuple(headers), timestamp_us, urgent)
+        if self._batch_events == 1 or urgent:
+            self._close_open(outlet)
+            payload = batch.encode_one(key, value, event.headers, timestamp_us, urgent)
+            return self._enqueue(outlet, payload, 1, urgent)
+        return self._gather(outlet, event)
+
+    async def send_batch(self, topic: str, events: Iterable[Event]) -> Receipt:
+        """Publish these events as one batch."""
+        whole = list(events)
+        payload = batch.encode(whole, compression=self._compression)
+        return await await_future(await self.submit_payload(topic, payload, len(whole)))
+
+    async def send_values(self, topic: str, values: Sequence[bytes]) -> Receipt:
+        """Publish plain values as one batch, stamped with the time of now."""
+        payload = batch.encode_values(values, time.time_ns() // 1000)
+        return await await_future(await self.submit_payload(topic, payload, len(values)))
+
+    async def send_table(
+        self, topic: str, table: "pyarrow.Table", *, rows_max: int = 100_000
+    ) -> list[Receipt]:
+        """Publish a table, with no Python per event; large ones as several batches."""
+        futures = []
+        for start in range(0, table.num_rows, rows_max):
+            part = table.slice(start, rows_max)
+            payload = batch.from_table(
+                part, timestamp_us=time.time_ns() // 1000, compression=self._compression
+            )
+            futures.append(await self.submit_payload(topic, payload, part.num_rows))
+        return [await await_future(future) for future in futures]
+
+    async def submit_payload(
+        self, topic: str, payload: bytes, events: int
+    ) -> "asyncio.Future[Receipt]":
+        """Publish a batch that is encoded already."""
+        outlet = self._outlets.get(topic) or await self._outlet(topic)
+        if not outlet.room.is_set():
+            await self._wait_for_room(outlet)
+        self._close_open(outlet)
+        return self._enqueue(outlet, payload, events, urgent=False)
+
+    async def flush(self, topic: str | None = None) -> None:
+        """Wait until everything published so far has its receipt."""
+        outlets = [self._outlets[topic]] if topic in self._outlets else []
+        for outlet in list(self._outlets.values()) if topic is None else outlets:
+            self._close_open(outlet)
+            waiting = [c.future for c in (*outlet.closed, *outlet.sent.values())]
+            if waiting:
+                await asyncio.wait(waiting)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        if self._driver is not None:
+            await self.flush()
+        if self._checker is not None:
+            self._checker.cancel()
+        await super().close()
+
+    # Machine
+
+    def _machine(self) -> Source:
+        return self._source
+
+    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, machine.Receipt):
+                self._on_receipt(outcome)
+            elif isinstance(outcome, Answered):
+                self._on_answered(outcome)
+
+    def _on_receipt(self, receipt: machine.Receipt) -> None:
+        outlet = self._by_id.get(receipt.stream.topic)
+        if outlet is None or receipt.stream.lane is not Lane.EVENTS:
+            return
+        names = tuple(self.cluster.member(replica).name for replica in receipt.replicas)
+        for sequence in range(receipt.first, receipt.last + 1):
+            closed = outlet.sent.pop(sequence, None)
+            if closed is not None and not closed.future.done():
+                closed.future.set_result(
+                    Receipt(outlet.name, sequence, closed.events, names, receipt.guarantee)
+                )
+        self._pump(outlet)
+
+    # Batches
+
+    async def _outlet(self, topic: str) -> Outlet:
+        await self.register(topic)
+        return self._outlets[topic]
+
+    def _gather(self, outlet: Outlet, event: Event) -> "asyncio.Future[Receipt]":
+        if outlet.open_future is None:
+            loop = asyncio.get_running_loop()
+            outlet.open_future = loop.create_future()
+            close = self._close_open
+            if self._linger_s:
+                outlet.linger = loop.call_later(self._linger_s, close, outlet)
+            else:
+                outlet.linger = loop.call_soon(close, outlet)
+        future = outlet.open_future
+        outlet.open.append(event)
+        outlet.open_bytes += len(event.value) + len(event.key or b"")
+        if len(outlet.open) >= self._batch_events or outlet.open_bytes >= self._batch_bytes:
+            self._close_open(outlet)
+        return future
+
+    def _close_open(self, outlet: Outlet) -> None:
+        if outlet.open_future is None:
+            return
+        if outlet.linger is not None:
+            outlet.linger.cancel()
+        events, future = outlet.open, outlet.open_future
+        outlet.open, outlet.open_bytes, outlet.open_future = [], 0, None
+        try:
+            payload = batch.encode(events, compression=self._compression)
+        except LocalProtocolError as error:
+            future.set_exception(error)
+            return
+        self._enqueue(outlet, payload, len(events), urgent=False, future=future)
+
+    def _enqueue(
+        self,
+        outlet: Outlet,
+        payload: bytes,
+        events: int,
+        urgent: bool,
+        future: "asyncio.Future[Receipt] | None" = None,
+    ) -> "asyncio.Future[Receipt]":
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+        deadline = time.monotonic() + self._timeout_s
+        outlet.closed.append(Closed(payload, events, urgent, future, deadline))
+        self._pump(outlet)
+        return future
+
+    def _pump(self, outlet: Outlet) -> None:
+        """Hand closed batches to the machine while it has room for them."""
+        source, name = self._source, outlet.name
+        while outlet.closed and source.has_room(name):
+            closed = outlet.closed.popleft()
+            source.publish(name, closed.payload, urgent=closed.urgent, events=closed.events)
+            outlet.sent[source.last_sequence(name)] = closed
+        if len(outlet.closed) < CLOSED_BATCHES_MAX:
+            outlet.room.set()
+        else:
+            outlet.room.clear()
+        self.driver.wake()
+
+    async def _wait_for_room(self, outlet: Outlet) -> None:
+        try:
+            await asyncio.wait_for(outlet.room.wait(), self._timeout_s)
+        except TimeoutError:
+            raise BusyError(
+                f"topic '{outlet.name}' took nothing for {self._timeout_s:g} s",
+                self._lags(outlet.name),
+            ) from None
+
+    # Time-outs
+
+    async def _check_deadlines(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            now = time.monotonic()
+            for outlet in self._outlets.values():
+                for closed in (*outlet.sent.values(), *outlet.closed):
+                    if closed.deadline > now:
+                        break
+                    self._expire(outlet, closed)
+
+    def _expire(self, outlet: Outlet, closed: Closed) -> None:
+        if not closed.future.done():
+            closed.future.set_exception(
+                QuorumError(
+                    f"a batch on '{outlet.name}' has no receipt after {self._timeout_s:g} s; "
+                    f"it may still be delivered",
+                    self._lags(outlet.name),
+                )
+            )
+
+    def _lags(self, topic: str) -> dict[str, str]:
+        states = {}
+        for replica, (connected, status, lag) in self._source.progress(topic).items():
+            name = self.cluster.member(replica).name
+            word = "busy" if status is Status.WAIT else f"lags by {lag} batches"
+            states[name] = word if connected else self.transport.why_down(replica)
+        return states
+
+
+async def await_future(future: "asyncio.Future[Receipt]") -> Receipt:
+    """Wait without cancelling what others wait for too."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if future.cancelled():
+            raise ClosedError("the producer was closed before the receipt came") from None
+        raise

@@ -1,0 +1,168 @@
+"""What every client has: an identity, links to all replicas, and a machine behind them."""
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from quorate.core.cluster import Client, Cluster
+from quorate.core.errors import ClosedError, ConfigError, QuorumError, RefusedError
+from quorate.core.ids import SESSION_MAX, NodeId, member_of, node_of
+from quorate.crypto.identity import Identity
+from quorate.protocol.machine import Answered, Outcome, Report
+from quorate.runtime.driver import Driver, Handler, Paced
+from quorate.runtime.files import cluster_file, key_file, read_cluster, read_identity
+from quorate.runtime.transport import Transport
+
+ClusterLike: TypeAlias = Cluster | str | Path
+IdentityLike: TypeAlias = Identity | str | Path
+
+ANSWER_TIMEOUT_S = 15.0
+
+
+def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Identity]:
+    """Read what was given by its path: a cluster directory, its file, a name, a key file."""
+    directory = None
+    if not isinstance(cluster, Cluster):
+        file = cluster_file(Path(cluster))
+        directory = file.parent
+        cluster = read_cluster(file)
+    if isinstance(identity, Identity):
+        return cluster, identity
+    path = Path(identity)
+    if not path.exists() and directory is not None and path.name == str(identity):
+        member = cluster.named(str(identity))
+        path = key_file(directory, member.name)
+    return cluster, read_identity(path)
+
+
+class Session:
+    """Connects when entered, disconnects when left. Producer and Consumer build on it."""
+
+    def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
+        self.cluster, self._identity = resolve(cluster, identity)
+        member = self.cluster.named(self._identity.public.name)
+        if not isinstance(member, Client):
+            raise ConfigError(f"{member.name} is a replica; clients have an identity of their own")
+        self.member = member
+        self.session = 1 + secrets.randbelow(SESSION_MAX)
+        self.node = node_of(member.number, self.session)
+        self.reports: dict[str, int] = {}
+        self._answers: dict[int, asyncio.Future[str]] = {}
+        self._driver: Driver | None = None
+        self._transport: Transport | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect. Replicas that are down now are connected to when they come up."""
+        if self._driver is not None:
+            return
+        self._driver = Driver(
+            self._machine(),
+            on_outcomes=self._on_outcomes,
+            on_report=self._on_report,
+            handlers=self._handlers(),
+        )
+        self._transport = Transport(
+            self.cluster, self._identity, self._driver, session=self.session
+        )
+        for replica in self.cluster.replicas:
+            self._transport.dial(replica.number)
+        self._driver.start(self._transport)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._driver is not None and self._transport is not None:
+            self._driver.stop()
+            await self._transport.close()
+        for future in self._answers.values():
+            _fail(future, ClosedError(f"{type(self).__name__} was closed"))
+
+    # For subclasses
+
+    def _machine(self) -> Paced:
+        raise NotImplementedError
+
+    def _handlers(self) -> dict[type, Handler]:
+        return {}
+
+    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
+        raise NotImplementedError
+
+    @property
+    def driver(self) -> Driver:
+        if self._driver is None or self._closed:
+            state = "is closed" if self._closed else "is not started; use 'async with'"
+            raise ClosedError(f"this {type(self).__name__} {state}")
+        return self._driver
+
+    @property
+    def transport(self) -> Transport:
+        assert self._transport is not None
+        return self._transport
+
+    def _expect_answer(self, number: int) -> "asyncio.Future[str]":
+        future = self._answers.get(number)
+        if future is None:
+            future = self._answers[number] = asyncio.get_running_loop().create_future()
+        return future
+
+    def _on_answered(self, answered: Answered) -> None:
+        future = self._expect_answer(answered.number)
+        if not future.done():
+            future.set_result(answered.sentence)
+
+    async def _answer(self, number: int, members: Iterable[NodeId], what: str) -> None:
+        """Wait for the voted answer to a request; raise what it refuses."""
+        future = self._expect_answer(number)
+        try:
+            sentence = await asyncio.wait_for(asyncio.shield(future), ANSWER_TIMEOUT_S)
+        except TimeoutError:
+            raise QuorumError(f"no quorum answered {what}", self._states(members)) from None
+        if sentence:
+            raise RefusedError(sentence)
+
+    def _states(self, members: Iterable[NodeId]) -> dict[str, str]:
+        """Per replica, what is known of its link."""
+        return {
+            self.cluster.member(replica).name: (
+                "connected, no word yet"
+                if replica in self.driver.connected_peers
+                else self.transport.why_down(replica)
+            )
+            for replica in members
+        }
+
+    def _on_report(self, report: Report) -> None:
+        name = self._name_of(report.node)
+        key = f"{name}: {report.kind}"
+        self.reports[key] = self.reports.get(key, 0) + 1
+
+    def _name_of(self, node: NodeId) -> str:
+        try:
+            return self.cluster.member(member_of(node)).name
+        except ConfigError:
+            return f"node {node}"
+
+
+def _fail(future: "asyncio.Future[str]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        # Nobody may be waiting any more, and that is fine.
+        future.exception()

@@ -1,0 +1,1 @@
+"""The words of the domain: events, batches, contracts, messages and their encoding."""

@@ -1,0 +1,450 @@
+"""The cluster file: who takes part, with which keys, and what every topic promises.
+
+All parties hold the same file. It contains public parts only (names, numbers, addresses and
+the keys to pin), so it may be shared openly, but not changed by one party alone: whoever
+writes it decides whom everybody trusts. `quorate init` and `quorate cluster assemble` write
+it, people edit its topics.
+
+A `Cluster` that exists is consistent: its names, numbers, keys and addresses are unique, and
+it has enough replicas for every contract. Whether a certificate belongs to its key is for
+`quorate.crypto.identity.public_of` to say, because this package knows no cryptography.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal, Protocol
+
+from blake3 import blake3
+
+from quorate.core.contract import Contract
+from quorate.core.errors import ConfigError
+from quorate.core.ids import MEMBER_ID_MAX, NodeId, TopicId, topic_id
+from quorate.core.names import MAC_ALGORITHMS, check_name
+from quorate.core.toml import Table, render_key, render_pairs
+
+LINK_SECURITIES = ("tls", "mac")
+CLIENT_NUMBER_MIN = 1000
+REPLICAS_MAX = CLIENT_NUMBER_MIN
+PORT_MAX = 65535
+PUBLIC_KEY_BYTES = 32
+
+_CERTIFICATE = re.compile(
+    r"-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+\n-----END CERTIFICATE-----\n"
+)
+_HOST = re.compile(r"[A-Za-z0-9.:_%-]{1,253}", re.ASCII)
+
+
+class Pinned(Protocol):
+    """What is pinned of a member, wherever it comes from: a public identity has this form."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sign_key(self) -> bytes: ...
+    @property
+    def mac_key(self) -> bytes: ...
+    @property
+    def certificate(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Somebody with a number and pinned keys."""
+
+    number: NodeId
+    name: str
+    sign_key: bytes
+    mac_key: bytes
+    certificate: str
+    party: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica(Member):
+    """One broker process, and where it listens."""
+
+    host: str
+    port: int
+    metrics_port: int | None = None
+
+    @staticmethod
+    def of(
+        pinned: Pinned,
+        *,
+        number: NodeId,
+        host: str,
+        port: int,
+        metrics_port: int | None = None,
+        party: str | None = None,
+    ) -> "Replica":
+        """Give a public identity a number and an address; it is its own party unless told."""
+        return Replica(
+            number=number,
+            name=pinned.name,
+            sign_key=pinned.sign_key,
+            mac_key=pinned.mac_key,
+            certificate=pinned.certificate,
+            party=pinned.name if party is None else party,
+            host=host,
+            port=port,
+            metrics_port=metrics_port,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client(Member):
+    """A publisher or subscriber. An operator may also make replicas misbehave on purpose."""
+
+    operator: bool = False
+
+    @staticmethod
+    def of(
+        pinned: Pinned, *, index: int, operator: bool = False, party: str | None = None
+    ) -> "Client":
+        """Number a public identity as the client with this index, from 0."""
+        return Client(
+            number=CLIENT_NUMBER_MIN + index,
+            name=pinned.name,
+            sign_key=pinned.sign_key,
+            mac_key=pinned.mac_key,
+            certificate=pinned.certificate,
+            party=pinned.name if party is None else party,
+            operator=operator,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Everything that the members of a cluster agree on beforehand."""
+
+    name: str
+    f: int
+    link_security: Literal["tls", "mac"] = "tls"
+    mac: str = "blake3"
+    allow_misbehaviour: bool = False
+    replicas: tuple[Replica, ...]
+    clients: tuple[Client, ...] = ()
+    topics: Mapping[str, Contract] = field(default_factory=dict)
+    _numbered: dict[NodeId, Member] = field(init=False, repr=False, compare=False)
+    _named: dict[str, Member] = field(init=False, repr=False, compare=False)
+    _topic_names: dict[TopicId, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        object.__setattr__(self, "_numbered", {member.number: member for member in self.members})
+        object.__setattr__(self, "_named", {member.name: member for member in self.members})
+        object.__setattr__(self, "_topic_names", {topic_id(name): name for name in self.topics})
+
+    @staticmethod
+    def parse(text: str) -> "Cluster":
+        """Read a cluster file; whatever is wrong with it is raised as a sentence."""
+        return _read(Table.read("the cluster file", text))
+
+    def render(self) -> str:
+        """The cluster file, with comments for whoever opens it."""
+        return "\n".join(_sections(self))
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return (*self.replicas, *self.clients)
+
+    def member(self, number: NodeId) -> Member:
+        member = self._numbered.get(number)
+        if member is None:
+            known = ", ".join(str(known) for known in self._numbered)
+            raise ConfigError(f"cluster {self.name} has no member number {number}; it has {known}")
+        return member
+
+    def named(self, name: str) -> Member:
+        member = self._named.get(name)
+        if member is None:
+            known = ", ".join(self._named)
+            raise ConfigError(f"cluster {self.name} has no member named {name!r}; it has {known}")
+        return member
+
+    def topic_by_id(self, number: TopicId) -> tuple[str, Contract] | None:
+        name = self._topic_names.get(number)
+        return None if name is None else (name, self.topics[name])
+
+    def placement(self, topic: str) -> tuple[NodeId, ...]:
+        """The replicas that serve this topic: as many as its contract needs, in order.
+
+        Rendezvous hashing spreads topics over replicas, and moves only the topics of a
+        replica that comes or goes.
+        """
+        contract = self.topics.get(topic)
+        if contract is None:
+            known = ", ".join(self.topics)
+            raise ConfigError(f"cluster {self.name} has no topic {topic!r}; it has {known}")
+        return _rendezvous(topic, len(self.replicas), contract.replicas(self.f))
+
+
+def parse_topics(text: str) -> dict[str, Contract]:
+    """Read a file that holds nothing but `[topics.NAME]` tables."""
+    top = Table.read("the topics file", text)
+    topics = _read_topics(top)
+    top.end()
+    return topics
+
+
+def render_topics(topics: Mapping[str, Contract]) -> str:
+    """The `[topics.NAME]` tables of a cluster file."""
+    return "\n".join(
+        f"[topics.{render_key(name)}]\n{render_pairs(contract.table())}"
+        for name, contract in topics.items()
+    )
+
+
+@lru_cache(maxsize=4096)
+def _rendezvous(topic: str, replicas: int, count: int) -> tuple[NodeId, ...]:
+    def score(number: NodeId) -> bytes:
+        return blake3(number.to_bytes(4, "little") + topic.encode()).digest()
+
+    return tuple(sorted(sorted(range(replicas), key=score)[:count]))
+
+
+def _read(top: Table) -> Cluster:
+    head = top.table("cluster")
+    security = head.choice("link_security", LINK_SECURITIES, "tls")
+    cluster = Cluster(
+        name=head.text("name"),
+        f=head.number("f", 0, REPLICAS_MAX - 1),
+        link_security="mac" if security == "mac" else "tls",
+        mac=head.choice("mac", MAC_ALGORITHMS, "blake3"),
+        allow_misbehaviour=head.flag("allow_misbehaviour", False),
+        replicas=tuple(_read_replica(table) for table in top.tables("replica")),
+        clients=tuple(_read_client(table) for table in top.tables("client")),
+        topics=_read_topics(top),
+    )
+    head.end()
+    top.end()
+    return cluster
+
+
+def _read_replica(table: Table) -> Replica:
+    name = _read_member_name(table, "replica")
+    replica = Replica(
+        number=table.number("number", 0, REPLICAS_MAX - 1),
+        name=name,
+        party=table.text("party", name),
+        host=table.text("host"),
+        port=table.number("port", 1, PORT_MAX),
+        metrics_port=table.number("metrics_port", 1, PORT_MAX)
+        if table.has("metrics_port")
+        else None,
+        sign_key=table.key_bytes("sign_key", PUBLIC_KEY_BYTES),
+        mac_key=table.key_bytes("mac_key", PUBLIC_KEY_BYTES),
+        certificate=table.text("certificate"),
+    )
+    table.end()
+    return replica
+
+
+def _read_client(table: Table) -> Client:
+    name = _read_member_name(table, "client")
+    client = Client(
+        number=table.number("number", CLIENT_NUMBER_MIN, MEMBER_ID_MAX),
+        name=name,
+        party=table.text("party", name),
+        operator=table.flag("operator", False),
+        sign_key=table.key_bytes("sign_key", PUBLIC_KEY_BYTES),
+        mac_key=table.key_bytes("mac_key", PUBLIC_KEY_BYTES),
+        certificate=table.text("certificate"),
+    )
+    table.end()
+    return client
+
+
+def _read_member_name(table: Table, role: str) -> str:
+    name = check_name(f"{table.where}: name", table.text("name"))
+    # From here on, sentences about this table can say who it is about.
+    table.where = f"{role} {name}"
+    return name
+
+
+def _read_topics(top: Table) -> dict[str, Contract]:
+    if not top.has("topics"):
+        return {}
+    topics = top.table("topics")
+    return {
+        check_name("the name of a topic", name): Contract.parse(
+            name, Table(f"[topics.{name}]", content).rest()
+        )
+        for name, content in topics.rest().items()
+    }
+
+
+def _check(cluster: Cluster) -> None:
+    check_name("the name of the cluster", cluster.name)
+    _check_choices(cluster)
+    for member in cluster.members:
+        _check_member(member)
+    _check_numbers(cluster)
+    _check_unique(cluster)
+    n = len(cluster.replicas)
+    if not 0 <= cluster.f < n:
+        raise ConfigError(
+            f"f = {cluster.f} faulty replicas of {n} leave no correct one; "
+            f"a cluster needs at least f + 1 replicas, and most contracts 3f + 1"
+        )
+    for name, contract in cluster.topics.items():
+        check_name("the name of a topic", name)
+        contract.check(name, n, cluster.f)
+
+
+def _check_choices(cluster: Cluster) -> None:
+    for key, value, allowed in (
+        ("link_security", cluster.link_security, LINK_SECURITIES),
+        ("mac", cluster.mac, MAC_ALGORITHMS),
+    ):
+        if value not in allowed:
+            words = ", ".join(f'"{word}"' for word in allowed)
+            raise ConfigError(f"[cluster]: {key} is {value!r}, but it must be one of {words}")
+
+
+def _check_member(member: Member) -> None:
+    check_name(f"the name of member {member.number}", member.name)
+    check_name(f"the party of {member.name}", member.party)
+    if len(member.sign_key) != PUBLIC_KEY_BYTES or len(member.mac_key) != PUBLIC_KEY_BYTES:
+        raise ConfigError(f"the keys of {member.name} must have {PUBLIC_KEY_BYTES} bytes each")
+    if "PRIVATE KEY" in member.certificate:
+        raise ConfigError(
+            f"the certificate of {member.name} comes with a private key, which belongs in no "
+            f"cluster file; treat that key as known to others, and make a new identity"
+        )
+    if not _CERTIFICATE.fullmatch(member.certificate):
+        raise ConfigError(f"the certificate of {member.name} must be one PEM certificate")
+    if isinstance(member, Replica):
+        _check_address(member)
+
+
+def _check_address(replica: Replica) -> None:
+    if not _HOST.fullmatch(replica.host):
+        raise ConfigError(
+            f"the host of {replica.name} is {replica.host!r}, but it must be a host name or an "
+            f"IP address without a port"
+        )
+    for what, port in (("port", replica.port), ("metrics_port", replica.metrics_port)):
+        if port is not None and not 1 <= port <= PORT_MAX:
+            raise ConfigError(
+                f"the {what} of {replica.name} is {port}, but it must be from 1 to {PORT_MAX}"
+            )
+
+
+def _check_numbers(cluster: Cluster) -> None:
+    n = len(cluster.replicas)
+    if not 1 <= n <= REPLICAS_MAX:
+        raise ConfigError(f"a cluster has 1 to {REPLICAS_MAX} replicas, this one has {n}")
+    numbers = [replica.number for replica in cluster.replicas]
+    if numbers != list(range(n)):
+        raise ConfigError(
+            f"the replicas must be numbered 0 to {n - 1} and stand in that order, "
+            f"but their numbers are {', '.join(map(str, numbers))}"
+        )
+    for client in cluster.clients:
+        if not CLIENT_NUMBER_MIN <= client.number <= MEMBER_ID_MAX:
+            raise ConfigError(
+                f"the number of {client.name} is {client.number}, but clients are numbered "
+                f"from {CLIENT_NUMBER_MIN} to {MEMBER_ID_MAX}"
+            )
+
+
+def _check_unique(cluster: Cluster) -> None:
+    members = cluster.members
+    _refuse_twins("the name", ((member.name, member.name) for member in members))
+    _refuse_twins("the number", ((member.number, member.name) for member in members))
+    _refuse_twins("the sign_key", ((member.sign_key, member.name) for member in members))
+    _refuse_twins("the mac_key", ((member.mac_key, member.name) for member in members))
+    _refuse_twins(
+        "an address",
+        (
+            (f"{replica.host}:{port}", replica.name)
+            for replica in cluster.replicas
+            for port in (replica.port, replica.metrics_port)
+            if port is not None
+        ),
+    )
+    _refuse_twins("the topic number", ((topic_id(name), name) for name in cluster.topics))
+
+
+def _refuse_twins(what: str, owners: Iterable[tuple[object, str]]) -> None:
+    """Every value has one owner: two members with one key would be one member twice."""
+    seen: dict[object, str] = {}
+    for value, owner in owners:
+        if value in seen:
+            shown = "" if isinstance(value, bytes) else f" {value}"
+            raise ConfigError(
+                f"{seen[value]} and {owner} share {what}{shown}, but each must have its own"
+            )
+        seen[value] = owner
+
+
+def _sections(cluster: Cluster) -> Iterable[str]:
+    yield _HEAD + _render_head(cluster)
+    yield _TOPICS_COMMENT + "\n" + render_topics(cluster.topics)
+    yield _REPLICAS_COMMENT
+    yield from (_render_replica(replica) for replica in cluster.replicas)
+    yield _CLIENTS_COMMENT
+    yield from (_render_client(client) for client in cluster.clients)
+
+
+def _render_head(cluster: Cluster) -> str:
+    return (
+        f"[cluster]\n"
+        f"{render_pairs({'name': cluster.name})}"
+        f"# So many replicas may fail, or lie, at the same time.\n"
+        f"{render_pairs({'f': cluster.f})}"
+        f'# "tls" (mutual TLS 1.3), or "mac" for closed networks: authenticated, not encrypted.\n'
+        f"{render_pairs({'link_security': cluster.link_security})}"
+        f"# The hash of message authentication codes: {', '.join(MAC_ALGORITHMS)}.\n"
+        f"{render_pairs({'mac': cluster.mac})}"
+        f"# Whether an operator may make replicas lie on purpose. Never in production.\n"
+        f"{render_pairs({'allow_misbehaviour': cluster.allow_misbehaviour})}"
+    )
+
+
+def _render_replica(replica: Replica) -> str:
+    metrics = {} if replica.metrics_port is None else {"metrics_port": replica.metrics_port}
+    address = {"host": replica.host, "port": replica.port, **metrics}
+    return "[[replica]]\n" + render_pairs({**_heading(replica), **address, **_pins(replica)})
+
+
+def _render_client(client: Client) -> str:
+    rights = {"operator": True} if client.operator else {}
+    return "[[client]]\n" + render_pairs({**_heading(client), **rights, **_pins(client)})
+
+
+def _heading(member: Member) -> dict[str, object]:
+    return {"number": member.number, "name": member.name, "party": member.party}
+
+
+def _pins(member: Member) -> dict[str, object]:
+    return {
+        "sign_key": member.sign_key,
+        "mac_key": member.mac_key,
+        "certificate": member.certificate,
+    }
+
+
+_HEAD = """\
+# A Quorate cluster. Every member holds the same copy of this file.
+# There are no secrets in it: each member keeps its own private keys in a file of its own.
+
+"""
+_TOPICS_COMMENT = """\
+# Topics. Each names the guarantees that it needs, and pays only for those.
+#   protection  "none", "crash" or "byzantine": what may go wrong with replicas
+#   broadcast   "vote", "authenticated", "reliable" or "chain": how a byzantine topic without
+#               total order reaches its subscribers, from the cheapest to the strictest
+# What else a topic can say is in the table of contracts in README.md.
+"""
+_REPLICAS_COMMENT = """\
+# Replicas: the broker processes, numbered from 0. A party is the organisation that runs one.
+# The keys are pinned: exactly these are trusted, and nobody else vouches for them.
+"""
+_CLIENTS_COMMENT = """\
+# Clients: who may publish and subscribe, numbered from 1000. An operator may also ask
+# replicas to misbehave on purpose, where the cluster allows it.
+"""

@@ -1,0 +1,318 @@
+"""Messages to bytes and back, with hard bounds.
+
+Frame: u32 length of what follows, u8 kind, body. The messages of the data plane share one
+fixed head and are packed with `struct`; the rest is msgpack through msgspec. Every count and
+length is checked against `limits` and against the bytes that are really there before
+anything is allocated, and whatever is wrong raises `RemoteProtocolError`.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import accumulate
+from struct import Struct
+from struct import error as StructError
+from typing import TypeVar
+
+import msgspec
+
+from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.ids import Lane
+from quorate.core.limits import (
+    AUTHENTICATORS_MAX,
+    BATCH_BYTES_MAX,
+    CONTROL_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    RUN_BATCHES_MAX,
+)
+from quorate.core.messages import (
+    Ack,
+    Authenticator,
+    Control,
+    Echo,
+    Fetch,
+    Forward,
+    Frontier,
+    Link,
+    Message,
+    Publish,
+    ReadyVote,
+    Status,
+    Supply,
+    Vouch,
+)
+
+DIGEST_BYTES = 32
+TAG_BYTES = 16
+LENGTH = Struct("<I")
+
+# publisher, topic, lane, flag, count, first, settled
+_HEAD = Struct("<QIBBHQQ")
+_FRAME = Struct("<IB")
+# chain, count of authenticators
+_CHAIN = Struct("<BH")
+_AUTHENTICATOR = Struct(f"<QQ{TAG_BYTES}s")
+
+_PUBLISH, _FORWARD, _VOUCH, _ECHO, _READY, _LINK, _FETCH, _SUPPLY, _FRONTIER, _ACK, _CONTROL = (
+    range(1, 12)
+)
+_LANES = (Lane.EVENTS, Lane.HISTORIES)
+_STATUSES = tuple(Status)
+
+_control_encoder = msgspec.msgpack.Encoder()
+_control_decoder = msgspec.msgpack.Decoder(Control)
+
+
+def encode(message: Message) -> bytes:
+    """One frame, ready to be written."""
+    encoder = _ENCODERS.get(type(message))
+    if encoder is None:
+        body = _control_encoder.encode(message)
+        if len(body) > CONTROL_BYTES_MAX:
+            raise LocalProtocolError(
+                f"a control message of {len(body)} bytes is over the bound of {CONTROL_BYTES_MAX}"
+            )
+        return _FRAME.pack(len(body) + 1, _CONTROL) + body
+    return encoder(message)
+
+
+def frames(buffer: memoryview) -> Iterator[memoryview]:
+    """The frames that stand back to back in a buffer that was received whole."""
+    at, end = 0, len(buffer)
+    while at < end:
+        if end - at < LENGTH.size:
+            raise RemoteProtocolError("the frames end inside a length")
+        (length,) = LENGTH.unpack_from(buffer, at)
+        at += LENGTH.size
+        if not 0 < length <= end - at:
+            raise RemoteProtocolError(f"a frame of {length} bytes where {end - at} are left")
+        yield buffer[at : at + length]
+        at += length
+
+
+def decode(frame: memoryview) -> Message:
+    """The message in one frame (without its length)."""
+    if not 0 < len(frame) <= FRAME_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"a frame of {len(frame)} bytes; allowed are 1 to {FRAME_BYTES_MAX}"
+        )
+    decoder = _DECODERS.get(frame[0])
+    if decoder is None:
+        raise RemoteProtocolError(f"unknown message kind {frame[0]}")
+    try:
+        return decoder(frame[1:])
+    except (StructError, IndexError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"malformed message of kind {frame[0]}: {error}") from None
+
+
+# Encoding
+
+
+@lru_cache(maxsize=RUN_BATCHES_MAX)
+def _u32s(count: int) -> Struct:
+    return Struct(f"<{count}I")
+
+
+@lru_cache(maxsize=RUN_BATCHES_MAX)
+def _u64s(count: int) -> Struct:
+    return Struct(f"<{count}Q")
+
+
+def _frame(kind: int, *parts: bytes) -> bytes:
+    length = sum(map(len, parts)) + 1
+    if length > FRAME_BYTES_MAX:
+        raise LocalProtocolError(f"a frame of {length} bytes is over {FRAME_BYTES_MAX}")
+    return b"".join((_FRAME.pack(length, kind), *parts))
+
+
+def _pack_payloads(payloads: list[bytes]) -> bytes:
+    return _u32s(len(payloads)).pack(*map(len, payloads))
+
+
+def _encode_publish(m: Publish) -> bytes:
+    head = _HEAD.pack(0, m.topic, m.lane, m.urgent, len(m.payloads), m.first, m.settled)
+    return _frame(_PUBLISH, head, _pack_payloads(m.payloads), *m.payloads)
+
+
+def _encode_forward(m: Forward) -> bytes:
+    head = _HEAD.pack(m.publisher, m.topic, m.lane, m.urgent, len(m.payloads), m.first, 0)
+    return _frame(_FORWARD, head, _pack_payloads(m.payloads), *m.payloads)
+
+
+def _vote_encoder(kind: int) -> Callable[[Vouch | Echo | ReadyVote], bytes]:
+    def encode_votes(m: Vouch | Echo | ReadyVote) -> bytes:
+        head = _HEAD.pack(m.publisher, m.topic, m.lane, 0, len(m.digests), m.first, 0)
+        return _frame(kind, head, *m.digests)
+
+    return encode_votes
+
+
+def _encode_link(m: Link) -> bytes:
+    head = _HEAD.pack(m.publisher, m.topic, 0, m.urgent, len(m.payloads), m.first, m.settled)
+    chain = _CHAIN.pack(m.chain, len(m.authenticators))
+    tags = [_AUTHENTICATOR.pack(a.maker, a.reader, a.tag) for a in m.authenticators]
+    return _frame(_LINK, head, chain, *tags, _pack_payloads(m.payloads), *m.payloads)
+
+
+def _encode_fetch(m: Fetch) -> bytes:
+    head = _HEAD.pack(m.publisher, m.topic, m.lane, m.payload, len(m.sequences), 0, 0)
+    return _frame(_FETCH, head, _u64s(len(m.sequences)).pack(*m.sequences))
+
+
+def _encode_supply(m: Supply) -> bytes:
+    head = _HEAD.pack(m.publisher, m.topic, m.lane, 0, len(m.sequences), 0, 0)
+    sequences = _u64s(len(m.sequences)).pack(*m.sequences)
+    return _frame(_SUPPLY, head, sequences, _pack_payloads(m.payloads), *m.payloads)
+
+
+def _encode_frontier(m: Frontier) -> bytes:
+    return _frame(_FRONTIER, _HEAD.pack(m.publisher, m.topic, m.lane, 0, 0, m.lowest, m.highest))
+
+
+def _encode_ack(m: Ack) -> bytes:
+    return _frame(_ACK, _HEAD.pack(0, m.topic, m.lane, m.status, 0, m.through, 0))
+
+
+_ENCODERS: dict[type, Callable[..., bytes]] = {
+    Publish: _encode_publish,
+    Forward: _encode_forward,
+    Vouch: _vote_encoder(_VOUCH),
+    Echo: _vote_encoder(_ECHO),
+    ReadyVote: _vote_encoder(_READY),
+    Link: _encode_link,
+    Fetch: _encode_fetch,
+    Supply: _encode_supply,
+    Frontier: _encode_frontier,
+    Ack: _encode_ack,
+}
+
+
+# Decoding
+
+
+def _count(count: int) -> int:
+    if not 0 < count <= RUN_BATCHES_MAX:
+        raise RemoteProtocolError(f"a run of {count} batches; allowed are 1 to {RUN_BATCHES_MAX}")
+    return count
+
+
+def _last(first: int, count: int) -> int:
+    if first + count > 2**64:
+        raise RemoteProtocolError(f"a run of {count} from sequence {first} leaves 64 bits")
+    return first
+
+
+def _payloads(body: memoryview, at: int, count: int) -> list[bytes]:
+    lengths = _u32s(count).unpack_from(body, at)
+    at += 4 * count
+    if max(lengths) > BATCH_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"a batch of {max(lengths)} bytes; allowed are up to {BATCH_BYTES_MAX}"
+        )
+    ends = list(accumulate(lengths, initial=at))
+    if ends[-1] != len(body):
+        raise RemoteProtocolError(f"payloads end at {ends[-1]}, the message at {len(body)}")
+    return [bytes(body[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def _digests(body: memoryview, count: int) -> list[bytes]:
+    at = _HEAD.size
+    if len(body) != at + DIGEST_BYTES * count:
+        raise RemoteProtocolError(f"{count} digests in {len(body) - at} bytes")
+    whole = bytes(body[at:])
+    return [whole[i : i + DIGEST_BYTES] for i in range(0, len(whole), DIGEST_BYTES)]
+
+
+def _decode_publish(body: memoryview) -> Publish:
+    _, topic, lane, urgent, count, first, settled = _HEAD.unpack_from(body)
+    payloads = _payloads(body, _HEAD.size, _count(count))
+    return Publish(topic, _LANES[lane], bool(urgent), _last(first, count), settled, payloads)
+
+
+def _decode_forward(body: memoryview) -> Forward:
+    publisher, topic, lane, urgent, count, first, _ = _HEAD.unpack_from(body)
+    payloads = _payloads(body, _HEAD.size, _count(count))
+    return Forward(publisher, topic, _LANES[lane], bool(urgent), _last(first, count), payloads)
+
+
+_Vote = TypeVar("_Vote", Vouch, Echo, ReadyVote)
+
+
+def _vote_decoder(make: type[_Vote]) -> Callable[[memoryview], _Vote]:
+    def decode_votes(body: memoryview) -> _Vote:
+        publisher, topic, lane, _, count, first, _ = _HEAD.unpack_from(body)
+        digests = _digests(body, _count(count))
+        return make(publisher, topic, _LANES[lane], _last(first, count), digests)
+
+    return decode_votes
+
+
+def _decode_link(body: memoryview) -> Link:
+    publisher, topic, _, urgent, count, first, settled = _HEAD.unpack_from(body)
+    chain, tags = _CHAIN.unpack_from(body, _HEAD.size)
+    if tags > AUTHENTICATORS_MAX:
+        raise RemoteProtocolError(f"{tags} authenticators; allowed are {AUTHENTICATORS_MAX}")
+    start = _HEAD.size + _CHAIN.size
+    end = start + tags * _AUTHENTICATOR.size
+    if end > len(body):
+        raise RemoteProtocolError(f"{tags} authenticators in {len(body) - start} bytes")
+    found = [Authenticator(*fields) for fields in _AUTHENTICATOR.iter_unpack(body[start:end])]
+    payloads = _payloads(body, end, _count(count))
+    return Link(
+        publisher, topic, bool(urgent), _last(first, count), settled, chain, payloads, found
+    )
+
+
+def _decode_fetch(body: memoryview) -> Fetch:
+    publisher, topic, lane, payload, count, _, _ = _HEAD.unpack_from(body)
+    if len(body) != _HEAD.size + 8 * _count(count):
+        raise RemoteProtocolError(f"{count} sequences in {len(body) - _HEAD.size} bytes")
+    sequences = list(_u64s(count).unpack_from(body, _HEAD.size))
+    return Fetch(publisher, topic, _LANES[lane], bool(payload), sequences)
+
+
+def _decode_supply(body: memoryview) -> Supply:
+    publisher, topic, lane, _, count, _, _ = _HEAD.unpack_from(body)
+    sequences = list(_u64s(_count(count)).unpack_from(body, _HEAD.size))
+    payloads = _payloads(body, _HEAD.size + 8 * count, count)
+    return Supply(publisher, topic, _LANES[lane], sequences, payloads)
+
+
+def _decode_frontier(body: memoryview) -> Frontier:
+    publisher, topic, lane, _, _, lowest, highest = _exact_head(body)
+    return Frontier(publisher, topic, _LANES[lane], lowest, highest)
+
+
+def _decode_ack(body: memoryview) -> Ack:
+    _, topic, lane, status, _, through, _ = _exact_head(body)
+    return Ack(topic, _LANES[lane], _STATUSES[status], through)
+
+
+def _exact_head(body: memoryview) -> tuple[int, int, int, int, int, int, int]:
+    if len(body) != _HEAD.size:
+        raise RemoteProtocolError(f"a message of {len(body)} bytes where {_HEAD.size} are due")
+    fields: tuple[int, int, int, int, int, int, int] = _HEAD.unpack_from(body)
+    return fields
+
+
+def _decode_control(body: memoryview) -> Control:
+    if len(body) > CONTROL_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"a control message of {len(body)} bytes; allowed are up to {CONTROL_BYTES_MAX}"
+        )
+    message: Control = _control_decoder.decode(body)
+    return message
+
+
+_DECODERS: dict[int, Callable[[memoryview], Message]] = {
+    _PUBLISH: _decode_publish,
+    _FORWARD: _decode_forward,
+    _VOUCH: _vote_decoder(Vouch),
+    _ECHO: _vote_decoder(Echo),
+    _READY: _vote_decoder(ReadyVote),
+    _LINK: _decode_link,
+    _FETCH: _decode_fetch,
+    _SUPPLY: _decode_supply,
+    _FRONTIER: _decode_frontier,
+    _ACK: _decode_ack,
+    _CONTROL: _decode_control,
+}

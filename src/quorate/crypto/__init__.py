@@ -1,0 +1,1 @@
+"""Who says so: digests, identities, signatures and message authentication codes."""

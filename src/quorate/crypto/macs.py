@@ -1,0 +1,148 @@
+"""Message authentication codes, with a choice of hash (B5).
+
+Source: Freeman 2016, sections 2.4 and 6.6. The thesis puts a MAC on every message, lets the
+hash be chosen, and leaves open where the keys come from. Here every pair of members derives
+them from its two X25519 identities, so that a cluster file with public keys is enough.
+
+A MAC convinces only the two who know its key, and it does not say by itself which of the two
+made it. The keys between two members are therefore derived per direction: what A made for B
+never verifies as made by B for A, nor in another cluster.
+
+Tags are 16 bytes: whoever does not know the key has one guess in 2^128 per message.
+"""
+
+import hmac
+from collections.abc import Mapping
+from typing import Protocol, Self, TypeAlias
+
+from blake3 import blake3
+
+from quorate.core.errors import ConfigError, LocalProtocolError
+from quorate.core.ids import NodeId
+from quorate.core.names import MAC_ALGORITHMS
+from quorate.crypto.identity import Identity, PublicIdentity
+
+__all__ = ["KEY_BYTES", "MAC_ALGORITHMS", "TAG_BYTES", "Mac", "PairwiseMacs", "derive_key"]
+
+KEY_BYTES = 32
+TAG_BYTES = 16
+AUTHENTICATOR_CONTEXT = "quorate 2026 authenticator from one member to another"
+
+Part: TypeAlias = bytes | bytearray | memoryview
+
+
+class Mac:
+    """Makes and verifies tags under one key."""
+
+    __slots__ = ("_keyed",)
+
+    def __init__(self, key: bytes, algorithm: str = "blake3") -> None:
+        if len(key) != KEY_BYTES:
+            raise LocalProtocolError(f"a MAC key has {KEY_BYTES} bytes, this one has {len(key)}")
+        # Copying a hasher that has already taken its key in is cheaper than keying a new one.
+        self._keyed = _keyed_hasher(key, algorithm)
+
+    def tag(self, *parts: Part) -> bytes:
+        """The tag of the parts laid end to end, which are not copied together for it."""
+        hasher = self._keyed.copy()
+        for part in parts:
+            hasher.update(part)
+        return hasher.digest()[:TAG_BYTES]
+
+    def verify(self, tag: Part, *parts: Part) -> bool:
+        """Whether this is their tag, found out in constant time."""
+        return hmac.compare_digest(self.tag(*parts), tag)
+
+
+class DirectedMac(Mac):
+    """Makes tags under one key and verifies under another: the two directions of a pair."""
+
+    __slots__ = ("_reading",)
+
+    def __init__(self, making: bytes, reading: bytes, algorithm: str = "blake3") -> None:
+        super().__init__(making, algorithm)
+        self._reading = Mac(reading, algorithm)
+
+    def verify(self, tag: Part, *parts: Part) -> bool:
+        return self._reading.verify(tag, *parts)
+
+
+class PairwiseMacs:
+    """MACs between this node and any other: what the chain's authenticators are made of."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: Mapping[NodeId, Mac]) -> None:
+        self._keys = dict(keys)
+
+    @staticmethod
+    def between(
+        identity: Identity,
+        members: Mapping[NodeId, PublicIdentity],
+        algorithm: str = "blake3",
+        *,
+        cluster: str,
+    ) -> "PairwiseMacs":
+        """Derive the keys between this identity and each of the other members."""
+        own = identity.public
+        others = {number: peer for number, peer in members.items() if peer.name != own.name}
+        return PairwiseMacs(
+            {
+                number: _between_two(identity, peer, algorithm, cluster)
+                for number, peer in others.items()
+            }
+        )
+
+    def tag(self, peer: NodeId, data: bytes) -> bytes:
+        """Authenticate the data towards this peer."""
+        mac = self._keys.get(peer)
+        if mac is None:
+            raise LocalProtocolError(f"there is no key shared with node {peer}, so no MAC for it")
+        return mac.tag(data)
+
+    def verify(self, peer: NodeId, data: bytes, tag: bytes) -> bool:
+        """Whether this peer made the tag for us; never so for a peer we share no key with."""
+        mac = self._keys.get(peer)
+        return mac is not None and mac.verify(tag, data)
+
+
+def derive_key(secret: bytes, context: str, *parts: bytes) -> bytes:
+    """A key for one purpose and one combination of parts.
+
+    Each input goes in behind its length, so that ("ab", "c") and ("a", "bc") cannot meet.
+    """
+    hasher = blake3(derive_key_context=context)
+    for part in (secret, *parts):
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()
+
+
+class _Hasher(Protocol):
+    """What BLAKE3 and HMAC have in common."""
+
+    def copy(self) -> Self: ...
+    def update(self, data: Part, /) -> object: ...
+    def digest(self) -> bytes: ...
+
+
+def _keyed_hasher(key: bytes, algorithm: str) -> _Hasher:
+    if algorithm not in MAC_ALGORITHMS:
+        allowed = ", ".join(MAC_ALGORITHMS)
+        raise ConfigError(f"there is no MAC algorithm {algorithm!r}; choose one of {allowed}")
+    if algorithm == "blake3":
+        return blake3(key=key)
+    return hmac.new(key, digestmod=algorithm.removeprefix("hmac-"))
+
+
+def _between_two(
+    identity: Identity, peer: PublicIdentity, algorithm: str, cluster: str
+) -> DirectedMac:
+    secret = identity.shared_secret(peer)
+    own = identity.public
+
+    def key(maker: PublicIdentity, reader: PublicIdentity) -> bytes:
+        names = (cluster.encode(), maker.name.encode(), reader.name.encode())
+        return derive_key(secret, AUTHENTICATOR_CONTEXT, *names, maker.mac_key, reader.mac_key)
+
+    return DirectedMac(key(own, peer), key(peer, own), algorithm)

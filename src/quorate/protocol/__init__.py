@@ -1,0 +1,1 @@
+"""Protocols as state machines that touch no socket, clock, disk or random source."""

@@ -1,0 +1,1 @@
+"""The ways in which a live topic's batches reach its subscribers."""

@@ -1,0 +1,29 @@
+"""First answer wins (F5): crash faults, no order.
+
+Source: FIT-Broker 2013, section 4.4.1, algorithm 1.
+Fault model: n = f + 1 replicas, at most f of which crash; nobody lies.
+
+A source sends to all replicas, every replica forwards once, and a destination delivers the
+first copy that reaches it. It takes payloads from one replica, its lead, and digests from the
+others; a digest says that a copy exists, so if the lead crashes, the destination fetches what
+it misses from a replica that has it.
+
+Invariants:
+- a destination delivers a batch at most once;
+- a batch that a correct source sent, every correct destination delivers.
+"""
+
+from quorate.core.quorum import Quorum
+from quorate.protocol.broadcast.forwarding import Replica
+
+__all__ = ["GUARANTEE", "Replica", "copies_to_deliver", "replicas_to_settle"]
+
+GUARANTEE = "one replica has it; it survives unless all of this topic's replicas crash"
+
+
+def copies_to_deliver(_: Quorum) -> int:
+    return 1
+
+
+def replicas_to_settle(_: Quorum) -> int:
+    return 1

@@ -1,0 +1,419 @@
+"""Bracha's reliable broadcast (B2).
+
+Source: Freeman 2016, section 3.2, algorithms 4 to 6; Bracha 1987.
+Fault model: n = 3f + 1 replicas, at most f Byzantine; sources may be Byzantine too.
+
+A source sends to all replicas. A replica ECHOes the first content it gets to all replicas;
+on ⌈(n + f + 1) / 2⌉ ECHOes for one content, or on f + 1 READYs for it, it sends READY for
+that content, to the replicas and to its subscribers. A destination delivers on 2f + 1 READYs,
+and so does a replica, which then acknowledges to the source.
+
+ECHO and READY carry digests. They are counted per distinct replica and per distinct content;
+a replica that votes for two contents is counted once and reported. A replica that is to stand
+up for a batch that it never got asks those that vouched for it: a quorum of ECHOes contains a
+correct replica that holds the payload.
+
+Channels may lose messages when links break, so a replica repeats its votes for what stays
+open, and asks those it has not heard from for theirs; a replica that has closed a batch
+answers from what it retains.
+
+Invariants:
+- no two correct replicas send READY for different contents under one sequence number, since
+  two ECHO quorums share a correct replica, which ECHOes once;
+- totality: if one correct destination delivers, f + 1 correct replicas sent READY, so that
+  all correct replicas do, and every correct destination delivers;
+- what is kept is bounded: per stream, the source and each replica open at most
+  `WINDOW_BATCHES` instances whose payloads take at most `OPEN_BYTES_MAX`, and as many closed
+  ones are remembered by their digests.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from quorate.core.ids import Digest, NodeId, Sequence, Stream
+from quorate.core.limits import WINDOW_BATCHES
+from quorate.core.messages import Echo, Fetch, Publish, ReadyVote, Status, Supply, Vouch
+from quorate.core.quorum import Quorum
+from quorate.crypto.digests import digest
+from quorate.protocol.broadcast.scope import Scope
+from quorate.protocol.runs import consecutive
+
+GUARANTEE = "every correct subscriber delivers it, or all fail to know of it; a correct one has"
+REPEAT_AFTER_US = 300_000
+REPEAT_AFTER_US_MAX = 3_000_000
+# A lone batch that nobody ever completes is forgotten after this.
+ABANDON_AFTER_US = 60_000_000
+REPEAT_BATCHES_MAX = 256
+OPEN_BYTES_MAX = 32 * 1024 * 1024
+
+Vote: TypeAlias = Echo | ReadyVote | Vouch
+
+
+def copies_to_deliver(quorum: Quorum) -> int:
+    return quorum.majority_correct
+
+
+def replicas_to_settle(quorum: Quorum) -> int:
+    """f + 1 replicas delivered it, one of them correct, and totality does the rest."""
+    return quorum.one_correct
+
+
+class Instance:
+    """The broadcast of one batch, as one replica sees it. Votes are bits by replica."""
+
+    __slots__ = (
+        "content",
+        "echoed",
+        "echoed_by",
+        "echoes",
+        "opened_by",
+        "payload",
+        "readied",
+        "readied_by",
+        "readies",
+        "repeat_at_us",
+        "repeat_us",
+        "since_us",
+        "urgent",
+        "vouched",
+    )
+
+    def __init__(self, opened_by: int, now_us: int) -> None:
+        self.echoed: Digest | None = None
+        self.readied: Digest | None = None
+        self.echoes: dict[Digest, int] = {}
+        self.readies: dict[Digest, int] = {}
+        self.echoed_by = 0
+        self.readied_by = 0
+        # The payload that is here, and its digest.
+        self.payload: bytes | None = None
+        self.content: Digest | None = None
+        self.urgent = False
+        self.vouched = False
+        self.opened_by = opened_by
+        self.since_us = now_us
+        self.repeat_us = REPEAT_AFTER_US
+        self.repeat_at_us = now_us + REPEAT_AFTER_US
+
+
+class Progress:
+    """All instances of one stream, open and recently closed."""
+
+    __slots__ = ("bytes", "closed", "echo", "open", "opened", "ready", "vouch")
+
+    def __init__(self) -> None:
+        self.open: dict[Sequence, Instance] = {}
+        self.closed: dict[Sequence, Digest] = {}
+        # How many open instances the source (-1) and each replica opened.
+        self.opened: Counter[int] = Counter()
+        self.bytes = 0
+        # What this turn has to say.
+        self.echo: list[tuple[Sequence, Digest]] = []
+        self.ready: list[tuple[Sequence, Digest]] = []
+        self.vouch: list[tuple[Sequence, Instance]] = []
+
+
+_SOURCE = -1
+
+
+class Replica:
+    """One replica's half, for one lane of one topic.
+
+    `admits` lets a history add its own condition before it is echoed; it is asked again when
+    the source or a tick comes back to the batch.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        *,
+        admits: Callable[[Stream, Sequence, bytes], bool] | None = None,
+        on_closed: Callable[[Stream, Sequence, bytes], None] | None = None,
+    ) -> None:
+        self._scope = scope
+        self._quorum = scope.topic.quorum
+        self._index = scope.topic.index
+        self._mine = 1 << self._index[scope.me]
+        self._admits = admits
+        self._on_closed = on_closed
+        self._streams: dict[Stream, Progress] = {}
+        self._touched: dict[Stream, None] = {}
+
+    @property
+    def open_instances(self) -> int:
+        return sum(len(progress.open) for progress in self._streams.values())
+
+    def on_publish(self, publisher: NodeId, publish: Publish) -> None:
+        scope = self._scope
+        stream = Stream(publisher, publish.topic, publish.lane)
+        intake = scope.intake(stream, publish.settled)
+        if scope.channel.full:
+            scope.acknowledge(stream, Status.WAIT)
+            return
+        progress = self._progress(stream)
+        for offset, payload in enumerate(publish.payloads):
+            sequence = publish.first + offset
+            if sequence in progress.closed or not intake.is_new(sequence):
+                intake.accept(sequence, 1)
+                scope.acknowledge(stream)
+                continue
+            instance = self._instance(progress, sequence, _SOURCE)
+            room = progress.bytes + len(payload) <= OPEN_BYTES_MAX
+            if instance is not None and instance.payload is None and room:
+                instance.urgent = publish.urgent
+                self._hold(progress, instance, payload, digest(payload))
+                self._take_in(stream, progress, sequence, instance)
+
+    def on_echo(self, replica: NodeId, echo: Echo) -> None:
+        stream, progress = self._votes_for(echo)
+        position = self._index[replica]
+        bit, needed = 1 << position, self._quorum.intersecting
+        sequence = echo.first - 1
+        for content in echo.digests:
+            sequence += 1
+            instance = self._instance(progress, sequence, position)
+            if instance is None:
+                continue
+            if instance.echoed_by & bit:
+                if not instance.echoes.get(content, 0) & bit:
+                    self._report_two_faced(replica, stream, sequence)
+                continue
+            instance.echoed_by |= bit
+            votes = instance.echoes[content] = instance.echoes.get(content, 0) | bit
+            if instance.readied is None and votes.bit_count() >= needed:
+                self._get_ready(stream, progress, sequence, instance, content)
+
+    def on_ready(self, replica: NodeId, vote: ReadyVote | Vouch) -> None:
+        """READY, as it is first sent or, as a `Vouch`, repeated because we asked."""
+        stream, progress = self._votes_for(vote)
+        position = self._index[replica]
+        bit = 1 << position
+        sequence = vote.first - 1
+        for content in vote.digests:
+            sequence += 1
+            instance = self._instance(progress, sequence, position)
+            if instance is None:
+                continue
+            if instance.readied_by & bit:
+                if not instance.readies.get(content, 0) & bit:
+                    self._report_two_faced(replica, stream, sequence)
+                continue
+            instance.readied_by |= bit
+            instance.readies[content] = instance.readies.get(content, 0) | bit
+            self._weigh_readies(stream, progress, sequence, instance, content)
+
+    def on_supply(self, supply: Supply) -> None:
+        """A payload that we asked for. Only its digest makes it the right one."""
+        stream = Stream(supply.publisher, supply.topic, supply.lane)
+        progress = self._streams.get(stream)
+        if progress is None:
+            return
+        for sequence, payload in zip(supply.sequences, supply.payloads, strict=True):
+            instance = progress.open.get(sequence)
+            if instance is None or instance.vouched or instance.readied != digest(payload):
+                continue
+            self._hold(progress, instance, payload, instance.readied)
+            self._vouch(stream, progress, sequence, instance)
+            self._weigh_readies(stream, progress, sequence, instance, instance.readied)
+
+    def reconsider(self, stream: Stream) -> None:
+        """What `admits` refused for now may be admitted by now."""
+        progress = self._streams.get(stream)
+        for sequence, instance in list(progress.open.items()) if progress else ():
+            if instance.payload is not None and instance.echoed is None:
+                self._take_in(stream, self._progress(stream), sequence, instance)
+
+    def tick(self) -> None:
+        """Repeat what stays open, forget what nobody will ever complete."""
+        now_us = self._scope.outbox.now_us
+        for stream, progress in self._streams.items():
+            due = [s for s, i in progress.open.items() if i.repeat_at_us <= now_us]
+            for sequence in due[:REPEAT_BATCHES_MAX]:
+                instance = progress.open[sequence]
+                if now_us - instance.since_us > ABANDON_AFTER_US:
+                    self._forget(progress, sequence, instance)
+                else:
+                    self._repeat(stream, progress, sequence, instance)
+
+    def flush(self) -> None:
+        """Send this turn's votes as runs, and stand up for what became ready."""
+        for stream in self._touched:
+            progress = self._streams[stream]
+            others, send_all = self._scope.others, self._scope.outbox.send_all
+            for first, digests in consecutive(progress.echo):
+                send_all(others, Echo(*stream, first, digests))
+            for first, digests in consecutive(progress.ready):
+                send_all(others, ReadyVote(*stream, first, digests))
+            self._flush_vouches(stream, progress)
+            progress.echo, progress.ready, progress.vouch = [], [], []
+        self._touched.clear()
+
+    # The rules
+
+    def _take_in(
+        self, stream: Stream, progress: Progress, sequence: Sequence, instance: Instance
+    ) -> None:
+        """The payload is here: ECHO it, unless we have ECHOed or must not."""
+        payload, content = instance.payload, instance.content
+        assert payload is not None
+        assert content is not None
+        if instance.readied is not None and instance.readied != content:
+            # The others are past the ECHOes, and for something else: fetch that instead.
+            self._drop_payload(progress, instance)
+            return
+        if instance.echoed is None and self._may_echo(stream, sequence, payload):
+            instance.echoed = content
+            instance.echoed_by |= self._mine
+            votes = instance.echoes[content] = instance.echoes.get(content, 0) | self._mine
+            progress.echo.append((sequence, content))
+            self._touched[stream] = None
+            if instance.readied is None and votes.bit_count() >= self._quorum.intersecting:
+                self._get_ready(stream, progress, sequence, instance, content)
+        if instance.readied == content:
+            self._vouch(stream, progress, sequence, instance)
+            self._weigh_readies(stream, progress, sequence, instance, content)
+
+    def _get_ready(
+        self,
+        stream: Stream,
+        progress: Progress,
+        sequence: Sequence,
+        instance: Instance,
+        content: Digest,
+    ) -> None:
+        instance.readied = content
+        instance.readied_by |= self._mine
+        instance.readies[content] = instance.readies.get(content, 0) | self._mine
+        progress.ready.append((sequence, content))
+        self._touched[stream] = None
+        if instance.content == content:
+            self._vouch(stream, progress, sequence, instance)
+        else:
+            self._drop_payload(progress, instance)
+            self._ask_for_payload(stream, sequence, instance)
+        self._weigh_readies(stream, progress, sequence, instance, content)
+
+    def _weigh_readies(
+        self,
+        stream: Stream,
+        progress: Progress,
+        sequence: Sequence,
+        instance: Instance,
+        content: Digest,
+    ) -> None:
+        count = instance.readies.get(content, 0).bit_count()
+        if instance.readied is None and count >= self._quorum.one_correct:
+            self._get_ready(stream, progress, sequence, instance, content)
+        elif count >= self._quorum.majority_correct and instance.vouched:
+            self._close(stream, progress, sequence, instance, content)
+
+    def _close(
+        self,
+        stream: Stream,
+        progress: Progress,
+        sequence: Sequence,
+        instance: Instance,
+        content: Digest,
+    ) -> None:
+        if sequence not in progress.open:
+            return
+        self._forget(progress, sequence, instance)
+        progress.closed[sequence] = content
+        if len(progress.closed) > WINDOW_BATCHES:
+            del progress.closed[next(iter(progress.closed))]
+        self._scope.intake(stream, 0).accept(sequence, 1)
+        self._scope.acknowledge(stream)
+        if self._on_closed is not None and instance.payload is not None:
+            self._on_closed(stream, sequence, instance.payload)
+
+    def _vouch(
+        self, stream: Stream, progress: Progress, sequence: Sequence, instance: Instance
+    ) -> None:
+        if not instance.vouched:
+            instance.vouched = True
+            progress.vouch.append((sequence, instance))
+            self._touched[stream] = None
+
+    # Bookkeeping
+
+    def _progress(self, stream: Stream) -> Progress:
+        progress = self._streams.get(stream)
+        if progress is None:
+            progress = self._streams[stream] = Progress()
+        return progress
+
+    def _votes_for(self, vote: Vote) -> tuple[Stream, Progress]:
+        stream = Stream(vote.publisher, vote.topic, vote.lane)
+        return stream, self._progress(stream)
+
+    def _instance(self, progress: Progress, sequence: Sequence, opener: int) -> Instance | None:
+        """The open instance, or a new one as long as its opener has few others open."""
+        instance = progress.open.get(sequence)
+        if instance is not None:
+            return instance
+        if sequence in progress.closed or progress.opened[opener] >= WINDOW_BATCHES:
+            return None
+        progress.opened[opener] += 1
+        instance = progress.open[sequence] = Instance(opener, self._scope.outbox.now_us)
+        return instance
+
+    def _forget(self, progress: Progress, sequence: Sequence, instance: Instance) -> None:
+        progress.opened[instance.opened_by] -= 1
+        progress.bytes -= len(instance.payload or b"")
+        del progress.open[sequence]
+
+    def _hold(
+        self, progress: Progress, instance: Instance, payload: bytes, content: Digest
+    ) -> None:
+        progress.bytes += len(payload) - len(instance.payload or b"")
+        instance.payload, instance.content = payload, content
+
+    def _drop_payload(self, progress: Progress, instance: Instance) -> None:
+        progress.bytes -= len(instance.payload or b"")
+        instance.payload = instance.content = None
+
+    def _may_echo(self, stream: Stream, sequence: Sequence, payload: bytes) -> bool:
+        return self._admits is None or self._admits(stream, sequence, payload)
+
+    def _repeat(
+        self, stream: Stream, progress: Progress, sequence: Sequence, instance: Instance
+    ) -> None:
+        instance.repeat_us = min(2 * instance.repeat_us, REPEAT_AFTER_US_MAX)
+        instance.repeat_at_us = self._scope.outbox.now_us + instance.repeat_us
+        if instance.payload is not None and instance.echoed is None and instance.readied is None:
+            self._take_in(stream, progress, sequence, instance)
+        elif instance.echoed is not None:
+            progress.echo.append((sequence, instance.echoed))
+        if instance.readied is not None:
+            progress.ready.append((sequence, instance.readied))
+            if instance.payload is None:
+                self._ask_for_payload(stream, sequence, instance)
+        silent = ~(instance.readied_by | self._mine)
+        ask = Fetch(*stream, payload=False, sequences=[sequence])
+        self._scope.outbox.send_all(self._replicas(silent), ask)
+        self._touched[stream] = None
+
+    def _ask_for_payload(self, stream: Stream, sequence: Sequence, instance: Instance) -> None:
+        content = instance.readied
+        assert content is not None
+        votes = instance.echoes.get(content, 0) | instance.readies.get(content, 0)
+        fetch = Fetch(*stream, payload=True, sequences=[sequence])
+        self._scope.outbox.send_all(self._replicas(votes & ~self._mine), fetch)
+
+    def _replicas(self, votes: int) -> Iterable[NodeId]:
+        return (node for node, position in self._index.items() if votes >> position & 1)
+
+    def _flush_vouches(self, stream: Stream, progress: Progress) -> None:
+        for first, instances in consecutive(progress.vouch):
+            payloads = [i.payload for i in instances if i.payload is not None]
+            digests = [i.readied for i in instances if i.readied is not None]
+            urgent = any(instance.urgent for instance in instances)
+            self._scope.vouch(stream, urgent, first, payloads, digests)
+
+    def _report_two_faced(self, replica: NodeId, stream: Stream, sequence: Sequence) -> None:
+        self._scope.outbox.report(
+            replica,
+            "equivocation",
+            f"voted for two contents of batch {sequence} of publisher {stream.publisher}",
+        )

@@ -1,0 +1,125 @@
+"""What a protocol's replica works with: its topic, its peers, its subscribers.
+
+The pieces that every protocol needs on a replica stand here once: accepting each batch once,
+acknowledging to the source, and answering those who missed something.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from quorate.core.ids import Digest, NodeId, Sequence, Stream
+from quorate.core.limits import WINDOW_BATCHES
+from quorate.core.messages import Ack, Fetch, Status, Supply, Vouch
+from quorate.crypto.macs import PairwiseMacs
+from quorate.protocol.channel import Channel, run_of
+from quorate.protocol.intake import Intake
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.retention import Retention
+from quorate.protocol.runs import RUN_BYTES_MAX, consecutive
+from quorate.protocol.topic import Topic
+
+
+@dataclass(slots=True)
+class Scope:
+    """One topic on one replica."""
+
+    me: NodeId
+    topic: Topic
+    channel: Channel
+    retention: Retention
+    outbox: Outbox
+    macs: PairwiseMacs
+    intakes: dict[Stream, Intake] = field(default_factory=dict)
+    # Streams whose source must hear from us, and the last word it has.
+    ack_due: dict[Stream, Status] = field(default_factory=dict)
+    withheld: dict[Stream, None] = field(default_factory=dict)
+
+    @property
+    def others(self) -> tuple[NodeId, ...]:
+        return self.topic.others(self.me)
+
+    def intake(self, stream: Stream, settled: Sequence) -> Intake:
+        intake = self.intakes.get(stream)
+        if intake is None:
+            intake = self.intakes[stream] = Intake(settled)
+        else:
+            intake.settle(settled)
+        return intake
+
+    def acknowledge(self, stream: Stream, status: Status = Status.OK) -> None:
+        """Once per turn, and only while the channel has room (B7)."""
+        self.ack_due[stream] = max(status, self.ack_due.get(stream, Status.OK))
+
+    def vouch(
+        self,
+        stream: Stream,
+        urgent: bool,
+        first: Sequence,
+        payloads: list[bytes],
+        digests: list[Digest],
+    ) -> None:
+        """Stand up for these batches: to every subscriber, and to whoever asks later."""
+        keep = self.retention.keep
+        for offset, payload in enumerate(payloads):
+            keep(stream, first + offset, digests[offset], payload)
+        now_us = self.outbox.now_us
+        self.channel.offer(run_of(stream, urgent, first, payloads, digests, now_us))
+
+    def answer(self, asker: NodeId, fetch: Fetch) -> None:
+        """Repeat to a subscriber or a replica of this topic what we have vouched for."""
+        if asker not in self.channel.outlets and asker not in self.topic.index:
+            self.outbox.report(asker, "trespass", f"asked for batches of '{self.topic.name}'")
+            return
+        stream = Stream(fetch.publisher, fetch.topic, fetch.lane)
+        held = [
+            (sequence, found)
+            for sequence in fetch.sequences
+            if (found := self.retention.get(stream, sequence)) is not None
+        ]
+        if not fetch.payload:
+            for first, run in consecutive((sequence, h.digest) for sequence, h in held):
+                self.outbox.send(asker, Vouch(*stream, first, run))
+            return
+        for part in _within_size([(sequence, h.payload) for sequence, h in held]):
+            sequences, payloads = [s for s, _ in part], [p for _, p in part]
+            self.outbox.send(asker, Supply(*stream, sequences, payloads))
+
+    def flush_acks(self) -> None:
+        if self.channel.busy:
+            self._push_back()
+            return
+        for stream in self.withheld:
+            self.ack_due.setdefault(stream, Status.OK)
+        self.withheld.clear()
+        for stream, status in self.ack_due.items():
+            through = self.intakes[stream].through
+            self.outbox.send(stream.publisher, Ack(stream.topic, stream.lane, status, through))
+        self.ack_due.clear()
+
+    def _push_back(self) -> None:
+        """Say once that we are busy; the acknowledgements follow when there is room."""
+        for stream in self.ack_due:
+            if stream not in self.withheld:
+                self.withheld[stream] = None
+                self.outbox.send(stream.publisher, Ack(stream.topic, stream.lane, Status.WAIT, 0))
+        self.ack_due.clear()
+
+    def is_within_window(self, stream: Stream, sequence: Sequence) -> bool:
+        intake = self.intakes.get(stream)
+        floor = intake.floor if intake else 1
+        return intake is None or sequence < floor + WINDOW_BATCHES
+
+
+def _within_size(
+    items: list[tuple[Sequence, bytes]],
+) -> Iterable[list[tuple[Sequence, bytes]]]:
+    part: list[tuple[Sequence, bytes]] = []
+    size = 0
+    for item in items:
+        if part and size + len(item[1]) > RUN_BYTES_MAX:
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += len(item[1])
+    if part:
+        yield part

@@ -1,0 +1,272 @@
+"""The replica of a cluster as one machine: topics, channels, and a protocol for each.
+
+It checks who may say what before a protocol sees it: sources must be registered and on the
+access list, votes must come from a replica of the topic, everything must be about a topic
+that this replica serves. Whatever else comes is reported under the name of its sender and
+dropped.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from quorate.core.filter import Filter
+from quorate.core.ids import Lane, MemberId, NodeId, Stream, TopicId, member_of
+from quorate.core.messages import (
+    Echo,
+    Fetch,
+    Link,
+    Message,
+    Operation,
+    Publish,
+    ReadyVote,
+    Reply,
+    Request,
+    Status,
+    Supply,
+    Vouch,
+)
+from quorate.crypto.macs import PairwiseMacs
+from quorate.protocol.broadcast import chain, forwarding, history, reliable
+from quorate.protocol.broadcast.scope import Scope
+from quorate.protocol.channel import Channel
+from quorate.protocol.machine import Ready
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.retention import Retention
+from quorate.protocol.topic import Topic, by_id
+
+FRONTIER_EVERY_US = 500_000
+TICK_EVERY_US = 50_000
+
+
+class Served:
+    """One topic that this replica serves, with the protocol that its contract names."""
+
+    def __init__(self, scope: Scope) -> None:
+        contract = scope.topic.contract
+        self.scope = scope
+        self.histories = history.Replica(scope) if contract.history_every else None
+        self.forwarding: forwarding.Replica | None = None
+        self.reliable: reliable.Replica | None = None
+        self.chain: chain.Replica | None = None
+        if contract.protocol == "reliable":
+            self.reliable = reliable.Replica(scope)
+        elif contract.protocol == "chain":
+            self.chain = chain.Replica(scope, self.histories)
+        else:
+            self.forwarding = forwarding.Replica(scope, self.histories)
+
+    def broadcast(self, lane: Lane) -> reliable.Replica | None:
+        """Where votes of this lane go, if it has any."""
+        if lane is Lane.HISTORIES:
+            return self.histories.broadcast if self.histories else None
+        return self.reliable
+
+    def flush(self) -> None:
+        if self.reliable is not None:
+            self.reliable.flush()
+        if self.histories is not None:
+            self.histories.flush()
+        self.scope.channel.drain()
+        self.scope.flush_acks()
+
+    def tick(self) -> None:
+        if self.reliable is not None:
+            self.reliable.tick()
+        if self.histories is not None:
+            self.histories.tick()
+
+
+class Broker:
+    """One replica. `names` gives the client names that access lists use."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        topics: Iterable[Topic],
+        names: Mapping[MemberId, str],
+        macs: PairwiseMacs,
+    ) -> None:
+        self.me = me
+        self.counters: Counter[str] = Counter()
+        self._outbox = Outbox()
+        self._names = names
+        self._all_topics = by_id(topics)
+        retention = Retention()
+        self.topics: dict[TopicId, Served] = {
+            topic.id: Served(
+                Scope(me, topic, Channel(topic, names, self._outbox), retention, self._outbox, macs)
+            )
+            for topic in self._all_topics.values()
+            if me in topic.index and not topic.contract.is_log
+        }
+        self._dirty: dict[TopicId, None] = {}
+        self._next_frontier_us = 0
+        self._next_tick_us = 0
+
+    # Machine
+
+    def step(self, sender: NodeId, message: Message) -> None:
+        handler = _HANDLERS.get(type(message))
+        if handler is None:
+            self._refuse(sender, f"{type(message).__name__} is not for a replica")
+            return
+        handler(self, sender, message)
+
+    def tick(self, now_us: int) -> None:
+        self._outbox.now_us = now_us
+        if now_us < self._next_tick_us:
+            return
+        self._next_tick_us = now_us + TICK_EVERY_US
+        self._outbox.wake_at(self._next_tick_us)
+        announce = now_us >= self._next_frontier_us
+        if announce:
+            self._next_frontier_us = now_us + FRONTIER_EVERY_US
+        for topic, served in self.topics.items():
+            served.tick()
+            if announce:
+                served.scope.channel.announce_frontiers()
+            self._dirty[topic] = None
+
+    def connected(self, peer: NodeId) -> None:
+        """Clients register again by themselves; replicas keep no session."""
+
+    def disconnected(self, peer: NodeId) -> None:
+        for served in self.topics.values():
+            served.scope.channel.gone(peer)
+
+    def writable(self, peer: NodeId, writable: bool) -> None:
+        """The link to this peer takes more, or has its buffers full."""
+        for topic, served in self.topics.items():
+            outlet = served.scope.channel.outlets.get(peer)
+            if outlet is not None:
+                outlet.open = writable
+                self._dirty[topic] = None
+
+    def take(self) -> Ready:
+        for topic in self._dirty:
+            self.topics[topic].flush()
+        self._dirty = {
+            topic: None
+            for topic in self._dirty
+            if any(o.events and o.open for o in self.topics[topic].scope.channel.outlets.values())
+        }
+        return self._outbox.take()
+
+    # Messages
+
+    def _on_publish(self, sender: NodeId, publish: Publish) -> None:
+        served = self._served_for(sender, publish.topic)
+        if served is None:
+            return
+        if not served.scope.channel.may_publish(sender):
+            self._refuse(sender, f"is not registered to publish on '{served.scope.topic.name}'")
+            return
+        self.counters["batches_in"] += len(publish.payloads)
+        if publish.lane is Lane.HISTORIES and served.histories is not None:
+            served.histories.on_publish(sender, publish)
+        elif publish.lane is Lane.EVENTS and served.reliable is not None:
+            served.reliable.on_publish(sender, publish)
+        elif publish.lane is Lane.EVENTS and served.forwarding is not None:
+            served.forwarding.on_publish(sender, publish)
+        else:
+            self._refuse(sender, f"sent a {publish.lane.name} run that its topic does not take")
+
+    def _on_link(self, sender: NodeId, link: Link) -> None:
+        served = self._served_for(sender, link.topic)
+        if served is None:
+            return
+        if served.chain is None or not served.scope.channel.may_publish(link.publisher):
+            self._refuse(sender, "sent a chain's run to a topic or for a publisher without one")
+            return
+        self.counters["batches_in"] += len(link.payloads)
+        served.chain.on_link(sender, link)
+
+    def _on_vote(self, sender: NodeId, vote: Echo | ReadyVote | Vouch) -> None:
+        served = self._served_for(sender, vote.topic)
+        if served is None:
+            return
+        broadcast = served.broadcast(vote.lane)
+        known = member_of(vote.publisher) in self._names
+        if broadcast is None or sender not in served.scope.topic.index or not known:
+            self._refuse(sender, f"{type(vote).__name__} from outside its topic")
+        elif isinstance(vote, Echo):
+            broadcast.on_echo(sender, vote)
+        else:
+            broadcast.on_ready(sender, vote)
+
+    def _on_fetch(self, sender: NodeId, fetch: Fetch) -> None:
+        served = self._served_for(sender, fetch.topic)
+        if served is None:
+            return
+        served.scope.answer(sender, fetch)
+        if served.chain is not None and fetch.payload and sender in served.scope.channel.outlets:
+            # A subscriber comes to us for what the chain should have brought: tell its source.
+            stream = Stream(fetch.publisher, fetch.topic, fetch.lane)
+            if stream in served.scope.intakes:
+                served.scope.acknowledge(stream, Status.REPAIR)
+
+    def _on_supply(self, sender: NodeId, supply: Supply) -> None:
+        served = self._served_for(sender, supply.topic)
+        if served is None:
+            return
+        if supply.lane is Lane.EVENTS and served.histories is not None:
+            late = served.forwarding or served.chain
+            for stream, sequence, payload in served.histories.on_supply(sender, supply):
+                if late is not None:
+                    late.accept_late(stream, sequence, payload)
+        broadcast = served.broadcast(supply.lane)
+        if broadcast is not None and sender in served.scope.topic.index:
+            broadcast.on_supply(supply)
+
+    def _on_request(self, sender: NodeId, request: Request) -> None:
+        named = next((s for s in self.topics.values() if s.scope.topic.name == request.topic), None)
+        if named is None:
+            known = ", ".join(sorted(s.scope.topic.name for s in self.topics.values()))
+            sentence = f"there is no topic '{request.topic}'; this replica serves {known}"
+        else:
+            sentence = self._carry_out(named.scope.channel, sender, request)
+            self._dirty[named.scope.topic.id] = None
+        self._outbox.send(sender, Reply(request.number, sentence))
+        if sentence:
+            self._outbox.report(sender, "refused", sentence)
+
+    def _carry_out(self, channel: Channel, sender: NodeId, request: Request) -> str:
+        if request.operation is Operation.REGISTER:
+            return channel.register(sender)
+        if request.operation is Operation.SUBSCRIBE:
+            wanted = Filter(request.key_prefix, request.headers)
+            return channel.subscribe(sender, request.lead, wanted)
+        if request.operation is Operation.UNREGISTER:
+            channel.unregister(sender)
+        else:
+            channel.unsubscribe(sender)
+        return ""
+
+    # Guards
+
+    def _served_for(self, sender: NodeId, topic: TopicId) -> Served | None:
+        served = self.topics.get(topic)
+        if served is None:
+            known = self._all_topics.get(topic)
+            what = f"topic '{known.name}'" if known else f"unknown topic {topic}"
+            self._refuse(sender, f"sent something about {what}, which this replica does not serve")
+            return None
+        self._dirty[topic] = None
+        return served
+
+    def _refuse(self, sender: NodeId, sentence: str) -> None:
+        self.counters["rejected"] += 1
+        self._outbox.report(sender, "rejected", sentence)
+
+
+_HANDLERS: dict[type, Callable[[Broker, NodeId, Any], None]] = {
+    Publish: Broker._on_publish,
+    Link: Broker._on_link,
+    Echo: Broker._on_vote,
+    ReadyVote: Broker._on_vote,
+    Vouch: Broker._on_vote,
+    Fetch: Broker._on_fetch,
+    Supply: Broker._on_supply,
+    Request: Broker._on_request,
+}

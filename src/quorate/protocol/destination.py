@@ -1,0 +1,585 @@
+"""The subscribing end as one machine: voices in, each batch out once.
+
+Source: FIT-Broker 2013, algorithms 1 to 3; Freeman 2016, algorithms 3, 6 and 9, section 5.8.
+
+Replicas vouch for batches. A batch is *decided* when as many of them agree on its content as
+its protocol asks for, when the authenticators of a chain verify, or when a history names it;
+it is delivered when its payload is here too. Payloads come from one replica per topic, the
+lead, and the others send digests. If the payload does not match what was decided, or stays
+out, the next replica that vouched is asked, and a lead that lied or fell silent is replaced.
+
+Invariants:
+- at most one content per stream and sequence number is delivered, once;
+- what waits is bounded, per stream and replica.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.filter import Filter
+from quorate.core.ids import Digest, Lane, MemberId, NodeId, Sequence, Stream, TopicId, member_of
+from quorate.core.limits import WINDOW_BATCHES
+from quorate.core.messages import (
+    Fetch,
+    Forward,
+    Frontier,
+    Link,
+    Message,
+    Operation,
+    Reply,
+    Supply,
+    Vouch,
+)
+from quorate.crypto.digests import digest
+from quorate.crypto.macs import PairwiseMacs
+from quorate.protocol.broadcast import authenticated, chain, first_answer, reliable, vote
+from quorate.protocol.broadcast.history import History
+from quorate.protocol.machine import Delivery, Ready, Skipped
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.requests import Requests, Standing
+from quorate.protocol.topic import Topic, by_id
+from quorate.protocol.voting import Ballot, Tally
+
+TICK_EVERY_US = 50_000
+# After this long without a quorum or a payload, ask; after PATIENCE, give up.
+ASK_AFTER_US = 200_000
+PATIENCE_US = 15_000_000
+ASK_BATCHES_MAX = 512
+EARLY_BYTES_MAX = 32 * 1024 * 1024
+
+_RULES = {
+    "first-answer": first_answer,
+    "vote": vote,
+    "authenticated": authenticated,
+    "reliable": reliable,
+    "chain": chain,
+}
+
+
+class Decided:
+    """A batch whose content is known and whose payload is still out."""
+
+    __slots__ = ("ask_at_us", "asked", "content", "repaired", "since_us", "vouchers")
+
+    def __init__(
+        self, content: Digest, vouchers: tuple[NodeId, ...], repaired: bool, now_us: int
+    ) -> None:
+        self.content = content
+        self.vouchers = vouchers
+        self.repaired = repaired
+        self.since_us = now_us
+        self.ask_at_us = now_us
+        self.asked = 0
+
+
+class Incoming:
+    """One stream as it arrives at one subscriber."""
+
+    def __init__(self, stream: Stream, subscription: "Subscription") -> None:
+        topic = subscription.topic
+        protocol = "reliable" if stream.lane is Lane.HISTORIES else topic.contract.protocol
+        self.stream = stream
+        self.ballot = Ballot(len(topic.members))
+        # Payloads that are here before their content is decided, from which replica.
+        self.early: dict[Sequence, tuple[bytes, Digest, NodeId]] = {}
+        self.decided: dict[Sequence, Decided] = {}
+        # Everything below `low` was delivered or given up; `done` is what was, above it.
+        self.low: Sequence | None = None
+        self.done: set[Sequence] = set()
+        self.highest: Sequence = 0
+        self.moved_at_us = 0
+        # Complete batches that wait for earlier ones, where the topic's order is fifo.
+        self.held: dict[Sequence, Delivery] = {}
+        self.frontiers: dict[NodeId, Sequence] = {}
+        self._index = topic.index
+        self._members = topic.members
+        self._subscription = subscription
+        self._outbox = subscription.outbox
+        self._needed: int = _RULES[protocol].copies_to_deliver(topic.quorum)
+        self._fifo = topic.contract.order == "fifo" and stream.lane is Lane.EVENTS
+
+    # Voices
+
+    def on_copies(self, replica: NodeId, first: Sequence, payloads: list[bytes]) -> None:
+        """Copies from the lead: payload and voice in one."""
+        contents = [digest(payload) for payload in payloads]
+        early, decided = self.early, self.decided
+        for offset, payload in enumerate(payloads):
+            sequence = first + offset
+            if self._is_done(sequence):
+                continue
+            waiting = decided.get(sequence)
+            if waiting is None:
+                if sequence not in early:
+                    self._keep_early(sequence, payload, contents[offset], replica)
+            elif waiting.content == contents[offset]:
+                self._complete(sequence, waiting, payload)
+            else:
+                self._subscription.blame(replica, f"batch {sequence} of {self.stream}")
+        self.on_voices(replica, first, contents)
+
+    def on_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
+        position = self._index[replica]
+        now_us = self._outbox.now_us
+        sequence = first - 1
+        for content in contents:
+            sequence += 1
+            if self._is_done(sequence) or sequence in self.decided:
+                continue
+            tally = self.ballot.tally(sequence, position, now_us)
+            if tally is None:
+                continue
+            if not tally.add(position, content):
+                self._subscription.blame(replica, f"two contents for batch {sequence}")
+            elif self._is_enough(tally, content):
+                self._decide(sequence, content, self._who(tally, content), repaired=False)
+
+    def on_frontier(self, replica: NodeId, frontier: Frontier) -> None:
+        """How far this replica has come. What we miss of it, `tick` asks for."""
+        self.frontiers[replica] = frontier.highest
+        if self.low is None and self._plausible(frontier.lowest):
+            self.low = frontier.lowest
+            self.moved_at_us = self._outbox.now_us
+
+    def on_link(self, link: Link) -> None:
+        """A run from the tail of a chain, whose authenticators have been verified."""
+        vouchers = chain.last_of(self._subscription.topic, link.chain)
+        for offset, payload in enumerate(link.payloads):
+            sequence = link.first + offset
+            if self._is_done(sequence):
+                continue
+            content = digest(payload)
+            waiting = self.decided.get(sequence)
+            if waiting is None:
+                waiting = Decided(content, vouchers, False, self._outbox.now_us)
+            if waiting.content == content:
+                self._complete(sequence, waiting, payload)
+
+    def on_supply(self, replica: NodeId, sequence: Sequence, payload: bytes) -> None:
+        waiting = self.decided.get(sequence)
+        if waiting is None or self._is_done(sequence):
+            return
+        if digest(payload) == waiting.content:
+            self._complete(sequence, waiting, payload)
+        else:
+            self._subscription.blame(replica, f"supplied another content for batch {sequence}")
+
+    def on_history(self, history: History, vouchers: tuple[NodeId, ...]) -> None:
+        """A history names what was sent: whatever is still open among it is decided now."""
+        if self.low is None:
+            self.low = history.first
+        for offset, content in enumerate(history.digests):
+            sequence = history.first + offset
+            if not self._is_done(sequence) and sequence not in self.decided:
+                self._decide(sequence, content, vouchers, repaired=True)
+
+    # Progress
+
+    def tick(self, now_us: int) -> None:
+        if not self.decided and not self.ballot.open and not self.held and not self.frontiers:
+            return
+        self._ask_for_payloads(now_us)
+        self._ask_for_voices(now_us)
+        self._give_up(now_us)
+
+    def _is_enough(self, tally: Tally, content: Digest) -> bool:
+        """Do enough replicas vouch for this one content?"""
+        return tally.count(content) >= self._needed
+
+    def _decide(
+        self, sequence: Sequence, content: Digest, vouchers: tuple[NodeId, ...], *, repaired: bool
+    ) -> None:
+        decided = Decided(content, vouchers, repaired, self._outbox.now_us)
+        here = self.early.pop(sequence, None)
+        if here is not None:
+            self._subscription.early_bytes -= len(here[0])
+            if here[1] == content:
+                self._complete(sequence, decided, here[0])
+                return
+            self._subscription.blame(here[2], f"batch {sequence} differs from the quorum's")
+        # The lead's copy is probably on its way; only a lead that is not among the vouchers,
+        # or a history, makes asking at once worth while.
+        lead_will_send = not repaired and here is None
+        decided.ask_at_us += ASK_AFTER_US if lead_will_send else 0
+        self.decided[sequence] = decided
+        if not lead_will_send:
+            self._outbox.wake_at(self._outbox.now_us)
+
+    def _complete(self, sequence: Sequence, decided: Decided, payload: bytes) -> None:
+        self.decided.pop(sequence, None)
+        self.ballot.close(sequence)
+        self._drop_early(sequence)
+        self._mark_done(sequence)
+        delivery = Delivery(
+            self.stream, sequence, decided.content, payload, decided.vouchers, decided.repaired
+        )
+        if self._fifo:
+            self.held[sequence] = delivery
+            self._release()
+        else:
+            self._subscription.deliver(delivery)
+
+    def _mark_done(self, sequence: Sequence) -> None:
+        low = self.low
+        if low is None:
+            low = min([s for s in self.ballot.open if s + WINDOW_BATCHES > sequence] + [sequence])
+        if sequence >= low + WINDOW_BATCHES:
+            low = self._skip_to(low, sequence)
+        self.done.add(sequence)
+        while low in self.done:
+            self.done.remove(low)
+            low += 1
+        if low != self.low:
+            self.low, self.moved_at_us = low, self._outbox.now_us
+        self.highest = max(self.highest, sequence)
+
+    def _skip_to(self, low: Sequence, sequence: Sequence) -> Sequence:
+        """A decided batch lies beyond the window: a new session, or we were left far behind."""
+        is_same_session = sequence - low < 2**19
+        target = sequence - WINDOW_BATCHES // 2 if is_same_session else sequence
+        target = min([s for s in self.ballot.open if target - 64 <= s <= sequence] + [target])
+        if is_same_session:
+            self._skip(low, target, "it fell out of the window")
+        self._forget_below(target)
+        return target
+
+    def _skip(self, low: Sequence, target: Sequence, why: str) -> None:
+        missing = sum(s not in self.done for s in range(low, target))
+        if missing:
+            self._outbox.deliver(Skipped(self.stream, low, missing, why))
+
+    def _forget_below(self, target: Sequence) -> None:
+        for sequence in [s for s in self.ballot.open if s < target]:
+            self.ballot.close(sequence)
+        for sequence in [s for s in self.decided if s < target]:
+            del self.decided[sequence]
+        for sequence in [s for s in self.early if s < target]:
+            self._drop_early(sequence)
+        self.done = {s for s in self.done if s >= target}
+
+    def _release(self) -> None:
+        """Hand on what no longer waits for anything earlier."""
+        low = self.low
+        ready = sorted(s for s in self.held if low is None or s < low)
+        for sequence in ready:
+            self._subscription.deliver(self.held.pop(sequence))
+
+    # Asking
+
+    def _ask_for_payloads(self, now_us: int) -> None:
+        due = [(s, d) for s, d in self.decided.items() if d.ask_at_us <= now_us]
+        per_replica: dict[NodeId, list[Sequence]] = {}
+        for sequence, decided in due[:ASK_BATCHES_MAX]:
+            replica = decided.vouchers[decided.asked % len(decided.vouchers)]
+            decided.asked += 1
+            decided.ask_at_us = now_us + ASK_AFTER_US
+            per_replica.setdefault(replica, []).append(sequence)
+        for replica, sequences in per_replica.items():
+            self._outbox.send(replica, Fetch(*self.stream, payload=True, sequences=sequences))
+
+    def _ask_for_voices(self, now_us: int) -> None:
+        """Where a quorum stays out, or a number was left out, ask those who have not spoken."""
+        per_replica: dict[NodeId, list[Sequence]] = {}
+        late = [
+            (s, t) for s, t in self.ballot.open.items() if t.asked_at_us + ASK_AFTER_US <= now_us
+        ]
+        for sequence, tally in late[:ASK_BATCHES_MAX]:
+            tally.asked_at_us = now_us
+            for replica, position in self._index.items():
+                if not tally.voters >> position & 1:
+                    per_replica.setdefault(replica, []).append(sequence)
+        for sequence in self._unheard_of(now_us):
+            for replica in self._members:
+                per_replica.setdefault(replica, []).append(sequence)
+        for replica, sequences in per_replica.items():
+            self._outbox.send(replica, Fetch(*self.stream, payload=False, sequences=sequences))
+
+    def _unheard_of(self, now_us: int) -> list[Sequence]:
+        """Numbers between what is done and what replicas claim of which nobody has spoken."""
+        if self.low is None or self.moved_at_us + ASK_AFTER_US > now_us:
+            return []
+        end = max(self.highest, self._claimed())
+        if end < self.low:
+            return []
+        self.moved_at_us = now_us
+        known = self.done | self.decided.keys() | self.ballot.open.keys()
+        stretch = range(self.low, min(end + 1, self.low + ASK_BATCHES_MAX))
+        return [sequence for sequence in stretch if sequence not in known]
+
+    def _claimed(self) -> Sequence:
+        """The highest frontier that at least one correct replica claims."""
+        topic = self._subscription.topic
+        enough = topic.quorum.one_correct if topic.contract.protection == "byzantine" else 1
+        claims = sorted(self.frontiers.values(), reverse=True)
+        return claims[enough - 1] if len(claims) >= enough else 0
+
+    def _plausible(self, lowest: Sequence) -> bool:
+        return all(abs(lowest - s) < WINDOW_BATCHES for s in self.ballot.open)
+
+    def _give_up(self, now_us: int) -> None:
+        for sequence, tally in list(self.ballot.open.items()):
+            if now_us - tally.since_us < PATIENCE_US:
+                break
+            self.ballot.close(sequence)
+            self._drop_early(sequence)
+        for sequence, decided in list(self.decided.items()):
+            if now_us - decided.since_us < PATIENCE_US:
+                break
+            del self.decided[sequence]
+            self._outbox.deliver(Skipped(self.stream, sequence, 1, "nobody supplied its payload"))
+            self._mark_done(sequence)
+        if self.held and now_us - self.moved_at_us > PATIENCE_US:
+            target = min(self.held)
+            if self.low is not None and target > self.low:
+                self._skip(self.low, target, "an earlier batch stayed out")
+            self._forget_below(target)
+            self._mark_done(target)
+            self._release()
+
+    # Keeping
+
+    def _is_done(self, sequence: Sequence) -> bool:
+        return sequence in self.done or (self.low is not None and sequence < self.low)
+
+    def _keep_early(
+        self, sequence: Sequence, payload: bytes, content: Digest, replica: NodeId
+    ) -> None:
+        subscription = self._subscription
+        if len(self.early) >= WINDOW_BATCHES:
+            self._drop_early(next(iter(self.early)))
+        if subscription.early_bytes + len(payload) <= EARLY_BYTES_MAX:
+            self.early[sequence] = (payload, content, replica)
+            subscription.early_bytes += len(payload)
+
+    def _drop_early(self, sequence: Sequence) -> None:
+        here = self.early.pop(sequence, None)
+        if here is not None:
+            self._subscription.early_bytes -= len(here[0])
+
+    def _who(self, tally: Tally, content: Digest) -> tuple[NodeId, ...]:
+        votes = tally.contents[content]
+        return tuple(r for position, r in enumerate(self._members) if votes >> position & 1)
+
+
+class Subscription:
+    """One topic: its lead, and the streams of its publishers."""
+
+    def __init__(
+        self, topic: Topic, outbox: Outbox, destination: "Destination", standing: Standing
+    ) -> None:
+        self.topic = topic
+        self.outbox = outbox
+        self.standing = standing
+        self.streams: dict[Stream, Incoming] = {}
+        self.early_bytes = 0
+        self.delivered = 0
+        self.blames: Counter[NodeId] = Counter()
+        self._destination = destination
+
+    def incoming(self, publisher: NodeId, lane: Lane) -> Incoming:
+        stream = Stream(publisher, self.topic.id, lane)
+        incoming = self.streams.get(stream)
+        if incoming is None:
+            incoming = self.streams[stream] = self._destination.make_incoming(stream, self)
+        return incoming
+
+    def deliver(self, delivery: Delivery) -> None:
+        if delivery.stream.lane is Lane.EVENTS:
+            self.delivered += 1
+            self.outbox.deliver(delivery)
+            return
+        try:
+            history = History.decode(delivery.payload)
+        except RemoteProtocolError as error:
+            self.outbox.report(delivery.stream.publisher, "malformed", str(error))
+            return
+        events = self.incoming(delivery.stream.publisher, Lane.EVENTS)
+        events.on_history(history, delivery.vouchers)
+
+    def blame(self, replica: NodeId, what: str) -> None:
+        """This replica did what no correct one does. It does not stay our lead."""
+        self.blames[replica] += 1
+        self.outbox.report(replica, "forgery", what)
+        if replica == self.standing.lead:
+            self._destination.choose_lead(self, avoid=replica)
+
+
+class Destination:
+    """One subscriber of any number of topics."""
+
+    make_incoming = Incoming
+
+    def __init__(
+        self,
+        me: NodeId,
+        topics: Iterable[Topic],
+        macs: PairwiseMacs,
+        publishers: Iterable[MemberId],
+    ) -> None:
+        self.me = me
+        self._topics = {topic.name: topic for topic in topics}
+        self._by_id = by_id(self._topics.values())
+        self._macs = macs
+        self._publishers = frozenset(publishers)
+        self._outbox = Outbox()
+        self._requests = Requests(self._outbox)
+        self._subscriptions: dict[TopicId, Subscription] = {}
+        self._connected: set[NodeId] = set()
+        self._next_tick_us = 0
+
+    # What the application does
+
+    def subscribe(self, name: str, wanted: Filter | None = None) -> int:
+        topic = self._topic(name)
+        old = self._subscriptions.get(topic.id)
+        if old is not None:
+            self._requests.withdraw(old.standing)
+        lead = self._first_lead(topic)
+        standing = self._requests.ask(topic, Operation.SUBSCRIBE, wanted=wanted, lead=lead)
+        if old is not None:
+            old.standing = standing
+        else:
+            self._subscriptions[topic.id] = Subscription(topic, self._outbox, self, standing)
+        return standing.number
+
+    def unsubscribe(self, name: str) -> int:
+        topic = self._topic(name)
+        subscription = self._subscriptions.pop(topic.id, None)
+        if subscription is not None:
+            self._requests.withdraw(subscription.standing)
+        return self._requests.ask(topic, Operation.UNSUBSCRIBE).number
+
+    def lead_of(self, name: str) -> NodeId | None:
+        subscription = self._subscriptions.get(self._topic(name).id)
+        return subscription.standing.lead if subscription else None
+
+    # Machine
+
+    def step(self, sender: NodeId, message: Message) -> None:
+        handler = _HANDLERS.get(type(message))
+        if handler is None:
+            self._outbox.report(sender, "rejected", f"{type(message).__name__} to a destination")
+            return
+        handler(self, sender, message)
+
+    def tick(self, now_us: int) -> None:
+        self._outbox.now_us = now_us
+        if now_us < self._next_tick_us:
+            return
+        self._next_tick_us = now_us + TICK_EVERY_US
+        self._outbox.wake_at(self._next_tick_us)
+        self._requests.tick()
+        for subscription in self._subscriptions.values():
+            for incoming in list(subscription.streams.values()):
+                incoming.tick(now_us)
+
+    def connected(self, peer: NodeId) -> None:
+        self._connected.add(peer)
+        self._requests.connected(peer)
+        for subscription in self._subscriptions.values():
+            if subscription.standing.lead not in self._connected:
+                self.choose_lead(subscription)
+
+    def disconnected(self, peer: NodeId) -> None:
+        self._connected.discard(peer)
+        for subscription in self._subscriptions.values():
+            if subscription.standing.lead == peer:
+                self.choose_lead(subscription, avoid=peer)
+
+    def writable(self, peer: NodeId, writable: bool) -> None:
+        """What a destination sends is little and may be lost."""
+
+    def take(self) -> Ready:
+        return self._outbox.take()
+
+    def choose_lead(self, subscription: Subscription, *, avoid: NodeId | None = None) -> None:
+        """Take payloads from the connected replica that we have caught out least often."""
+        topic, standing = subscription.topic, subscription.standing
+        candidates = [r for r in topic.members if r in self._connected and r != avoid]
+        if not candidates or standing.lead in candidates:
+            return
+        start = self.me % len(topic.members)
+        ranked = sorted(
+            candidates,
+            key=lambda r: (subscription.blames[r], (topic.index[r] - start) % len(topic.members)),
+        )
+        former, standing.lead = standing.lead, ranked[0]
+        for replica in (standing.lead, former):
+            if replica is not None:
+                self._outbox.send(replica, standing.request(replica))
+
+    # Messages
+
+    def _on_forward(self, sender: NodeId, forward: Forward) -> None:
+        incoming = self._incoming(sender, forward.publisher, forward.topic, forward.lane)
+        if incoming is not None:
+            incoming.on_copies(sender, forward.first, forward.payloads)
+
+    def _on_vouch(self, sender: NodeId, vouch: Vouch) -> None:
+        incoming = self._incoming(sender, vouch.publisher, vouch.topic, vouch.lane)
+        if incoming is not None:
+            incoming.on_voices(sender, vouch.first, vouch.digests)
+
+    def _on_frontier(self, sender: NodeId, frontier: Frontier) -> None:
+        incoming = self._incoming(sender, frontier.publisher, frontier.topic, frontier.lane)
+        if incoming is not None:
+            incoming.on_frontier(sender, frontier)
+
+    def _on_supply(self, sender: NodeId, supply: Supply) -> None:
+        incoming = self._incoming(sender, supply.publisher, supply.topic, supply.lane)
+        if incoming is not None:
+            for sequence, payload in zip(supply.sequences, supply.payloads, strict=True):
+                incoming.on_supply(sender, sequence, payload)
+
+    def _on_link(self, sender: NodeId, link: Link) -> None:
+        incoming = self._incoming(sender, link.publisher, link.topic, Lane.EVENTS)
+        if incoming is None:
+            return
+        topic = self._by_id[link.topic]
+        makers = chain.last_of(topic, link.chain)
+        covered = chain.authenticated_bytes(link, [digest(p) for p in link.payloads])
+        authentic = chain.are_authentic(link, covered, makers, self.me, self._macs)
+        if topic.contract.protocol != "chain" or sender != makers[-1] or not authentic:
+            self._outbox.report(sender, "bad-authenticator", f"chain run at {link.first}")
+            return
+        incoming.on_link(link)
+
+    def _on_reply(self, sender: NodeId, reply: Reply) -> None:
+        self._requests.on_reply(sender, reply)
+
+    # Parts
+
+    def _incoming(
+        self, sender: NodeId, publisher: NodeId, topic: TopicId, lane: Lane
+    ) -> Incoming | None:
+        subscription = self._subscriptions.get(topic)
+        if subscription is None:
+            return None
+        if sender not in subscription.topic.index or member_of(publisher) not in self._publishers:
+            self._outbox.report(sender, "forgery", f"a stream of unknown publisher {publisher}")
+            return None
+        return subscription.incoming(publisher, lane)
+
+    def _first_lead(self, topic: Topic) -> NodeId:
+        """Subscribers spread over the replicas by their numbers."""
+        candidates = [r for r in topic.members if r in self._connected] or list(topic.members)
+        return candidates[self.me % len(candidates)]
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            known = ", ".join(sorted(self._topics)) or "none"
+            raise LocalProtocolError(f"there is no topic '{name}'; known topics: {known}")
+        return topic
+
+
+_HANDLERS: dict[type, Callable[[Destination, NodeId, Any], None]] = {
+    Forward: Destination._on_forward,
+    Vouch: Destination._on_vouch,
+    Frontier: Destination._on_frontier,
+    Supply: Destination._on_supply,
+    Link: Destination._on_link,
+    Reply: Destination._on_reply,
+}

@@ -1,0 +1,122 @@
+"""What a machine is: inputs step by step, and one `Ready` with everything it wants.
+
+A machine never acts. It is told what arrived and what time it is, and whoever drives it (the
+asyncio driver or the simulator) takes a `Ready` and carries it out. That is why one and the
+same object runs in both worlds, and why an adversary is a function that rewrites a `Ready`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from quorate.core.ids import Digest, NodeId, Sequence, Stream
+from quorate.core.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Bytes that must be on disk."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A destination's machine hands one batch to its application.
+
+    `vouchers` are the replicas on whose word it was accepted, `repaired` says that a history
+    brought it rather than its own broadcast.
+    """
+
+    stream: Stream
+    sequence: Sequence
+    digest: Digest
+    payload: bytes
+    vouchers: tuple[NodeId, ...]
+    repaired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A source's machine tells its application that the contract is fulfilled.
+
+    `replicas` acknowledged the batches from `first` to `last`; `guarantee` says in words what
+    follows from that.
+    """
+
+    stream: Stream
+    first: Sequence
+    last: Sequence
+    replicas: tuple[NodeId, ...]
+    guarantee: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A destination gave up on batches of a stream: they were lost as its contract allows."""
+
+    stream: Stream
+    first: Sequence
+    count: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request of this client has the answer that its contract asks for."""
+
+    number: int
+    sentence: str
+
+
+Outcome: TypeAlias = Delivery | Receipt | Skipped | Answered
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something about `node` that a person should hear of: `kind` is a metric's label."""
+
+    node: NodeId
+    kind: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Ready:
+    """Everything a machine wants done, in the order in which it must happen."""
+
+    # On disk BEFORE anything in `send` or `deliver` leaves.
+    persist: list[Record] = field(default_factory=list)
+    # To each node in the order of the list; between nodes in any order.
+    send: list[tuple[NodeId, Message]] = field(default_factory=list)
+    # To the application of this node.
+    deliver: list[Outcome] = field(default_factory=list)
+    # Call `tick` no later than at these times.
+    timers: list[int] = field(default_factory=list)
+    # For logs and metrics. May be dropped.
+    reports: list[Report] = field(default_factory=list)
+
+    def report(self, node: NodeId, kind: str, detail: str) -> None:
+        self.reports.append(Report(node, kind, detail))
+
+    def __bool__(self) -> bool:
+        return bool(self.persist or self.send or self.deliver or self.timers or self.reports)
+
+
+class Machine(Protocol):
+    """What every driver may call. Times are microseconds of one monotonic clock."""
+
+    def step(self, sender: NodeId, message: Message) -> None:
+        """A message arrived, and its sender is authenticated."""
+
+    def tick(self, now_us: int) -> None:
+        """The time is now. Called at least once before the first step."""
+
+    def connected(self, peer: NodeId) -> None:
+        """A link to this peer is up, perhaps again: what was sent before may be lost."""
+
+    def disconnected(self, peer: NodeId) -> None:
+        """The link to this peer is down."""
+
+    def take(self) -> Ready:
+        """Everything wanted since the last call."""

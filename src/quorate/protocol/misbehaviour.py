@@ -1,0 +1,210 @@
+"""Misbehaviour on purpose (B8, F13): wrappers that rewrite what a correct machine wants.
+
+Source: Freeman 2016, section 6.7; FIT-Broker 2013, sections 5.2.3 and 5.3.
+
+The machine underneath stays correct; the wrapper omits, alters, delays or repeats what leaves
+it. The same wrapper runs in the simulator and in a live replica. What it cannot do is forge
+the link: a message still comes from the node that sends it.
+
+Each wrapper takes a `Ready` and returns parts of it, each with a delay in microseconds.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from quorate.core.errors import LocalProtocolError
+from quorate.core.ids import NodeId
+from quorate.core.messages import (
+    Ack,
+    Echo,
+    Forward,
+    Link,
+    Message,
+    Publish,
+    ReadyVote,
+    Reply,
+    Supply,
+    Vouch,
+)
+from quorate.protocol.machine import Ready
+
+Parts: TypeAlias = list[tuple[int, Ready]]
+Rewrite: TypeAlias = Callable[[Ready, int], Parts]
+
+FIELDS = ("sequence", "publisher", "topic", "content", "authenticators", "reply")
+REPLAYED_MAX = 256
+
+
+class Chance(Protocol):
+    """The part of `random.Random` that a wrapper needs; it is handed in from outside."""
+
+    def random(self) -> float: ...
+
+    def randrange(self, stop: int, /) -> int: ...
+
+
+def behave(ready: Ready, _: int) -> Parts:
+    """Do as the protocol says."""
+    return [(0, ready)]
+
+
+class Silence:
+    """Omit everything towards some nodes, or towards all."""
+
+    def __init__(self, towards: Iterable[NodeId] | None = None) -> None:
+        self._towards = None if towards is None else frozenset(towards)
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        towards = self._towards
+        if towards is None:
+            ready.send = []
+        else:
+            ready.send = [(node, m) for node, m in ready.send if node not in towards]
+        return [(0, ready)]
+
+
+class Drop:
+    """Omit a percentage of the messages."""
+
+    def __init__(self, chance: Chance, percent: float) -> None:
+        self._chance, self._share = chance, percent / 100
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        random, share = self._chance.random, self._share
+        ready.send = [pair for pair in ready.send if random() >= share]
+        return [(0, ready)]
+
+
+class Slow:
+    """Hold everything back for a while."""
+
+    def __init__(self, delay_us: int) -> None:
+        self._delay_us = delay_us
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        late = Ready(send=ready.send)
+        ready.send = []
+        return [(0, ready), (self._delay_us, late)]
+
+
+class Lie:
+    """Alter one field in a percentage of the messages, each receiver's copy for itself."""
+
+    def __init__(self, chance: Chance, percent: float, fields: Iterable[str] = ()) -> None:
+        self._chance, self._share = chance, percent / 100
+        self._fields = tuple(fields) or FIELDS
+        unknown = sorted(set(self._fields) - set(FIELDS))
+        if unknown:
+            raise LocalProtocolError(
+                f"cannot alter {', '.join(unknown)}; fields to alter: {', '.join(FIELDS)}"
+            )
+        self.altered = 0
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [(node, self._perhaps(message)) for node, message in ready.send]
+        return [(0, ready)]
+
+    def _perhaps(self, message: Message) -> Message:
+        if self._chance.random() >= self._share:
+            return message
+        field = self._fields[self._chance.randrange(len(self._fields))]
+        lie = alter(message, field, self._chance.randrange(256))
+        self.altered += lie is not message
+        return lie
+
+
+class Equivocate:
+    """Tell the truth to some nodes and one consistent lie to the others."""
+
+    def __init__(self, lied_to: Iterable[NodeId]) -> None:
+        self._lied_to = frozenset(lied_to)
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            (node, alter(message, "content", 1) if node in self._lied_to else message)
+            for node, message in ready.send
+        ]
+        return [(0, ready)]
+
+
+class Replay:
+    """Send old messages again, now and then."""
+
+    def __init__(self, chance: Chance, percent: float) -> None:
+        self._chance, self._share = chance, percent / 100
+        self._past: list[tuple[NodeId, Message]] = []
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        fresh = ready.send
+        if self._past and self._chance.random() < self._share:
+            again = self._past[self._chance.randrange(len(self._past))]
+            ready.send = [*fresh, again]
+        self._past = (self._past + fresh)[-REPLAYED_MAX:]
+        return [(0, ready)]
+
+
+def alter(message: Message, field: str, how: int) -> Message:
+    """The message with one field changed, or the message itself if it has no such field."""
+    change = _CHANGES.get((type(message), field))
+    if change is not None:
+        return change(message, how)
+    names = {"publisher": "publisher", "topic": "topic"}
+    name = names.get(field)
+    if name is None or not isinstance(getattr(message, name, None), int):
+        return message
+    wrong = (getattr(message, name) + 1 + how) % 2**32
+    return msgspec.structs.replace(message, **{name: wrong})
+
+
+def _flip(data: bytes, how: int) -> bytes:
+    if not data:
+        return b"?"
+    at = how % len(data)
+    return data[:at] + bytes([data[at] ^ (1 + how % 255)]) + data[at + 1 :]
+
+
+def _wrong_payload(message: Message, how: int) -> Message:
+    assert isinstance(message, Publish | Forward | Link | Supply)
+    # The last bytes of a batch are values: changing one leaves a batch that still decodes.
+    forged = [payload[:-1] + _flip(payload[-1:], how) for payload in message.payloads]
+    return msgspec.structs.replace(message, payloads=forged)
+
+
+def _wrong_digest(message: Message, how: int) -> Message:
+    assert isinstance(message, Vouch | Echo | ReadyVote)
+    return msgspec.structs.replace(message, digests=[_flip(d, how) for d in message.digests])
+
+
+def _wrong_first(message: Message, _: int) -> Message:
+    assert isinstance(message, Publish | Forward | Link | Vouch | Echo | ReadyVote)
+    return msgspec.structs.replace(message, first=message.first + 1)
+
+
+def _wrong_ack(message: Message, how: int) -> Message:
+    assert isinstance(message, Ack)
+    return msgspec.structs.replace(message, through=message.through + 1 + how)
+
+
+def _wrong_reply(message: Message, how: int) -> Message:
+    assert isinstance(message, Reply)
+    return msgspec.structs.replace(message, sentence=f"no, because of {how}")
+
+
+def _no_authenticators(message: Message, _: int) -> Message:
+    assert isinstance(message, Link)
+    return msgspec.structs.replace(message, authenticators=[])
+
+
+_CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
+    **{(kind, "content"): _wrong_payload for kind in (Publish, Forward, Link, Supply)},
+    **{(kind, "content"): _wrong_digest for kind in (Vouch, Echo, ReadyVote)},
+    **{
+        (kind, "sequence"): _wrong_first
+        for kind in (Publish, Forward, Link, Vouch, Echo, ReadyVote)
+    },
+    (Ack, "sequence"): _wrong_ack,
+    (Reply, "reply"): _wrong_reply,
+    (Link, "authenticators"): _no_authenticators,
+}

@@ -1,0 +1,34 @@
+"""Where a machine and its parts put what they want, until the driver takes it."""
+
+from collections.abc import Iterable
+
+from quorate.core.ids import NodeId
+from quorate.core.messages import Message
+from quorate.protocol.machine import Outcome, Ready
+
+
+class Outbox:
+    """One per machine; its parts hold on to it while the `Ready` inside comes and goes."""
+
+    def __init__(self) -> None:
+        self.ready = Ready()
+        self.now_us = 0
+
+    def send(self, node: NodeId, message: Message) -> None:
+        self.ready.send.append((node, message))
+
+    def send_all(self, nodes: Iterable[NodeId], message: Message) -> None:
+        self.ready.send.extend([(node, message) for node in nodes])
+
+    def deliver(self, outcome: Outcome) -> None:
+        self.ready.deliver.append(outcome)
+
+    def report(self, node: NodeId, kind: str, detail: str) -> None:
+        self.ready.report(node, kind, detail)
+
+    def wake_at(self, at_us: int) -> None:
+        self.ready.timers.append(at_us)
+
+    def take(self) -> Ready:
+        ready, self.ready = self.ready, Ready()
+        return ready

@@ -1,0 +1,113 @@
+"""A client's requests to the replicas of a topic, repeated until answered (F1, F6, F10).
+
+Source: FIT-Broker 2013, section 4.4.1 (algorithms 1 and 2) and section 4.4.4 (algorithm 5).
+
+A request goes to every replica of its topic; the answer is the first one under crash faults
+and f + 1 equal ones under Byzantine faults. What was asked for stays on record, so that a
+replica that comes back after a crash is told again: that is all the state transfer that a
+live topic needs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quorate.core.filter import Filter
+from quorate.core.ids import NodeId
+from quorate.core.messages import Operation, Reply, Request
+from quorate.protocol.machine import Answered
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.topic import Topic
+from quorate.protocol.voting import ReplyVoter
+
+REPEAT_AFTER_US = 500_000
+
+
+@dataclass(slots=True)
+class Standing:
+    """A registration or subscription that is to hold until it is taken back."""
+
+    number: int
+    topic: Topic
+    operation: Operation
+    wanted: Filter
+    voter: ReplyVoter
+    lead: NodeId | None = None
+    answered: bool = False
+    repeat_at_us: int = 0
+
+    def request(self, replica: NodeId) -> Request:
+        return Request(
+            self.number,
+            self.operation,
+            self.topic.name,
+            lead=replica == self.lead,
+            key_prefix=self.wanted.key_prefix,
+            headers=dict(self.wanted.headers),
+        )
+
+
+class Requests:
+    """What this client has asked for, by request number."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._standing: dict[int, Standing] = {}
+        self._next_number = 1
+
+    def ask(
+        self,
+        topic: Topic,
+        operation: Operation,
+        *,
+        wanted: Filter | None = None,
+        lead: NodeId | None = None,
+    ) -> Standing:
+        byzantine = topic.contract.protection == "byzantine"
+        needed = topic.quorum.one_correct if byzantine else 1
+        standing = Standing(
+            self._next_number, topic, operation, wanted or Filter(),
+            ReplyVoter(topic.members, needed), lead,
+        )  # fmt: skip
+        self._next_number += 1
+        self._standing[standing.number] = standing
+        self.repeat(standing)
+        return standing
+
+    def withdraw(self, standing: Standing) -> None:
+        self._standing.pop(standing.number, None)
+
+    def repeat(self, standing: Standing) -> None:
+        standing.repeat_at_us = self._outbox.now_us + REPEAT_AFTER_US
+        for replica in standing.topic.members:
+            self._outbox.send(replica, standing.request(replica))
+
+    def on_reply(self, replica: NodeId, reply: Reply) -> None:
+        standing = self._standing.get(reply.number)
+        if standing is None:
+            return
+        answer = standing.voter.add(replica, reply.sentence)
+        if answer is not None and not standing.answered:
+            standing.answered = True
+            self._outbox.deliver(Answered(standing.number, answer))
+            if answer:
+                self.withdraw(standing)
+
+    def connected(self, replica: NodeId) -> None:
+        """A replica that crashed has forgotten us: say again what holds."""
+        for standing in self._standing.values():
+            if replica in standing.topic.index:
+                self._outbox.send(replica, standing.request(replica))
+
+    def tick(self) -> None:
+        """Repeat to those that have not answered, whether or not the others have."""
+        now_us = self._outbox.now_us
+        for standing in self._standing.values():
+            silent = set(standing.topic.members) - set(standing.voter.replies)
+            if silent and standing.repeat_at_us <= now_us:
+                standing.repeat_at_us = now_us + REPEAT_AFTER_US
+                for replica in sorted(silent):
+                    self._outbox.send(replica, standing.request(replica))
+
+    def replies(self, number: int) -> Mapping[NodeId, str]:
+        standing = self._standing.get(number)
+        return standing.voter.replies if standing else {}

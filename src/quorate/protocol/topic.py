@@ -1,0 +1,49 @@
+"""A topic as the machines see it: its contract, and the replicas that serve it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from quorate.core.contract import Contract
+from quorate.core.ids import NodeId, TopicId, topic_id
+from quorate.core.quorum import Quorum
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One topic. `members` are its replicas, in the order in which a chain takes them."""
+
+    name: str
+    contract: Contract
+    members: tuple[NodeId, ...]
+    f: int
+
+    @cached_property
+    def id(self) -> TopicId:
+        return topic_id(self.name)
+
+    @cached_property
+    def quorum(self) -> Quorum:
+        return Quorum(len(self.members), self.f)
+
+    @cached_property
+    def index(self) -> Mapping[NodeId, int]:
+        """The position of each member, for votes that are kept as bits."""
+        return {member: position for position, member in enumerate(self.members)}
+
+    def others(self, me: NodeId) -> tuple[NodeId, ...]:
+        return tuple(member for member in self.members if member != me)
+
+    def chain(self, number: int) -> tuple[NodeId, ...]:
+        """The 2f + 1 members, in order, of the chain with this number.
+
+        There is one chain for each member to start from, so that whichever f replicas are
+        faulty, a source that moves on finds one in which they stand harmlessly or not at all.
+        """
+        start = number % len(self.members)
+        rotated = self.members[start:] + self.members[:start]
+        return rotated[: self.quorum.majority_correct]
+
+
+def by_id(topics: Iterable[Topic]) -> dict[TopicId, Topic]:
+    return {topic.id: topic for topic in topics}

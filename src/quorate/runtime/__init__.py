@@ -1,0 +1,1 @@
+"""The world outside the machines: files, sockets, processes and clocks."""

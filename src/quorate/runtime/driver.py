@@ -1,0 +1,199 @@
+"""The driver: one machine, one transport, one `Ready` per turn of the event loop.
+
+Whatever arrives is put aside until the loop has read everything that is there; then all of it
+is stepped, one `Ready` is taken, and each peer gets one write. Under load a turn therefore
+carries many messages and the cost of a turn is shared, and when idle nothing waits.
+
+Nothing here grows without bound: a peer that does not read is first reported to the machine,
+which holds back, and what is sent to it regardless beyond `PEER_BYTES_MAX` is dropped. The
+machines send again what matters.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from quorate.core.codec import encode
+from quorate.core.errors import LocalProtocolError
+from quorate.core.ids import NodeId
+from quorate.core.messages import Message
+from quorate.protocol.machine import Machine, Outcome, Ready, Report
+from quorate.protocol.misbehaviour import Rewrite, behave
+from quorate.runtime.transport import Transport
+
+PEER_BYTES_MAX = 16 * 1024 * 1024
+
+_log = logging.getLogger("quorate.driver")
+
+Handler = Callable[[NodeId, Any], None]
+
+
+class Paced(Machine, Protocol):
+    """A machine that can be told that a peer does not keep up."""
+
+    def writable(self, peer: NodeId, writable: bool) -> None: ...
+
+
+def now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+class Driver:
+    """Steps a machine with what a transport brings, and carries out what it wants.
+
+    `handlers` take messages that are for the process rather than for the machine.
+    """
+
+    def __init__(
+        self,
+        machine: Paced,
+        *,
+        on_outcomes: Callable[[list[Outcome]], None] | None = None,
+        on_report: Callable[[Report], None] | None = None,
+        on_offence: Callable[[NodeId | None, str, str], None] | None = None,
+        handlers: Mapping[type, Handler] | None = None,
+    ) -> None:
+        self.machine = machine
+        self.rewrite: Rewrite = behave
+        self.counters: Counter[str] = Counter()
+        self.connected_peers: dict[NodeId, None] = {}
+        self._on_outcomes = on_outcomes
+        self._on_report = on_report
+        self._on_offence = on_offence
+        self._handlers = dict(handlers or {})
+        self._inbox: list[tuple[NodeId, list[Message]]] = []
+        self._loop = asyncio.get_running_loop()
+        self._transport: Transport | None = None
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = 0
+        self._stopped = False
+
+    def start(self, transport: Transport) -> None:
+        self._transport = transport
+        self.wake()
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def wake(self) -> None:
+        """Take a turn soon: the application has changed the machine."""
+        if not self._scheduled and not self._stopped:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def send(self, peer: NodeId, message: Message) -> None:
+        """A message of the process itself, past the machine and its misbehaviour."""
+        if self._transport is not None:
+            self._transport.send(peer, [encode(message)])
+
+    # Links
+
+    def received(self, peer: NodeId, messages: list[Message]) -> None:
+        self._inbox.append((peer, messages))
+        self.wake()
+
+    def connected(self, peer: NodeId) -> None:
+        self.connected_peers[peer] = None
+        self.machine.tick(now_us())
+        self.machine.connected(peer)
+        self.wake()
+
+    def disconnected(self, peer: NodeId, why: str) -> None:
+        self.connected_peers.pop(peer, None)
+        _log.info("link to node %s is down: %s", peer, why)
+        self.machine.tick(now_us())
+        self.machine.disconnected(peer)
+        self.wake()
+
+    def writable(self, peer: NodeId, writable: bool) -> None:
+        self.machine.writable(peer, writable)
+        self.wake()
+
+    def offence(self, peer: NodeId | None, address: str, sentence: str) -> None:
+        self.counters["offences"] += 1
+        if self._on_offence is not None:
+            self._on_offence(peer, address, sentence)
+
+    # Turns
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._stopped:
+            return
+        now = now_us()
+        self.machine.tick(now)
+        inbox, self._inbox = self._inbox, []
+        for peer, messages in inbox:
+            for message in messages:
+                self._step(peer, message)
+        for delay_us, ready in self.rewrite(self.machine.take(), now):
+            if delay_us:
+                self._loop.call_later(delay_us / 1e6, self._carry_out, ready)
+            else:
+                self._carry_out(ready)
+
+    def _step(self, peer: NodeId, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        try:
+            if handler is not None:
+                handler(peer, message)
+            else:
+                self.machine.step(peer, message)
+        except Exception:
+            # A peer must not be able to stop us, not even through a mistake of ours.
+            self.counters["internal_errors"] += 1
+            _log.exception("a %s from node %s was dropped", type(message).__name__, peer)
+
+    def _carry_out(self, ready: Ready) -> None:
+        if self._stopped:
+            return
+        if ready.persist:
+            raise LocalProtocolError("this driver has no disk, and its machine asks for one")
+        self._send(ready.send)
+        if ready.deliver and self._on_outcomes is not None:
+            self._on_outcomes(ready.deliver)
+        if self._on_report is not None:
+            for report in ready.reports:
+                self._on_report(report)
+        if ready.timers:
+            self._wake_at(min(ready.timers))
+
+    def _send(self, messages: list[tuple[NodeId, Message]]) -> None:
+        """One write per peer; a message that goes to several is encoded once."""
+        transport = self._transport
+        if transport is None or not messages:
+            return
+        per_peer: dict[NodeId, list[bytes]] = {}
+        encoded: dict[int, bytes] = {}
+        for peer, message in messages:
+            frame = encoded.get(id(message))
+            if frame is None:
+                frame = encoded[id(message)] = encode(message)
+            frames = per_peer.get(peer)
+            if frames is None:
+                per_peer[peer] = [frame]
+            else:
+                frames.append(frame)
+        for peer, frames in per_peer.items():
+            if transport.buffered_bytes(peer) > PEER_BYTES_MAX:
+                self.counters["dropped_frames"] += len(frames)
+            else:
+                transport.send(peer, frames)
+
+    def _wake_at(self, at_us: int) -> None:
+        if self._timer is not None:
+            if self._timer_us <= at_us and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+        self._timer_us = at_us
+        self._timer = self._loop.call_later(max(0, at_us - now_us()) / 1e6, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.wake()

@@ -1,0 +1,148 @@
+"""How two members meet on a new connection.
+
+The dialler says Hello, the listener answers with its own. A Hello is 77 bytes: magic, version,
+the node (the number of a member, and the session of a client that may have several), the digest
+of its cluster file, and a nonce that is never used again. It claims and proves nothing. The
+proof depends on the link security of the cluster:
+
+- `tls`: the Hello comes through a TLS 1.3 session, and the certificate of that session must be
+  the one that the cluster file pins for the member in the Hello.
+- `mac`: each side sends an empty record as its first one. Its tag needs a session key, one per
+  direction, that follows from the X25519 secret of the two members, both Hellos and who dialled.
+  Both nonces are in the key, so nothing recorded in one session verifies in another; the names
+  and the direction are in it, so nothing can be reflected to its maker.
+
+A stranger who opens connections therefore costs little: secrets are computed once per member
+and never per connection, and nothing is answered before a well-formed Hello of a known number.
+"""
+
+import secrets
+from dataclasses import dataclass
+from struct import Struct
+
+from blake3 import blake3
+
+from quorate.core.cluster import Cluster, Replica
+from quorate.core.errors import AuthenticationError, ConfigError, RemoteProtocolError
+from quorate.core.ids import SESSION_MAX, MemberId, NodeId, member_of, node_of
+from quorate.crypto.identity import Identity, public_of
+from quorate.crypto.macs import Mac, derive_key
+from quorate.runtime.records import TaggedRecords
+
+MAGIC = b"QRTE"
+VERSION = 1
+NONCE_BYTES = 32
+# magic, version, node, digest of the cluster file, nonce
+_HELLO = Struct(f"<4sBQ32s{NONCE_BYTES}s")
+HELLO_BYTES = _HELLO.size
+
+_SESSION_CONTEXT = "quorate 2026 link session, one direction"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a member says first: who it claims to be, in which cluster, in which session."""
+
+    node: NodeId
+    cluster: bytes
+    nonce: bytes
+
+    def pack(self) -> bytes:
+        return _HELLO.pack(MAGIC, VERSION, self.node, self.cluster, self.nonce)
+
+
+class Credentials:
+    """What this node shows to others, and checks them by."""
+
+    def __init__(self, cluster: Cluster, identity: Identity, session: int | None = None) -> None:
+        own = cluster.named(identity.public.name)
+        if public_of(own) != identity.public:
+            raise ConfigError(
+                f"the keys of {own.name} are not those that cluster {cluster.name} pins for it"
+            )
+        if session is None:
+            session = 0 if isinstance(own, Replica) else 1 + secrets.randbelow(SESSION_MAX)
+        self.node = node_of(own.number, session)
+        self._cluster = cluster
+        self._identity = identity
+        self._digest = cluster_digest(cluster)
+        self._members = {member.number: member for member in cluster.members}
+        self._secrets: dict[MemberId, bytes] = {}
+
+    def hello(self) -> Hello:
+        """Our Hello for one new connection."""
+        return Hello(self.node, self._digest, secrets.token_bytes(NONCE_BYTES))
+
+    def check(self, packed: memoryview, *, dialled: NodeId | None) -> Hello:
+        """The peer's Hello, if it is one that we may go on with."""
+        magic, version, node, cluster, nonce = _HELLO.unpack(packed)
+        check_magic(magic)
+        if version != VERSION:
+            raise RemoteProtocolError(f"speaks version {version} of the protocol, not {VERSION}")
+        self._check_node(node)
+        if cluster != self._digest:
+            raise RemoteProtocolError(
+                f"claims to be {self.name(node)} and has another cluster file than we have"
+            )
+        if dialled is not None and node != dialled:
+            raise AuthenticationError(
+                f"claims to be {self.name(node)} where {self.name(dialled)} was dialled"
+            )
+        return Hello(node, cluster, nonce)
+
+    def _check_node(self, node: NodeId) -> None:
+        member = self._members.get(member_of(node))
+        if member is None or member.number == member_of(self.node):
+            raise AuthenticationError(
+                f"claims number {member_of(node)}, which is no other member of {self._cluster.name}"
+            )
+        if isinstance(member, Replica) and node != member.number:
+            raise RemoteProtocolError(
+                f"claims to be {member.name} in a session of its own, which only clients have"
+            )
+
+    def session(self, ours: Hello, theirs: Hello, *, dialled: bool) -> TaggedRecords:
+        """The records of one `mac` session, keyed per direction."""
+        dialler, listener = (ours, theirs) if dialled else (theirs, ours)
+        secret = self._secret(member_of(theirs.node))
+
+        def mac(maker: Hello) -> Mac:
+            parts = (dialler.pack(), listener.pack(), maker.pack())
+            names = (self.name(hello.node).encode() for hello in (dialler, listener))
+            key = derive_key(secret, _SESSION_CONTEXT, self._cluster.name.encode(), *names, *parts)
+            return Mac(key, self._cluster.mac)
+
+        return TaggedRecords(outbound=mac(ours), inbound=mac(theirs))
+
+    def name(self, node: NodeId) -> str:
+        return self._members[member_of(node)].name
+
+    def _secret(self, number: MemberId) -> bytes:
+        secret = self._secrets.get(number)
+        if secret is None:
+            secret = self._identity.shared_secret(public_of(self._members[number]))
+            self._secrets[number] = secret
+        return secret
+
+
+def check_magic(start: bytes) -> None:
+    """Refuse at the first four bytes what is not Quorate at all."""
+    if start != MAGIC:
+        raise RemoteProtocolError(f"does not speak Quorate: it began with {start!r}")
+
+
+def cluster_digest(cluster: Cluster) -> bytes:
+    """What two members must agree on before they can talk: the replicas and how links work.
+
+    Clients are left out, so that adding one does not cut off whoever has the older file.
+    """
+    hasher = blake3()
+    replicas = (
+        (str(replica.number).encode(), replica.name.encode(), replica.sign_key, replica.mac_key)
+        for replica in cluster.replicas
+    )
+    general = (cluster.name, str(cluster.f), cluster.link_security, cluster.mac)
+    for part in (*(text.encode() for text in general), *(p for pins in replicas for p in pins)):
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()

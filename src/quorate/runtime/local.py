@@ -1,0 +1,133 @@
+"""A whole cluster on one machine, made in one go: to try things out, to show, to measure.
+
+Here, and only here, one hand holds everybody's private keys. Parties that do not trust each
+other make their keys apart (`quorate identity new`) and share the public parts.
+"""
+
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from quorate.core.cluster import Client, Cluster, Replica
+from quorate.core.contract import Contract
+from quorate.core.errors import ConfigError
+from quorate.crypto.identity import Identity
+from quorate.runtime.files import (
+    CLUSTER_FILE,
+    certificate_file,
+    key_file,
+    write_certificate,
+    write_cluster,
+    write_identity,
+)
+
+HOST = "127.0.0.1"
+OPERATOR = "operator"
+BASE_PORT = 7400
+METRICS_PORT_OFFSET = 100
+REPLICAS_MAX = METRICS_PORT_OFFSET
+
+# One topic of each kind, from the cheapest contract to the strictest.
+_STARTER_TOPICS: Mapping[str, Mapping[str, object]] = {
+    "metrics": {"protection": "crash"},
+    "alerts": {"protection": "byzantine", "broadcast": "vote"},
+    "orders": {"protection": "byzantine", "broadcast": "authenticated", "history_every": 100},
+    "prices": {"protection": "byzantine", "broadcast": "chain", "history_every": 100},
+    "audit": {"protection": "byzantine", "broadcast": "reliable"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """A cluster together with the private keys of all its members, by name."""
+
+    cluster: Cluster
+    identities: Mapping[str, Identity]
+
+
+def starter_topics() -> dict[str, Contract]:
+    """Topics to begin with; they ask for 3f + 1 replicas."""
+    return {name: Contract.parse(name, table) for name, table in _STARTER_TOPICS.items()}
+
+
+def make_local_cluster(
+    *,
+    replicas: int = 4,
+    f: int = 1,
+    clients: Iterable[str] = ("alice", "bob"),
+    link_security: Literal["tls", "mac"] = "tls",
+    mac: str = "blake3",
+    base_port: int = BASE_PORT,
+    topics: Mapping[str, Contract] | None = None,
+) -> LocalCluster:
+    """Keys for everybody and the cluster that pins them, in memory only."""
+    if not 1 <= replicas <= REPLICAS_MAX:
+        raise ConfigError(f"a local cluster has 1 to {REPLICAS_MAX} replicas, not {replicas}")
+    servers = [Identity.generate(f"r{number}") for number in range(replicas)]
+    users = [Identity.generate(name) for name in (*clients, OPERATOR)]
+    cluster = Cluster(
+        name="local",
+        f=f,
+        link_security=link_security,
+        mac=mac,
+        allow_misbehaviour=True,
+        replicas=tuple(_replica(i, identity, base_port) for i, identity in enumerate(servers)),
+        clients=tuple(_client(i, identity) for i, identity in enumerate(users)),
+        topics=starter_topics() if topics is None else topics,
+    )
+    return LocalCluster(cluster, {each.public.name: each for each in (*servers, *users)})
+
+
+def write_local_cluster(directory: Path, local: LocalCluster) -> None:
+    """Write the directory that `quorate.runtime.files` describes; refuse one that is in use."""
+    for path in (directory / CLUSTER_FILE, directory / "keys"):
+        if path.exists():
+            raise ConfigError(
+                f"there is a cluster in {directory} already ({path.name} exists), and its keys "
+                f"cannot be brought back once they are gone; choose another directory, or "
+                f"remove this one yourself"
+            )
+    for name, identity in local.identities.items():
+        write_identity(key_file(directory, name), identity)
+        write_certificate(certificate_file(directory, name), identity.public)
+    # The cluster file comes last: where it stands, everything else does.
+    write_cluster(directory / CLUSTER_FILE, local.cluster)
+
+
+def refuse_busy_ports(cluster: Cluster) -> None:
+    """Say now that a port is taken, rather than when the replicas start."""
+    for replica in cluster.replicas:
+        for port in (replica.port, replica.metrics_port):
+            if port is not None and not _is_free(replica.host, port):
+                raise ConfigError(
+                    f"port {port}, which {replica.name} would use, is taken by another program; "
+                    f"choose other ports with --base-port"
+                )
+
+
+def _replica(number: int, identity: Identity, base_port: int) -> Replica:
+    return Replica.of(
+        identity.public,
+        number=number,
+        host=HOST,
+        port=base_port + number,
+        metrics_port=base_port + METRICS_PORT_OFFSET + number,
+    )
+
+
+def _client(index: int, identity: Identity) -> Client:
+    public = identity.public
+    return Client.of(public, index=index, operator=public.name == OPERATOR)
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        # As the replicas do it: a port whose last connections are still winding down is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,90 @@
+"""From an operator's order to a wrapper around a live replica (B8, F13)."""
+
+from random import Random
+
+from quorate.core.cluster import Cluster, Replica
+from quorate.core.errors import LocalProtocolError
+from quorate.core.ids import NodeId, member_of
+from quorate.core.messages import Misbehave
+from quorate.protocol.machine import Ready
+from quorate.protocol.misbehaviour import (
+    Drop,
+    Equivocate,
+    Lie,
+    Parts,
+    Replay,
+    Rewrite,
+    Silence,
+    Slow,
+    behave,
+)
+
+BEHAVIOURS = ("behave", "slow", "lie", "drop", "silent", "equivocate", "replay")
+DELAY_MS_MAX = 60_000
+
+
+def wrapper_for(order: Misbehave, cluster: Cluster, me: NodeId, chance: Random) -> Rewrite:
+    """The wrapper that the order asks for; a sentence if there is none."""
+    if not 0 <= order.percent <= 100:
+        raise LocalProtocolError(f"{order.percent} percent; allowed are 0 to 100")
+    if not 0 <= order.delay_ms <= DELAY_MS_MAX:
+        raise LocalProtocolError(f"a delay of {order.delay_ms} ms; allowed are 0 to {DELAY_MS_MAX}")
+    match order.behaviour:
+        case "behave":
+            return behave
+        case "slow":
+            return Slow(int(order.delay_ms * 1000))
+        case "lie":
+            return Lie(chance, order.percent, order.fields)
+        case "drop":
+            return Drop(chance, order.percent)
+        case "replay":
+            return Replay(chance, order.percent)
+        case "silent":
+            return SilenceToMembers(_towards(order, cluster, me))
+        case "equivocate":
+            return Equivocate(_towards(order, cluster, me))
+    allowed = ", ".join(BEHAVIOURS)
+    raise LocalProtocolError(f"cannot {order.behaviour!r} on purpose; allowed are {allowed}")
+
+
+def describe(order: Misbehave) -> str:
+    """The order in a few words, for `status` and the log."""
+    if order.behaviour == "behave":
+        return "none"
+    words = {
+        "slow": f"slow by {order.delay_ms:g} ms",
+        "lie": f"lies in {order.percent:g} % of its messages",
+        "drop": f"drops {order.percent:g} % of its messages",
+        "replay": f"replays after {order.percent:g} % of its turns",
+        "silent": "silent towards " + (", ".join(order.towards) or "f replicas and all clients"),
+        "equivocate": "tells lies to " + (", ".join(order.towards) or "f replicas"),
+    }
+    return words[order.behaviour]
+
+
+class SilenceToMembers:
+    """Silence towards members, whatever session they are connected with.
+
+    Without names it is Freeman's misbehaving broker: nothing to any client, nothing to f
+    replicas.
+    """
+
+    def __init__(self, members: frozenset[NodeId]) -> None:
+        self._members = members
+
+    def __call__(self, ready: Ready, now_us: int) -> Parts:
+        nodes = {node for node, _ in ready.send if member_of(node) in self._members}
+        return Silence(nodes)(ready, now_us)
+
+
+def _towards(order: Misbehave, cluster: Cluster, me: NodeId) -> frozenset[NodeId]:
+    if order.towards:
+        return frozenset(cluster.named(name).number for name in order.towards)
+    after = [r.number for r in cluster.replicas if r.number > me]
+    before = [r.number for r in cluster.replicas if r.number < me]
+    some_replicas = (after + before)[: cluster.f]
+    if order.behaviour == "equivocate":
+        return frozenset(some_replicas)
+    clients = (m.number for m in cluster.members if not isinstance(m, Replica))
+    return frozenset((*some_replicas, *clients))

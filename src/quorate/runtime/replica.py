@@ -1,0 +1,248 @@
+"""One replica as a process: the broker machine, its links, its metrics, its log.
+
+`python -m quorate.runtime.replica --cluster FILE --name r0 --key FILE` runs one; the
+`quorate` command and the launcher start it like that.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from quorate.core.cluster import Client, Cluster, Replica
+from quorate.core.errors import ConfigError, QuorateError
+from quorate.core.ids import NodeId, member_of
+from quorate.core.messages import Misbehave, Reply, StatusQuery, StatusReport
+from quorate.crypto.identity import Identity
+from quorate.protocol.broker import Broker
+from quorate.protocol.machine import Report
+from quorate.runtime.driver import Driver
+from quorate.runtime.files import read_cluster, read_identity
+from quorate.runtime.loop import run
+from quorate.runtime.metrics import Sample, serve_metrics
+from quorate.runtime.misbehaving import describe, wrapper_for
+from quorate.runtime.topics import client_names, macs_of, topics_of
+from quorate.runtime.transport import Transport
+
+SAMPLE_EVERY_S = 1.0
+OFFENDERS_SHOWN = 20
+LOGGED_PER_SECOND_MAX = 5
+
+_log = logging.getLogger("quorate.replica")
+
+
+class Offences:
+    """Who did what no correct member does: counted for metrics, logged within a rate."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.last: deque[str] = deque(maxlen=OFFENDERS_SHOWN)
+        self._logged = 0
+        self._logged_at = 0.0
+
+    def note(self, node: NodeId | None, kind: str, sentence: str) -> None:
+        who = self._name(node)
+        self.counts[who, kind] += 1
+        self.last.append(f"{who}: {kind}: {sentence}")
+        second = time.monotonic() // 1
+        if second != self._logged_at:
+            self._logged, self._logged_at = 0, second
+        self._logged += 1
+        if self._logged <= LOGGED_PER_SECOND_MAX:
+            _log.warning("%s: %s: %s", who, kind, sentence)
+
+    def _name(self, node: NodeId | None) -> str:
+        if node is None:
+            return "stranger"
+        try:
+            return self._cluster.member(member_of(node)).name
+        except ConfigError:
+            return f"node {node}"
+
+
+class ReplicaProcess:
+    """Everything that one replica is made of."""
+
+    def __init__(self, cluster: Cluster, identity: Identity) -> None:
+        me = cluster.named(identity.public.name)
+        if not isinstance(me, Replica):
+            raise ConfigError(f"{me.name} is a client of cluster {cluster.name}, not a replica")
+        self.cluster, self.me = cluster, me
+        self.broker = Broker(
+            me.number, topics_of(cluster), client_names(cluster), macs_of(cluster, identity)
+        )
+        self.offences = Offences(cluster)
+        self.misbehaviour = "none"
+        self._rates: dict[str, float] = {}
+        self._started = time.monotonic()
+        self._driver = Driver(
+            self.broker,
+            on_report=self._on_report,
+            on_offence=self._on_offence,
+            handlers={StatusQuery: self._on_status, Misbehave: self._on_misbehave},
+        )
+        self._transport = Transport(cluster, identity, self._driver)
+
+    async def run(self, until: asyncio.Event) -> None:
+        await self._transport.listen(self.me.host, self.me.port)
+        # Of two replicas, the one with the higher number dials.
+        for replica in self.cluster.replicas[: self.me.number]:
+            self._transport.dial(replica.number)
+        self._driver.start(self._transport)
+        metrics = None
+        if self.me.metrics_port is not None:
+            metrics = await serve_metrics(self.me.host, self.me.metrics_port, self._samples)
+        sampler = asyncio.create_task(self._sample_rates())
+        _log.info("%s listens on %s:%s", self.me.name, self.me.host, self.me.port)
+        await until.wait()
+        sampler.cancel()
+        if metrics is not None:
+            metrics.close()
+        self._driver.stop()
+        await self._transport.close()
+
+    # What others may ask
+
+    def _on_status(self, peer: NodeId, query: StatusQuery) -> None:
+        self._driver.send(peer, StatusReport(query.number, self.status()))
+
+    def _on_misbehave(self, peer: NodeId, order: Misbehave) -> None:
+        self._driver.send(peer, Reply(order.number, self._misbehave(peer, order)))
+
+    def _misbehave(self, peer: NodeId, order: Misbehave) -> str:
+        client = self.cluster.member(member_of(peer))
+        if not self.cluster.allow_misbehaviour:
+            return "this cluster's file does not say allow_misbehaviour = true"
+        if not isinstance(client, Client) or not client.operator:
+            return f"{client.name} is not an operator of this cluster"
+        try:
+            self._driver.rewrite = wrapper_for(order, self.cluster, self.me.number, random.Random())
+        except QuorateError as error:
+            return str(error)
+        self.misbehaviour = describe(order)
+        _log.warning("misbehaving on purpose from now on: %s", self.misbehaviour)
+        return ""
+
+    def status(self) -> dict[str, object]:
+        return {
+            "name": self.me.name,
+            "party": self.me.party,
+            "health": "ok" if self.misbehaviour == "none" else "misbehaving",
+            "misbehaviour": self.misbehaviour,
+            "uptime_s": round(time.monotonic() - self._started, 1),
+            # Live topics have no leader; the order log gives this a value.
+            "regency": None,
+            "memory_mb": round(memory_bytes() / 1e6, 1),
+            "links": len(self._driver.connected_peers),
+            "rates": {name: round(rate, 1) for name, rate in self._rates.items()},
+            "topics": {
+                served.scope.topic.name: {
+                    "publishers": len(served.scope.channel.publishers),
+                    "subscribers": len(served.scope.channel.outlets),
+                    "queued_events": served.scope.channel.depth_events,
+                    "busy": served.scope.channel.busy,
+                    "discarded": served.scope.channel.counters["discarded"],
+                    "expired": served.scope.channel.counters["expired"],
+                }
+                for served in self.broker.topics.values()
+            },
+            "rejected": sum(self.offences.counts.values()),
+            "offenders": [
+                f"{who}: {count} x {kind}"
+                for (who, kind), count in self.offences.counts.most_common(OFFENDERS_SHOWN)
+            ],
+        }
+
+    # Reporting
+
+    def _on_report(self, report: Report) -> None:
+        self.offences.note(report.node, report.kind, report.detail)
+
+    def _on_offence(self, peer: NodeId | None, address: str, sentence: str) -> None:
+        self.offences.note(peer, "offence", f"{sentence} (from {address})")
+
+    async def _sample_rates(self) -> None:
+        before, at = self._totals(), time.monotonic()
+        while True:
+            await asyncio.sleep(SAMPLE_EVERY_S)
+            now, totals = time.monotonic(), self._totals()
+            self._rates = {
+                f"{name}_per_s": (totals[name] - before[name]) / (now - at) for name in totals
+            }
+            before, at = totals, now
+
+    def _totals(self) -> dict[str, int]:
+        return {
+            "batches_in": self.broker.counters["batches_in"],
+            "events_out": sum(
+                served.scope.channel.counters["offered"] for served in self.broker.topics.values()
+            ),
+        }
+
+    def _samples(self) -> Iterator[Sample]:
+        yield "up_seconds", {}, time.monotonic() - self._started
+        yield "memory_bytes", {}, memory_bytes()
+        yield "links", {}, len(self._driver.connected_peers)
+        yield "batches_in_total", {}, self.broker.counters["batches_in"]
+        yield "dropped_frames_total", {}, self._driver.counters["dropped_frames"]
+        yield "internal_errors_total", {}, self._driver.counters["internal_errors"]
+        for served in self.broker.topics.values():
+            channel, labels = served.scope.channel, {"topic": served.scope.topic.name}
+            yield "queued_events", labels, channel.depth_events
+            yield "subscribers", labels, len(channel.outlets)
+            yield "publishers", labels, len(channel.publishers)
+            yield "offered_events_total", labels, channel.counters["offered"]
+            yield "discarded_events_total", labels, channel.counters["discarded"]
+            yield "expired_events_total", labels, channel.counters["expired"]
+        for (who, kind), count in self.offences.counts.items():
+            yield "offences_total", {"member": who, "kind": kind}, count
+
+
+def memory_bytes() -> int:
+    """The resident memory of this process."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="quorate.runtime.replica", description=__doc__)
+    parser.add_argument("--cluster", type=Path, required=True, help="the cluster file")
+    parser.add_argument("--name", required=True, help="which replica of it this is")
+    parser.add_argument("--key", type=Path, required=True, help="its private keys")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    try:
+        cluster, identity = read_cluster(given.cluster), read_identity(given.key)
+        if identity.public.name != given.name:
+            raise ConfigError(f"{given.key} holds the keys of {identity.public.name}")
+        run(_serve(cluster, identity))
+    except (QuorateError, OSError) as error:
+        _log.error("%s cannot run: %s", given.name, error)
+        return 2
+    return 0
+
+
+async def _serve(cluster: Cluster, identity: Identity) -> None:
+    until = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, until.set)
+    await ReplicaProcess(cluster, identity).run(until)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""From the cluster file to what the machines need."""
+
+from quorate.core.cluster import Cluster
+from quorate.core.ids import MemberId
+from quorate.crypto.identity import Identity, public_of
+from quorate.crypto.macs import PairwiseMacs
+from quorate.protocol.topic import Topic
+
+
+def topics_of(cluster: Cluster) -> list[Topic]:
+    """Every topic with the replicas that serve it and the faults that they tolerate."""
+    return [
+        Topic(
+            name,
+            contract,
+            cluster.placement(name),
+            cluster.f if contract.protection != "none" else 0,
+        )
+        for name, contract in cluster.topics.items()
+    ]
+
+
+def client_names(cluster: Cluster) -> dict[MemberId, str]:
+    return {client.number: client.name for client in cluster.clients}
+
+
+def macs_of(cluster: Cluster, identity: Identity) -> PairwiseMacs:
+    members = {member.number: public_of(member) for member in cluster.members}
+    return PairwiseMacs.between(identity, members, cluster.mac, cluster=cluster.name)

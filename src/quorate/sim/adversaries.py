@@ -1,0 +1,124 @@
+"""Who attacks, by name: Byzantine replicas and Byzantine sources.
+
+Most of them are the wrappers of `protocol/misbehaviour.py`, with numbers that a seed draws.
+Twins need no wrapper, only a second machine (`twins.py`). A Byzantine source says different
+things to different replicas, or the whole story to too few of them; its messages are as
+authentic as those of a correct one.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from random import Random
+from typing import TypeAlias
+
+from quorate.core.ids import Lane, NodeId
+from quorate.core.messages import Link, Publish
+from quorate.protocol import misbehaviour
+from quorate.protocol.machine import Ready
+from quorate.protocol.misbehaviour import Drop, Equivocate, Lie, Parts, Replay, Silence, Slow
+from quorate.sim.hosts import Rewrite
+
+# From the numbers of a seed, f, and all nodes of the world.
+Make: TypeAlias = Callable[[Random, int, Collection[NodeId]], Rewrite]
+
+TWINS = "twins"
+TWIN_SOURCE = "twin-source"
+
+
+def _slow(draw: Random, *_: object) -> Rewrite:
+    return Slow(draw.randrange(20_000, 1_500_000))
+
+
+def _drop(draw: Random, *_: object) -> Rewrite:
+    return Drop(draw, draw.choice((10, 50, 90)))
+
+
+def _mute(*_: object) -> Rewrite:
+    return Silence()
+
+
+def _silent(draw: Random, f: int, nodes: Collection[NodeId]) -> Rewrite:
+    return Silence(draw.sample(sorted(nodes), f))
+
+
+def _lie(draw: Random, *_: object) -> Rewrite:
+    return Lie(draw, draw.choice((20, 100)))
+
+
+def _equivocate(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
+    return Equivocate(draw.sample(sorted(nodes), draw.randint(1, len(nodes))))
+
+
+def _replay(draw: Random, *_: object) -> Rewrite:
+    return Replay(draw, 50)
+
+
+def _lie_about(field: str) -> Make:
+    return lambda draw, *_: Lie(draw, draw.choice((20, 100)), [field])
+
+
+class Withhold:
+    """Publish nothing on some lanes towards some replicas; be polite to them otherwise."""
+
+    def __init__(self, replicas: Iterable[NodeId], lanes: Iterable[Lane] = tuple(Lane)) -> None:
+        self._replicas = frozenset(replicas)
+        self._lanes = frozenset(lanes)
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            (node, message)
+            for node, message in ready.send
+            if node not in self._replicas or self._lane_of(message) not in self._lanes
+        ]
+        return [(0, ready)]
+
+    @staticmethod
+    def _lane_of(message: object) -> Lane | None:
+        if isinstance(message, Link):
+            return Lane.EVENTS
+        return message.lane if isinstance(message, Publish) else None
+
+
+def _partial_source(draw: Random, f: int, replicas: Collection[NodeId]) -> Rewrite:
+    """Enough replicas hear of it for some destination to deliver, and not enough for all."""
+    count = draw.randint(1, min(2 * f, len(replicas)))
+    return Withhold(draw.sample(sorted(replicas), count), draw.choice(((Lane.EVENTS,), Lane)))
+
+
+def _unfinished_source(draw: Random, f: int, replicas: Collection[NodeId]) -> Rewrite:
+    """At most f replicas hear of anything: no broadcast is ever completed."""
+    return Withhold(draw.sample(sorted(replicas), len(replicas) - draw.randint(1, f)))
+
+
+def _historyless_source(_: Random, __: int, replicas: Collection[NodeId]) -> Rewrite:
+    return Withhold(replicas, (Lane.HISTORIES,))
+
+
+def _lying_source(draw: Random, *_: object) -> Rewrite:
+    """A different content for each replica, in some of the batches."""
+    return Lie(draw, draw.choice((5, 20, 50)), ["content"])
+
+
+def _twin(*_: object) -> Rewrite:
+    return misbehaviour.behave
+
+
+REPLICAS: Mapping[str, Make] = {
+    "slow": _slow,
+    "drop": _drop,
+    "mute": _mute,
+    "silent": _silent,
+    "lie": _lie,
+    **{f"lie-{field}": _lie_about(field) for field in misbehaviour.FIELDS},
+    "equivocate": _equivocate,
+    "replay": _replay,
+    TWINS: _twin,
+}
+SOURCES: Mapping[str, Make] = {
+    "partial-source": _partial_source,
+    "unfinished-source": _unfinished_source,
+    "historyless-source": _historyless_source,
+    "lying-source": _lying_source,
+    TWIN_SOURCE: _twin,
+}
+# What a protocol for crash faults has to bear.
+HARMLESS = ("slow",)

@@ -1,0 +1,104 @@
+"""A host: the place where one machine runs, and what survives the machine.
+
+A crash ends a machine and begins the host's next incarnation; whatever was under way for the
+old one (timers, syncs, delayed parts) carries the old number and comes to nothing. A pause
+takes the machine off the processor and keeps everything.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from quorate.core.ids import NodeId
+from quorate.protocol.machine import Machine, Ready
+from quorate.sim.disks import SimDisk
+from quorate.sim.links import Link
+from quorate.sim.twins import Side
+
+if TYPE_CHECKING:
+    from quorate.sim.streams import Session
+
+MakeMachine: TypeAlias = Callable[[], Machine]
+# What an adversary makes of a `Ready`: parts, each with the delay after which it happens.
+Rewrite: TypeAlias = Callable[[Ready, int], list[tuple[int, Ready]]]
+
+
+class Host:
+    """One machine's place in the world. Two hosts with one node number are twins."""
+
+    __slots__ = (
+        "asleep",
+        "backlog",
+        "disk",
+        "due",
+        "incarnation",
+        "links",
+        "machine",
+        "make_machine",
+        "node",
+        "now_us",
+        "peers",
+        "rewrite",
+        "sessions",
+        "side",
+        "syncing",
+        "timers",
+        "twin",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        node: NodeId,
+        make_machine: MakeMachine,
+        *,
+        disk: SimDisk,
+        rewrite: Rewrite | None,
+        side: Side = Side.A,
+    ) -> None:
+        self.node = node
+        self.make_machine = make_machine
+        self.disk = disk
+        self.rewrite = rewrite
+        self.side = side
+        self.twin: Host | None = None
+        self.peers: dict[NodeId, None] = {}
+        self.links: dict[NodeId, Link] = {}
+        self.sessions: dict[Host, Session] = {}
+        # The machine that can act now. None while the host is down or paused.
+        self.machine: Machine | None = make_machine()
+        self.asleep: Machine | None = None
+        # What a paused machine will find when it wakes up.
+        self.backlog: list[Callable[[Machine], object]] = []
+        self.incarnation = 0
+        self.now_us = -1
+        self.due = False
+        self.timers: set[int] = set()
+        # While a sync runs, everything that the machine wants waits behind it.
+        self.syncing = False
+        self.waiting: list[Ready] = []
+
+    @property
+    def is_up(self) -> bool:
+        """Running or paused, but not crashed."""
+        return self.machine is not None or self.asleep is not None
+
+    def pause(self) -> None:
+        self.machine, self.asleep = None, self.machine
+
+    def wake(self) -> Machine:
+        """Back on the processor. The backlog is for the caller to hand over."""
+        assert self.asleep is not None
+        self.machine, self.asleep = self.asleep, None
+        return self.machine
+
+    def lose_everything_in_memory(self) -> None:
+        self.machine = self.asleep = None
+        self.incarnation += 1
+        self.syncing = False
+        for memory in (self.timers, self.waiting, self.backlog):
+            memory.clear()
+
+    def begin_again(self) -> None:
+        """A fresh machine, made from whatever its maker reads from the disk."""
+        self.now_us = -1
+        self.machine = self.make_machine()

@@ -1,0 +1,368 @@
+"""What one seed has in store for a protocol.
+
+A seed draws everything: how many sources and destinations, what is published and when, the
+network, what breaks, and who attacks. Everything stays within what the protocol is built to
+bear:
+
+- At most f replicas are hostile or lose their memory, over the whole run: on a live topic a
+  replica keeps nothing on disk, so one that restarts is as good as one that forgets on purpose.
+- Where only crashes are borne (first-answer), f replicas are down at a time, any of them, and
+  the others have time to hand on what they hold before the next one goes.
+- Pauses, partitions and lost messages can strike everybody: they end, and nobody forgets.
+
+A run begins in peace, so that subscriptions hold everywhere before the first batch, goes
+through a storm, and ends in calm. `stage.py` performs it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+
+from quorate.core import batch
+from quorate.core.contract import Contract
+from quorate.core.errors import ConfigError
+from quorate.core.ids import NodeId
+from quorate.protocol.topic import Topic
+from quorate.sim.adversaries import HARMLESS, REPLICAS, SOURCES, TWIN_SOURCE
+from quorate.sim.checkers import Conduct, Promises
+from quorate.sim.faults import Fault, FaultKind, FaultPlan
+from quorate.sim.links import (
+    BurstLoss,
+    Exponential,
+    IndependentLoss,
+    Latency,
+    LogNormal,
+    Loss,
+    Mode,
+    Network,
+    Uniform,
+)
+from quorate.sim.world import World
+
+BEGIN_US = 400_000
+STORM_US = (1_000_000, 3_000_000)
+# Where any replica may lose its memory, the others get so long to catch up after each fault.
+BREATH_US = 1_500_000
+FIRST_CLIENT = 1000
+SESSION_MAX = 2**40
+
+_CONTRACTS: dict[str, dict[str, object]] = {
+    "first-answer": {"protection": "crash"},
+    "vote": {"protection": "byzantine", "broadcast": "vote"},
+    "authenticated": {"protection": "byzantine", "broadcast": "authenticated"},
+    "reliable": {"protection": "byzantine", "broadcast": "reliable"},
+    "chain": {"protection": "byzantine", "broadcast": "chain"},
+    "broken": {"protection": "byzantine", "broadcast": "authenticated"},
+}
+_BEARS_BYZANTINE_SOURCES = ("authenticated", "reliable", "chain")
+_MAY_HAVE_HISTORIES = ("authenticated", "chain")
+_LIES_FOR_THE_BROKEN = ("lie-content", "equivocate")
+
+PROTOCOLS = tuple(_CONTRACTS)
+FAULTS_BORNE = (1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all seeds of a campaign share. Without an adversary, each seed draws its own."""
+
+    protocol: str
+    f: int = 1
+    adversary: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(
+                f"there is no protocol {self.protocol!r}; choose one of {', '.join(PROTOCOLS)}"
+            )
+        if self.f not in FAULTS_BORNE:
+            raise ConfigError(f"f is {self.f}, but the simulated clusters have f = 1 or f = 2")
+        allowed = adversaries_of(self.protocol)
+        if self.adversary is not None and self.adversary not in allowed:
+            raise ConfigError(
+                f"{self.protocol} does not meet the adversary {self.adversary!r}; "
+                f"choose one of {', '.join(allowed)}"
+            )
+
+
+def adversaries_of(protocol: str) -> tuple[str, ...]:
+    """Who a protocol is built to bear; under `none` there are only accidents."""
+    if protocol == "first-answer":
+        return ("none", *HARMLESS)
+    if protocol == "broken":
+        return _LIES_FOR_THE_BROKEN
+    sources = tuple(SOURCES) if protocol in _BEARS_BYZANTINE_SOURCES else ()
+    return ("none", *REPLICAS, *sources)
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePart:
+    """One source, and how it behaves."""
+
+    node: NodeId
+    conduct: Conduct
+    session: int
+    adversary: str | None = None
+    crash_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What a source is told to publish. A source with a twin has something else to say there."""
+
+    at_us: int
+    source: NodeId
+    urgent: bool
+    payload: bytes
+    twin_payload: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCut:
+    sender: NodeId
+    target: NodeId
+    from_us: int
+    until_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storm(FaultPlan):
+    """A plan that begins after the peace.
+
+    With a `breath_us`, the next fault waits until the last one has been over for so long.
+    """
+
+    purpose: str
+    breath_us: int = 0
+
+    def schedule(self, random: Random) -> Iterator[Fault]:
+        free_us = 0
+        for fault in FaultPlan.schedule(self, random):
+            if fault.from_us >= BEGIN_US and fault.from_us >= free_us:
+                yield fault
+                if self.breath_us and fault.kind is not FaultKind.LOSS:
+                    free_us = fault.until_us + self.breath_us
+
+    def apply(self, world: World) -> list[Fault]:
+        faults = list(self.schedule(world.random(self.purpose)))
+        for fault in faults:
+            self._put(world, fault)
+        return faults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that was drawn."""
+
+    setting: Setting
+    seed: int
+    topic: Topic
+    network: Network
+    hostile: Mapping[NodeId, str]
+    # Replicas that crash for good, and when.
+    dying: Mapping[NodeId, int]
+    sources: tuple[SourcePart, ...]
+    destinations: tuple[NodeId, ...]
+    storms: tuple[Storm, ...]
+    cuts: tuple[PlannedCut, ...]
+    batches: tuple[PlannedBatch, ...]
+    calm_us: int
+
+    @property
+    def everybody(self) -> tuple[NodeId, ...]:
+        sources = (part.node for part in self.sources)
+        return (*self.topic.members, *sources, *self.destinations)
+
+    @property
+    def has_byzantine_source(self) -> bool:
+        return any(part.conduct is Conduct.BYZANTINE for part in self.sources)
+
+    @property
+    def promises(self) -> Promises:
+        """What the protocol owes in this run (see the module of each)."""
+        protocol, contract = self.setting.protocol, self.topic.contract
+        return Promises(
+            agreement_for_byzantine_sources=protocol in _BEARS_BYZANTINE_SOURCES,
+            totality_for_all=protocol == "reliable",
+            receipts_survive_their_source=protocol == "reliable",
+            # A hostile replica or a broken link stops a chain, and only histories repair it.
+            liveness=protocol != "chain" or contract.history_every > 0,
+            fifo=contract.order == "fifo",
+        )
+
+
+def draw(setting: Setting, seed: int) -> Scenario:
+    """The scenario of this seed: always the same one."""
+    return _Drawing(setting, seed).scenario()
+
+
+class _Drawing:
+    """Draws in a fixed order."""
+
+    def __init__(self, setting: Setting, seed: int) -> None:
+        self._setting = setting
+        self._seed = seed
+        self._random = Random(f"{seed}:scenario")
+        self._is_stream = self._random.random() < 0.75
+        self._calm_us = BEGIN_US + self._storm_us()
+        self._topic = self._draw_topic()
+        self._hostile = self._draw_hostile()
+        self._forgetful = self._draw_forgetful()
+        self._sources = self._draw_sources()
+        self._destinations = self._clients(len(self._sources), self._random.randint(1, 3))
+
+    def scenario(self) -> Scenario:
+        return Scenario(
+            setting=self._setting,
+            seed=self._seed,
+            topic=self._topic,
+            network=self._draw_network(),
+            hostile=self._hostile,
+            dying=self._draw_dying(),
+            sources=self._sources,
+            destinations=self._destinations,
+            storms=tuple(self._draw_storms()),
+            cuts=tuple(self._draw_cuts()),
+            batches=tuple(self._draw_batches()),
+            calm_us=self._calm_us,
+        )
+
+    @property
+    def _crashes_only(self) -> bool:
+        return self._setting.protocol == "first-answer"
+
+    def _storm_us(self) -> int:
+        # Breaths between faults take time.
+        return self._random.randint(*STORM_US) * (2 if self._crashes_only else 1)
+
+    def _draw_topic(self) -> Topic:
+        protocol, f = self._setting.protocol, self._setting.f
+        table = dict(_CONTRACTS[protocol])
+        if protocol in _MAY_HAVE_HISTORIES and self._random.random() < 0.6:
+            table["history_every"] = self._random.choice((4, 8, 16))
+        if self._random.random() < 0.3:
+            table["order"] = "fifo"
+        contract = Contract.parse("events", table)
+        return Topic("events", contract, tuple(range(contract.replicas(f))), f)
+
+    def _draw_hostile(self) -> dict[NodeId, str]:
+        """Hostile replicas and what they do."""
+        pinned, f = self._setting.adversary, self._setting.f
+        allowed = [name for name in adversaries_of(self._setting.protocol) if name in REPLICAS]
+        if pinned is not None:
+            allowed = [name for name in allowed if name == pinned]
+        certain = pinned is not None or self._setting.protocol == "broken"
+        count = f if certain else self._random.choice((0, 1, f, f))
+        replicas = self._random.sample(self._topic.members, count if allowed else 0)
+        return {replica: self._random.choice(allowed) for replica in replicas}
+
+    def _draw_forgetful(self) -> tuple[NodeId, ...]:
+        """Replicas that may crash: with the hostile ones at most f, where those could lie."""
+        if self._crashes_only:
+            return self._topic.members
+        innocent = [replica for replica in self._topic.members if replica not in self._hostile]
+        return tuple(self._random.sample(innocent, self._setting.f - len(self._hostile)))
+
+    def _draw_dying(self) -> dict[NodeId, int]:
+        """Some of those that may crash do so for good."""
+        most = self._setting.f - 1 if self._crashes_only else len(self._forgetful)
+        count = self._random.randint(0, most)
+        dying = self._random.sample(self._forgetful, count)
+        return {replica: self._moment() for replica in dying}
+
+    def _draw_sources(self) -> tuple[SourcePart, ...]:
+        """One to three, of which one is Byzantine or crashes in some seeds."""
+        pinned = self._setting.adversary
+        bears = self._setting.protocol in _BEARS_BYZANTINE_SOURCES
+        byzantine = bears and pinned is None and self._random.random() < 0.4
+        special = [Conduct.BYZANTINE] * (byzantine or pinned in SOURCES)
+        special += [Conduct.CRASHED] * (self._random.random() < 0.15)
+        plain = [Conduct.CORRECT] * self._random.randint(1, 3 - len(special))
+        conducts = (*special, *plain)
+        nodes = self._clients(0, len(conducts))
+        return tuple(map(self._draw_source, nodes, conducts))
+
+    def _draw_source(self, node: NodeId, conduct: Conduct) -> SourcePart:
+        session = self._random.randrange(1, SESSION_MAX)
+        if conduct is Conduct.CRASHED:
+            return SourcePart(node, conduct, session, crash_at_us=self._moment())
+        if conduct is Conduct.CORRECT:
+            return SourcePart(node, conduct, session)
+        pinned = self._setting.adversary
+        return SourcePart(node, conduct, session, pinned or self._random.choice(tuple(SOURCES)))
+
+    def _draw_network(self) -> Network:
+        latency: Latency = self._random.choice(
+            (
+                Uniform(200, 1_000),
+                Uniform(1_000, 20_000),
+                LogNormal(800, 0.8),
+                Exponential(300, 3_000),
+            )
+        )
+        if self._is_stream:
+            return Network(latency=latency, mode=Mode.STREAM)
+        doubling = self._random.choice((0.0, 0.05))
+        return Network(latency=latency, mode=Mode.DATAGRAM, duplication=doubling)
+
+    def _draw_storms(self) -> Iterator[Storm]:
+        f = self._setting.f
+        yield Storm(
+            purpose="faults of replicas",
+            group=self._topic.members,
+            faulty_max=f,
+            calm_after_us=self._calm_us,
+            # Without connections, nobody tells clients to register again after a restart.
+            crashable=self._forgetful if self._is_stream else (),
+            breath_us=BREATH_US if self._crashes_only else 0,
+            loss=self._draw_loss(),
+        )
+        clients = (*(part.node for part in self._sources), *self._destinations)
+        yield Storm(
+            purpose="faults of clients",
+            group=clients,
+            faulty_max=len(clients),
+            calm_after_us=self._calm_us,
+            kinds=(FaultKind.PAUSE, FaultKind.PARTITION),
+            between_mean_us=1_000_000,
+        )
+
+    def _draw_loss(self) -> Loss:
+        rate = self._random.choice((0.02, 0.1, 0.25))
+        losses: tuple[Loss, ...] = (IndependentLoss(rate), BurstLoss(rate, 4.0))
+        return self._random.choice(losses)
+
+    def _draw_cuts(self) -> Iterator[PlannedCut]:
+        nodes = (*self._topic.members, *self._destinations)
+        for _ in range(self._random.randint(0, 3)):
+            sender, target = self._random.choice(self._topic.members), self._random.choice(nodes)
+            from_us, until_us = sorted((self._moment(), self._moment()))
+            if sender != target:
+                yield PlannedCut(sender, target, from_us, until_us)
+
+    def _draw_batches(self) -> Iterator[PlannedBatch]:
+        """In bursts: what is published at one instant travels as one run."""
+        count = self._random.randint(20, 120)
+        while count > 0:
+            burst = min(count, self._random.choice((1, 1, 2, 8)))
+            count -= burst
+            source, at_us = self._random.choice(self._sources), self._moment()
+            for _ in range(burst):
+                yield self._draw_batch(source, at_us)
+
+    def _draw_batch(self, source: SourcePart, at_us: int) -> PlannedBatch:
+        urgent = self._random.random() < 0.1
+        payload = self._draw_payload(at_us, urgent)
+        twin = self._draw_payload(at_us, urgent) if source.adversary == TWIN_SOURCE else None
+        return PlannedBatch(at_us, source.node, urgent, payload, twin)
+
+    def _draw_payload(self, at_us: int, urgent: bool) -> bytes:
+        size = self._random.choice((0, 1, 20, 253, 253, 1_000, 4_000))
+        return batch.encode_one(None, self._random.randbytes(size), (), at_us, urgent)
+
+    def _moment(self) -> int:
+        """Some time in the storm."""
+        return self._random.randint(BEGIN_US, self._calm_us)
+
+    def _clients(self, after: int, count: int) -> tuple[NodeId, ...]:
+        return tuple(range(FIRST_CLIENT + after, FIRST_CLIENT + after + count))

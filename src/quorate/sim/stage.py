@@ -1,0 +1,200 @@
+"""A scenario performed: its world is built, lived through and looked at.
+
+A run ends early once nothing is left to wait for. When something stays out, it goes on for as
+long as the slowest repair could take (sources and replicas repeat with a back-off of up to
+three seconds, destinations give up after fifteen), and only then is it a violation.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import cache, partial
+from random import Random
+from typing import Any, TypeAlias
+
+from quorate.core.ids import NodeId
+from quorate.core.messages import Message
+from quorate.crypto.macs import DirectedMac, PairwiseMacs, derive_key
+from quorate.protocol.broadcast.broken import CarelessDestination
+from quorate.protocol.broker import Broker
+from quorate.protocol.destination import Destination
+from quorate.protocol.machine import Machine
+from quorate.protocol.source import Source
+from quorate.sim.adversaries import REPLICAS, SOURCES, TWIN_SOURCE, TWINS
+from quorate.sim.checkers import LIVENESS, SAFETY, BatchId, Record, Violation, check
+from quorate.sim.hosts import Rewrite
+from quorate.sim.scenarios import PlannedBatch, Scenario, SourcePart
+from quorate.sim.twins import Side, Split
+from quorate.sim.world import World
+
+LOOK_EVERY_US = 1_000_000
+LATE_AFTER_US = 30_000_000
+# What a Byzantine source began may be completed at one destination first.
+LINGER_US = 4_000_000
+
+# When, from whom, to whom, what.
+Overhear: TypeAlias = Callable[[int, NodeId, NodeId, Message], object]
+
+
+class Stage:
+    """The world of one scenario.
+
+    `overhear` is told every message that reaches a machine, for a readable trace. That changes
+    nothing in the run.
+    """
+
+    def __init__(self, scenario: Scenario, *, overhear: Overhear | None = None) -> None:
+        self.scenario = scenario
+        self.record = Record(
+            {part.node: part.conduct for part in scenario.sources}, scenario.destinations
+        )
+        self.world = World(
+            scenario.seed, network=scenario.network, on_outcome=self.record.on_outcome
+        )
+        self._overhear = overhear
+        self._adversaries: Counter[str] = Counter()
+        self._add_replicas()
+        for part in scenario.sources:
+            self._add_source(part)
+        self._add_destinations()
+        self._plan_faults()
+        for planned in scenario.batches:
+            self._plan(planned)
+
+    def perform(self) -> list[Violation]:
+        """Through the storm, and on until everything that is due has come, or is late."""
+        scenario, world = self.scenario, self.world
+        world.run(scenario.calm_us)
+        linger_us = LINGER_US if scenario.has_byzantine_source else 0
+        while True:
+            world.run(world.now_us + LOOK_EVERY_US)
+            violations = self._look(SAFETY)
+            if violations or world.now_us > scenario.calm_us + LATE_AFTER_US:
+                return violations or self._look(LIVENESS)
+            if world.now_us > scenario.calm_us + linger_us and not self._look(LIVENESS):
+                return []
+
+    @property
+    def faults(self) -> Counter[str]:
+        """Everything that was done to this world, by kind."""
+        lost = Counter({kind: self.world.traffic[kind] for kind in ("lost", "doubled")})
+        return self.world.faults + self._adversaries + lost
+
+    def _look(self, checkers: Collection[Any]) -> list[Violation]:
+        return check(self.record, self.scenario.promises, checkers)
+
+    # Building
+
+    def _add_replicas(self) -> None:
+        scenario = self.scenario
+        topics, everybody = [scenario.topic], scenario.everybody
+        names = {node: f"client-{node}" for node in everybody}
+        for replica in scenario.topic.members:
+            make = partial(Broker, replica, topics, names, _macs(replica, everybody))
+            adversary = scenario.hostile.get(replica)
+            others = [node for node in everybody if node != replica]
+            self._add(replica, make, adversary, others, scenario.topic.members[:replica])
+
+    def _add_source(self, part: SourcePart) -> None:
+        topic, macs = self.scenario.topic, _macs(part.node, self.scenario.everybody)
+        make = partial(Source, part.node, [topic], macs, session=part.session)
+        self._add(part.node, make, part.adversary, topic.members, topic.members)
+        self.world.call(0, part.node, lambda source: source.register(topic.name))
+        if part.crash_at_us is not None:
+            self.world.inject(part.crash_at_us, partial(self.world.crash, part.node))
+
+    def _add_destinations(self) -> None:
+        scenario, topic = self.scenario, self.scenario.topic
+        kind = CarelessDestination if scenario.setting.protocol == "broken" else Destination
+        publishers = [part.node for part in scenario.sources]
+        for node in scenario.destinations:
+            make = partial(kind, node, [topic], _macs(node, scenario.everybody), publishers)
+            self._add(node, make, None, (), topic.members)
+            self.world.call(0, node, lambda destination: destination.subscribe(topic.name))
+
+    def _add(
+        self,
+        node: NodeId,
+        make: Callable[[], Machine],
+        adversary: str | None,
+        victims: Collection[NodeId],
+        peers: Collection[NodeId],
+    ) -> None:
+        if self._overhear is not None:
+            make = partial(_Overheard, make, partial(self._hear, node))
+        random = Random(f"{self.scenario.seed}:adversary {node}")
+        rewrite: Rewrite | None = None
+        if adversary is not None:
+            self._adversaries[adversary] += 1
+            rewrite = _MAKERS[adversary](random, self.scenario.setting.f, victims)
+        self.world.add(node, make, peers=peers, rewrite=rewrite)
+        if adversary in (TWINS, TWIN_SOURCE):
+            self.world.add_twin(node, make, split=Split.by_lot(random, victims))
+
+    def _plan_faults(self) -> None:
+        scenario, world = self.scenario, self.world
+        for storm in scenario.storms:
+            storm.apply(world)
+        for cut in scenario.cuts:
+            world.cut(cut.sender, cut.target, from_us=cut.from_us, until_us=cut.until_us)
+        for replica, at_us in scenario.dying.items():
+            world.inject(at_us, partial(self._kill, replica))
+        world.inject(scenario.calm_us, world.heal)
+
+    def _kill(self, replica: NodeId) -> None:
+        self.world.crash(replica)
+        # A restart that was planned for it finds it gone.
+        self.world.inject(self.scenario.calm_us + 1, partial(self.world.crash, replica))
+
+    def _plan(self, planned: PlannedBatch) -> None:
+        self._call(planned, planned.payload, Side.A)
+        if planned.twin_payload is not None:
+            self._call(planned, planned.twin_payload, Side.B)
+
+    def _call(self, planned: PlannedBatch, payload: bytes, side: Side) -> None:
+        publish = partial(self._publish, payload, planned.urgent)
+        self.world.call(planned.at_us, planned.source, publish, side=side)
+
+    def _publish(self, payload: bytes, urgent: bool, source: Source) -> None:
+        name = self.scenario.topic.name
+        stream = source.publish(name, payload, urgent=urgent)
+        number = BatchId(stream.publisher, stream.topic, source.last_sequence(name))
+        self.record.published[number] = payload
+
+    def _hear(self, receiver: NodeId, sender: NodeId, message: Message) -> None:
+        if self._overhear is not None:
+            self._overhear(self.world.now_us, sender, receiver, message)
+
+
+class _Overheard:
+    """A machine whose incoming messages somebody else reads too."""
+
+    def __init__(
+        self, make: Callable[[], Machine], hear: Callable[[NodeId, Message], object]
+    ) -> None:
+        self._machine = make()
+        self._hear = hear
+
+    def step(self, sender: NodeId, message: Message) -> None:
+        self._hear(sender, message)
+        self._machine.step(sender, message)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._machine, name)
+
+
+_MAKERS = {**REPLICAS, **SOURCES}
+
+
+@cache
+def _macs(node: NodeId, everybody: tuple[NodeId, ...]) -> PairwiseMacs:
+    others = [other for other in everybody if other != node]
+    return PairwiseMacs(
+        {other: DirectedMac(_key(node, other), _key(other, node)) for other in others}
+    )
+
+
+@cache
+def _key(maker: NodeId, reader: NodeId) -> bytes:
+    """The simulated world has no secrets: what matters is that each direction has its own."""
+    parts = (maker.to_bytes(4, "little"), reader.to_bytes(4, "little"))
+    return derive_key(b"", "quorate simulated authenticators", *parts)

@@ -1,0 +1,314 @@
+"""A cluster file is read back as it was written, and whatever is wrong with it is a sentence."""
+
+import base64
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from quorate.core.cluster import (
+    CLIENT_NUMBER_MIN,
+    Client,
+    Cluster,
+    Replica,
+    parse_topics,
+    render_topics,
+)
+from quorate.core.contract import Contract
+from quorate.core.errors import ConfigError, ContractError, QuorateError
+from quorate.core.ids import NODE_ID_MAX, topic_id
+
+CONTRACTS: tuple[dict[str, Any], ...] = (
+    {"protection": "none"},
+    {"protection": "crash"},
+    {"protection": "byzantine", "broadcast": "vote"},
+    {"protection": "byzantine", "broadcast": "authenticated", "history_every": 10},
+    {"protection": "byzantine", "broadcast": "reliable", "expires_after": "500ms"},
+    {"protection": "byzantine", "broadcast": "chain", "history_every": 100},
+    {"protection": "crash", "publish": ["alice", "bob"], "publishers_max": 3},
+)
+
+names = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,62}", fullmatch=True)
+hosts = st.sampled_from(["127.0.0.1", "::1", "fe80::1%eth0", "broker-1.example.org"])
+
+
+def contract(**table: Any) -> Contract:
+    return Contract.parse("any", table)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    f = draw(st.integers(0, 2))
+    replica_count = draw(st.integers(3 * f + 1, 3 * f + 3))
+    client_count = draw(st.integers(0, 4))
+    total = replica_count + client_count
+    called = draw(st.lists(names, min_size=total, max_size=total, unique=True))
+    keys = draw(
+        st.lists(
+            st.binary(min_size=32, max_size=32), min_size=2 * total, max_size=2 * total, unique=True
+        )
+    )
+    numbers = draw(
+        st.lists(
+            st.integers(CLIENT_NUMBER_MIN, NODE_ID_MAX),
+            min_size=client_count,
+            max_size=client_count,
+            unique=True,
+        )
+    )
+    members = [pinned(*part) for part in zip(called, keys[:total], keys[total:], strict=True)]
+    topics = draw(st.dictionaries(names, st.sampled_from(CONTRACTS), max_size=4))
+    assume(len({topic_id(name) for name in topics}) == len(topics))
+    return Cluster(
+        name=draw(names),
+        f=f,
+        link_security=draw(st.sampled_from(["tls", "mac"])),
+        mac=draw(st.sampled_from(["blake3", "hmac-sha256", "hmac-sha512"])),
+        allow_misbehaviour=draw(st.booleans()),
+        replicas=tuple(
+            Replica(
+                **members[number],
+                number=number,
+                party=draw(names),
+                host=draw(hosts),
+                port=1 + number,
+                metrics_port=draw(st.none() | st.just(65535 - number)),
+            )
+            for number in range(replica_count)
+        ),
+        clients=tuple(
+            Client(**member, number=number, party=draw(names), operator=draw(st.booleans()))
+            for member, number in zip(members[replica_count:], numbers, strict=True)
+        ),
+        topics={name: Contract.parse(name, table) for name, table in topics.items()},
+    )
+
+
+def pinned(name: str, sign_key: bytes, mac_key: bytes) -> dict[str, Any]:
+    body = base64.b64encode(sign_key).decode()
+    certificate = f"-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n"
+    return {"name": name, "sign_key": sign_key, "mac_key": mac_key, "certificate": certificate}
+
+
+def replica(number: int, **changes: Any) -> Replica:
+    fields: dict[str, Any] = {
+        **pinned(f"r{number}", bytes([1, number] * 16), bytes([2, number] * 16)),
+        "number": number,
+        "party": f"r{number}",
+        "host": "127.0.0.1",
+        "port": 7400 + number,
+    }
+    return Replica(**fields | changes)
+
+
+def client(index: int, **changes: Any) -> Client:
+    fields: dict[str, Any] = {
+        **pinned(f"c{index}", bytes([3, index] * 16), bytes([4, index] * 16)),
+        "number": CLIENT_NUMBER_MIN + index,
+        "party": f"c{index}",
+    }
+    return Client(**fields | changes)
+
+
+def cluster(**changes: Any) -> Cluster:
+    fields: dict[str, Any] = {
+        "name": "test",
+        "f": 1,
+        "replicas": tuple(replica(number) for number in range(4)),
+        "clients": (client(0), client(1, operator=True)),
+        "topics": {
+            "metrics": contract(protection="crash"),
+            "alerts": contract(protection="byzantine", broadcast="vote"),
+        },
+    }
+    return Cluster(**fields | changes)
+
+
+@given(clusters())
+def test_a_cluster_is_read_back_as_it_was_written(written: Cluster) -> None:
+    read = Cluster.parse(written.render())
+
+    assert read == written
+    assert read.render() == written.render()
+
+
+@given(clusters(), st.data())
+def test_a_damaged_file_is_read_or_refused_and_never_crashes(
+    written: Cluster, data: st.DataObject
+) -> None:
+    text = written.render()
+    position = data.draw(st.integers(0, len(text) - 1))
+    length = data.draw(st.integers(0, 40))
+    damaged = text[:position] + data.draw(st.text(max_size=5)) + text[position + length :]
+    try:
+        Cluster.parse(damaged)
+    except QuorateError as error:
+        assert str(error)
+
+
+def test_what_may_be_left_out_has_safe_defaults() -> None:
+    text = cluster().render()
+    for line in ('link_security = "tls"\n', 'mac = "blake3"\n', "allow_misbehaviour = false\n"):
+        assert line in text
+        text = text.replace(line, "")
+    for member in cluster().members:
+        text = text.replace(f'party = "{member.name}"\n', "")
+
+    assert Cluster.parse(text) == cluster()
+
+
+def test_a_rendered_file_explains_itself() -> None:
+    comments = [line for line in cluster().render().splitlines() if line.startswith("# ")]
+    for word in ("secrets", "Topics", "Replicas", "Clients", "mac", "lie on purpose"):
+        assert any(word in line for line in comments), word
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("f = 1", "f = -1", r"\[cluster\]: f is -1, but it must be a whole number from 0 to 999"),
+        ("f = 1", "f = = 1", r"not valid TOML: .*line \d+"),
+        ('name = "test"', 'name = "Test"', "name of the cluster is 'Test', but a name has 1 to 63"),
+        ('"tls"\n', '"none"\n', 'link_security is \'none\', but it must be one of "tls", "mac"'),
+        ('"blake3"', '"md5"', 'mac is \'md5\', but it must be one of "blake3", "hmac-sha256"'),
+        ("allow_misbehaviour", "allow_misbehavior", "does not know the key 'allow_misbehavior'"),
+        ("port = 7402", "port = 70000", "replica r2: port is 70000, .* from 1 to 65535"),
+        ("port = 7402\n", "", "replica r2 needs the key 'port'"),
+        ("port = 7402", "port = 7401", "r1 and r2 share an address 127.0.0.1:7401"),
+        ("number = 2", "number = 3", "numbered 0 to 3 and stand in that order, .* 0, 1, 3, 3"),
+        ("number = 1000", "number = 4", "client c0: number is 4, .* from 1000 to 4294967295"),
+        ("number = 1000", "number = 1001", "c0 and c1 share the number 1001"),
+        ('name = "r2"', 'name = "r1"', "r1 and r1 share the name r1"),
+        ('name = "c0"', 'name = "r1"', "r1 and r1 share the name r1"),
+        ('name = "r2"', 'name = "../r2"', r"\[\[replica\]\] number 3: name is '../r2'"),
+        ('party = "r2"', 'party = ""', "party of r2 is '', but a name has"),
+        ("operator = true", "operator = 1", "client c1: operator is 1, .* true or false"),
+        ('sign_key = "AQIB', 'sign_key = "AQI', "replica r2: sign_key .* 32 bytes in base64"),
+        ("[[client]]", "[[clients]]", "the cluster file does not know the key 'clients'"),
+        ("[cluster]", "[klaster]", "the cluster file needs the key 'cluster'"),
+        ("[topics.metrics]", "[topics.Metrics]", "name of a topic is 'Metrics'"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(old: str, new: str, sentence: str) -> None:
+    text = cluster().render()
+    assert old in text
+    with pytest.raises(ConfigError, match=sentence):
+        Cluster.parse(text.replace(old, new))
+
+
+def test_a_topic_that_is_no_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\[topics.metrics\] must be a table"):
+        parse_topics('[topics]\nmetrics = "crash"\n')
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sign_key": bytes(31)}, "keys of r1 must have 32 bytes"),
+        ({"sign_key": bytes([1, 0] * 16)}, "r0 and r1 share the sign_key, but each must have"),
+        ({"mac_key": bytes([2, 0] * 16)}, "r0 and r1 share the mac_key, but each must have"),
+        ({"certificate": "hello"}, "certificate of r1 must be one PEM certificate"),
+        ({"host": "bad host"}, "host of r1 is 'bad host'"),
+        ({"port": 0}, "port of r1 is 0"),
+        ({"metrics_port": 7400}, "r0 and r1 share an address"),
+    ],
+)
+def test_a_replica_that_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    replicas = (replica(0), replica(1, **changes), replica(2), replica(3))
+    with pytest.raises(ConfigError, match=sentence):
+        cluster(replicas=replicas)
+
+
+def test_two_machines_may_use_the_same_port() -> None:
+    elsewhere = replica(1, host="10.0.0.2", port=7400)
+    assert cluster(replicas=(replica(0), elsewhere, replica(2), replica(3)))
+
+
+def test_a_private_key_never_enters_a_cluster_file() -> None:
+    leaked = (
+        replica(0).certificate + "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
+    )
+    with pytest.raises(ConfigError, match="comes with a private key"):
+        cluster(replicas=(replica(0, certificate=leaked), replica(1), replica(2), replica(3)))
+
+
+def test_a_cluster_without_a_correct_replica_is_refused() -> None:
+    with pytest.raises(ConfigError, match="f = 4 faulty replicas of 4 leave no correct one"):
+        cluster(f=4, topics={})
+    with pytest.raises(ConfigError, match="has 1 to 1000 replicas, this one has 0"):
+        cluster(replicas=(), f=0, topics={})
+
+
+def test_a_topic_that_needs_more_replicas_is_refused() -> None:
+    with pytest.raises(ContractError, match="orders"):
+        cluster(f=2, topics={"orders": contract(protection="byzantine", broadcast="reliable")})
+
+
+def test_members_are_found_by_number_and_by_name() -> None:
+    made = cluster()
+
+    assert made.member(2) is made.replicas[2]
+    assert made.member(1001) is made.clients[1]
+    assert made.named("c0") is made.clients[0]
+    with pytest.raises(ConfigError, match="no member number 9; it has 0, 1, 2, 3, 1000, 1001"):
+        made.member(9)
+    with pytest.raises(ConfigError, match="no member named 'zoe'; it has r0, r1, r2, r3, c0, c1"):
+        made.named("zoe")
+
+
+def test_topics_are_found_by_number() -> None:
+    made = cluster()
+
+    assert made.topic_by_id(topic_id("alerts")) == ("alerts", made.topics["alerts"])
+    assert made.topic_by_id(topic_id("nothing")) is None
+
+
+def test_two_topics_with_one_number_are_refused() -> None:
+    # Found by search: the numbers have 32 bits, so there are such pairs.
+    assert topic_id("t85271") == topic_id("t99710")
+    topics = {name: contract(protection="crash") for name in ("t85271", "t99710")}
+    with pytest.raises(ConfigError, match="t85271 and t99710 share the topic number"):
+        cluster(topics=topics)
+
+
+def test_a_topic_is_placed_on_as_many_replicas_as_its_contract_needs() -> None:
+    made = cluster()
+
+    assert len(made.placement("metrics")) == 2
+    assert len(made.placement("alerts")) == 3
+    with pytest.raises(ConfigError, match="no topic 'nothing'; it has metrics, alerts"):
+        made.placement("nothing")
+
+
+def test_placement_depends_on_the_topic_and_the_replicas_only() -> None:
+    placed = cluster().placement("metrics")
+
+    assert placed == tuple(sorted(placed))
+    assert cluster(name="other", clients=()).placement("metrics") == placed
+
+
+def test_placement_spreads_topics_over_all_replicas() -> None:
+    topics = {f"t{i}": contract(protection="crash") for i in range(400)}
+    made = cluster(topics=topics)
+    load = Counter(number for name in topics for number in made.placement(name))
+
+    # 800 places on 4 replicas: 200 each, and binomially distributed around it.
+    assert all(140 < load[number] < 260 for number in range(4))
+
+
+def test_a_replica_that_joins_takes_places_and_moves_no_other() -> None:
+    topics = {f"t{i}": contract(protection="crash") for i in range(100)}
+    before = cluster(topics=topics)
+    after = replace(before, replicas=(*before.replicas, replica(4)))
+
+    for name in topics:
+        came = set(after.placement(name)) - set(before.placement(name))
+        assert came <= {4}
+
+
+def test_topics_survive_being_written_and_read_on_their_own() -> None:
+    topics = {f"t{i}": Contract.parse(f"t{i}", table) for i, table in enumerate(CONTRACTS)}
+    assert parse_topics(render_topics(topics)) == topics

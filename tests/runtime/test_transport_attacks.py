@@ -1,0 +1,422 @@
+"""Links under attack: whoever does what no correct member does is refused and named."""
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+
+import pytest
+
+from net import (
+    BROKER,
+    CLIENT,
+    LOOPBACK,
+    LOOPS,
+    SECURITIES,
+    Pair,
+    Proxy,
+    Recorder,
+    Security,
+    cluster,
+    ended,
+    free_ports,
+    identity,
+    publish,
+    run,
+)
+from quorate.core.cluster import Cluster
+from quorate.core.codec import LENGTH, encode
+from quorate.core.messages import StatusQuery
+from quorate.crypto.identity import Identity
+from quorate.runtime.handshake import HELLO_BYTES, Credentials, cluster_digest
+from quorate.runtime.links import STRANGERS_PER_HOST_MAX
+from quorate.runtime.records import RECORD_BYTES_MAX, TaggedRecords
+from quorate.runtime.transport import Transport
+
+on_both_loops = pytest.mark.parametrize("loop", LOOPS)
+with_both_securities = pytest.mark.parametrize("security", SECURITIES)
+
+
+class Broker:
+    """A replica on its own, for strangers to come to."""
+
+    def __init__(self, security: Security, *, handshake_s: float = 5.0) -> None:
+        (self.port,) = free_ports(1)
+        self.owner = Recorder()
+        self.file = cluster([self.port], clients=("client-0", "client-1"), security=security)
+        self.transport = Transport(
+            self.file, identity("broker-0"), self.owner, handshake_s=handshake_s
+        )
+
+    async def __aenter__(self) -> "Broker":
+        await self.transport.listen(LOOPBACK, self.port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.transport.close()
+
+    async def refuses(self, who: object, *words: str) -> None:
+        """Wait for the one offence, and see that it names whom and what it must."""
+        await self.owner.heard("offence")
+        ((named, sentence),) = self.owner.offences
+        assert named == who
+        for word in words:
+            assert word in sentence
+        assert self.owner.count("connected") == 0
+        assert self.owner.messages == []
+
+
+async def attempt(broker: Broker, file: Cluster, who: Identity) -> None:
+    """Dial the broker with these credentials until it objects, and see that nobody got in."""
+    owner = Recorder()
+    transport = Transport(file, who, owner, back_off_s=(60.0, 60.0))
+    transport.dial(BROKER)
+    await broker.owner.heard("offence")
+    await transport.close()
+    assert owner.count("connected") == 0
+
+
+@on_both_loops
+def test_an_impostor_with_the_right_number_and_another_key_is_refused(loop: str) -> None:
+    async def main() -> None:
+        async with Broker("mac") as broker:
+            forged = cluster([broker.port], security="mac", forged="client-0")
+            await attempt(broker, forged, identity("client-0", forged=True))
+            await broker.refuses(None, "claims to be client-0", "cannot prove it")
+
+    run(loop, main())
+
+
+@on_both_loops
+def test_a_certificate_that_is_not_pinned_is_refused(loop: str) -> None:
+    async def main() -> None:
+        async with Broker("tls") as broker:
+            forged = cluster([broker.port], security="tls", forged="client-0")
+            await attempt(broker, forged, identity("client-0", forged=True))
+            await broker.refuses(None, "certificate that the cluster file does not pin")
+
+    run(loop, main())
+
+
+@on_both_loops
+def test_a_member_that_claims_the_number_of_another_is_named_by_its_certificate(loop: str) -> None:
+    async def main() -> None:
+        async with Broker("tls") as broker:
+            # In the forged file, client-0 and client-1 have changed numbers.
+            forged = cluster([broker.port], clients=("client-1", "client-0"), security="tls")
+            await attempt(broker, forged, identity("client-1"))
+            await broker.refuses(1001, "claims to be client-0 with the certificate of client-1")
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_a_dialler_refuses_a_listener_with_another_key(loop: str, security: Security) -> None:
+    async def main() -> None:
+        (port,) = free_ports(1)
+        file = cluster([port], security=security)
+        forged = cluster([port], security=security, forged="broker-0")
+        impostor = Transport(forged, identity("broker-0", forged=True), Recorder())
+        # An impostor that knows its trade names the cluster file that the others have.
+        impostor._hub.credentials._digest = cluster_digest(file)
+        await impostor.listen(LOOPBACK, port)
+        owner = Recorder()
+        client = Transport(file, identity("client-0"), owner, back_off_s=(60.0, 60.0))
+        client.dial(BROKER)
+        await owner.heard("offence")
+        ((named, sentence),) = owner.offences
+        assert named is None
+        assert "dialled as broker-0" in sentence
+        assert owner.count("connected") == 0
+        await client.close()
+        await impostor.close()
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_a_stranger_whom_the_cluster_file_does_not_know_is_refused(
+    loop: str, security: Security
+) -> None:
+    async def main() -> None:
+        async with Broker(security) as broker:
+            wider = cluster(
+                [broker.port], clients=("client-0", "client-1", "stranger"), security=security
+            )
+            await attempt(broker, wider, identity("stranger"))
+            words = ("number 1002",) if security == "mac" else ("does not pin",)
+            await broker.refuses(None, *words)
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_a_member_of_another_cluster_is_told_apart(loop: str, security: Security) -> None:
+    async def main() -> None:
+        async with Broker(security) as broker:
+            other = cluster([broker.port], security=security, name="elsewhere")
+            await attempt(broker, other, identity("client-0"))
+            who = CLIENT if security == "tls" else None
+            await broker.refuses(who, "client-0", "another cluster file")
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_a_record_replayed_within_its_session_is_refused(loop: str, security: Security) -> None:
+    async def main() -> None:
+        pair = Pair(security, back_off_s=(60.0, 60.0))
+        async with Proxy(pair.port) as proxy:
+            pair.client = pair.new_client(proxy.port)
+            async with pair:
+                before = len(proxy.sent)
+                pair.client.send(BROKER, [encode(publish(1, b"once"))])
+                await pair.at_broker.until(lambda: pair.at_broker.messages)
+                proxy.inject(bytes(proxy.sent[before:]))
+                await pair.at_broker.heard("disconnected", CLIENT)
+                assert [named for named, _ in pair.at_broker.offences] == [CLIENT]
+                assert pair.at_broker.messages == [publish(1, b"once")]
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_a_session_replayed_on_a_new_connection_is_refused(loop: str, security: Security) -> None:
+    async def main() -> None:
+        pair = Pair(security)
+        async with Proxy(pair.port) as proxy:
+            pair.client = pair.new_client(proxy.port)
+            async with pair:
+                pair.client.send(BROKER, [encode(publish(1, b"once"))])
+                await pair.at_broker.until(lambda: pair.at_broker.messages)
+                reader, writer = await asyncio.open_connection(LOOPBACK, pair.port)
+                writer.write(bytes(proxy.sent))
+                await ended(reader)
+                writer.close()
+                assert [named for named, _ in pair.at_broker.offences] == [None]
+                assert pair.at_broker.log[0] == ("connected", CLIENT)
+                assert pair.at_broker.count("connected") == 1
+                assert pair.at_broker.count("disconnected") == 0
+                assert pair.at_broker.messages == [publish(1, b"once")]
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+@pytest.mark.parametrize("position", [-1, -40, 6])
+def test_a_bit_flipped_on_the_way_is_refused(loop: str, security: Security, position: int) -> None:
+    armed: list[bool] = []
+
+    def flip(chunk: bytes) -> Iterable[bytes]:
+        altered = bytearray(chunk)
+        if armed:
+            altered[position] ^= 4
+        yield bytes(altered)
+
+    async def main() -> None:
+        pair = Pair(security, back_off_s=(60.0, 60.0))
+        async with Proxy(pair.port, meddle=flip) as proxy:
+            pair.client = pair.new_client(proxy.port)
+            async with pair:
+                armed.append(True)
+                pair.client.send(BROKER, [encode(publish(1, bytes(500)))])
+                await pair.at_broker.heard("disconnected", CLIENT)
+                assert [named for named, _ in pair.at_broker.offences] == [CLIENT]
+                assert pair.at_broker.messages == []
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_what_came_before_an_offence_still_counts(loop: str, security: Security) -> None:
+    async def main() -> None:
+        async with Pair(security) as pair:
+            good, malformed = encode(publish(1, b"good")), LENGTH.pack(3) + b"\xffno"
+            pair.client.send(BROKER, [good, malformed, encode(publish(2, b"never read"))])
+            await pair.at_broker.heard("offence", CLIENT)
+            assert pair.at_broker.messages == [publish(1, b"good")]
+            assert "unknown message kind 255" in pair.at_broker.offences[0][1]
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+@pytest.mark.parametrize("length", [0, RECORD_BYTES_MAX + 1, 2**32 - 1])
+def test_a_record_of_forbidden_length_is_refused_before_it_arrives(
+    loop: str, security: Security, length: int
+) -> None:
+    async def main() -> None:
+        async with Pair(security) as pair:
+            pair.client._hub.up[BROKER]._write([LENGTH.pack(length)])
+            await pair.at_broker.heard("disconnected", CLIENT)
+            ((named, sentence),) = pair.at_broker.offences
+            assert named == CLIENT
+            assert f"record of {length} bytes" in sentence
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(range(1, 256)) * 40, b"\x16\x03\x01\xff\xff" * 99]
+)
+def test_garbage_in_place_of_a_handshake_is_refused(
+    loop: str, security: Security, garbage: bytes
+) -> None:
+    async def main() -> None:
+        async with Broker(security) as broker:
+            reader, writer = await asyncio.open_connection(LOOPBACK, broker.port)
+            writer.write(garbage)
+            await ended(reader)
+            writer.close()
+            words = "does not speak Quorate" if security == "mac" else "fails the TLS handshake"
+            await broker.refuses(None, words)
+
+    run(loop, main())
+
+
+@on_both_loops
+def test_a_tls_client_without_a_certificate_is_refused(loop: str) -> None:
+    async def main() -> None:
+        async with Broker("tls") as broker:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            reader, writer = await asyncio.open_connection(
+                LOOPBACK, broker.port, ssl=context, server_hostname="anything"
+            )
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await reader.readexactly(1)
+            writer.close()
+            await broker.refuses(None, "peer did not return a certificate")
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+@pytest.mark.parametrize("beginning", [b"", b"QRT", b"\x16\x03"])
+def test_a_handshake_that_is_never_finished_ends_by_itself(
+    loop: str, security: Security, beginning: bytes
+) -> None:
+    async def main() -> None:
+        async with Broker(security, handshake_s=0.05) as broker:
+            reader, writer = await asyncio.open_connection(LOOPBACK, broker.port)
+            writer.write(beginning)
+            await ended(reader)
+            writer.close()
+            await broker.refuses(None, "did not finish its handshake")
+
+    run(loop, main())
+
+
+@on_both_loops
+def test_a_dialled_member_that_stays_silent_is_dialled_again_and_not_blamed(loop: str) -> None:
+    async def main() -> None:
+        again = asyncio.Event()
+        calls: list[asyncio.StreamWriter] = []
+
+        async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            calls.append(writer)
+            if len(calls) == 2:
+                again.set()
+
+        server = await asyncio.start_server(silent, LOOPBACK, 0)
+        port = server.sockets[0].getsockname()[1]
+        owner = Recorder()
+        client = Transport(
+            cluster([port]),
+            identity("client-0"),
+            owner,
+            back_off_s=(0.001, 0.001),
+            handshake_s=0.05,
+        )
+        client.dial(BROKER)
+        await again.wait()
+        assert "broker-0 did not finish its handshake" in client.why_down(BROKER)
+        assert owner.log == []
+        await client.close()
+        server.close()
+        for writer in calls:
+            writer.close()
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_strangers_hold_a_bounded_number_of_places(loop: str, security: Security) -> None:
+    async def main() -> None:
+        async with Broker(security) as broker:
+            idle = [
+                await asyncio.open_connection(LOOPBACK, broker.port)
+                for _ in range(STRANGERS_PER_HOST_MAX)
+            ]
+            reader, writer = await asyncio.open_connection(LOOPBACK, broker.port)
+            await ended(reader)
+            await broker.refuses(None, f"{STRANGERS_PER_HOST_MAX} per host")
+            # When one of them gives up its place, a member gets in.
+            idle.pop()[1].close()
+            owner = Recorder()
+            client = Transport(broker.file, identity("client-0"), owner, back_off_s=(0.001, 0.01))
+            client.dial(BROKER)
+            await owner.heard("connected", BROKER)
+            await client.close()
+            for _, each in (*idle, (reader, writer)):
+                each.close()
+
+    run(loop, main())
+
+
+async def shake_hands(
+    file: Cluster, port: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, TaggedRecords]:
+    """The dialler's part of the `mac` handshake by hand, up to its confirmation."""
+    credentials = Credentials(file, identity("client-0"))
+    ours = credentials.hello()
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    writer.write(ours.pack())
+    theirs = credentials.check(memoryview(await reader.readexactly(HELLO_BYTES)), dialled=BROKER)
+    return reader, writer, credentials.session(ours, theirs, dialled=True)
+
+
+@on_both_loops
+def test_nothing_counts_before_the_peer_has_confirmed_its_key(loop: str) -> None:
+    async def main() -> None:
+        async with Broker("mac") as broker:
+            reader, writer, records = await shake_hands(broker.file, broker.port)
+            frame = encode(StatusQuery(1))
+            writer.writelines(records.seal([frame], len(frame)))
+            await ended(reader)
+            writer.close()
+            await broker.refuses(None, "client-0", "does not confirm it first")
+
+    run(loop, main())
+
+
+@on_both_loops
+def test_a_hello_reflected_to_its_maker_is_refused(loop: str) -> None:
+    async def mirror(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(1000):
+            writer.write(chunk)
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(mirror, LOOPBACK, 0)
+        port = server.sockets[0].getsockname()[1]
+        owner = Recorder()
+        client = Transport(cluster([port]), identity("client-0"), owner)
+        client.dial(BROKER)
+        await owner.heard("offence", None)
+        assert "number 1000, which is no other member" in owner.offences[0][1]
+        await client.close()
+        server.close()
+
+    run(loop, main())
