@@ -25,6 +25,7 @@ from net import (
 )
 from quorate.core.codec import encode
 from quorate.core.errors import ConfigError, LocalProtocolError
+from quorate.core.ids import member_of
 from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Message, StatusQuery
 from quorate.core.names import MAC_ALGORITHMS
@@ -148,28 +149,6 @@ def test_a_peer_that_never_reads_pushes_back_and_fills_no_memory(
 
 @on_both_loops
 @with_both_securities
-def test_a_pause_holds_when_the_peer_comes_back(loop: str, security: Security) -> None:
-    async def main() -> None:
-        async with Pair(security) as pair:
-            pair.broker.pause_reading(CLIENT)
-            await pair.client.close()
-            pair.client = pair.new_client(pair.port)
-            pair.client.dial(BROKER)
-            await pair.at_broker.heard("connected", CLIENT, times=2)
-            await pair.at_client.heard("connected", BROKER, times=2)
-            # Both links end to end: what a paused peer sends waits until the pause is over.
-            pair.client.send(BROKER, [encode(publish(1, b"late"))])
-            pair.broker.send(CLIENT, [encode(StatusQuery(1))])
-            await pair.at_client.until(lambda: pair.at_client.messages)
-            assert pair.at_broker.messages == []
-            pair.broker.resume_reading(CLIENT)
-            await pair.at_broker.until(lambda: pair.at_broker.messages == [publish(1, b"late")])
-
-    run(loop, main())
-
-
-@on_both_loops
-@with_both_securities
 def test_a_dialler_finds_a_replica_that_comes_back(loop: str, security: Security) -> None:
     async def main() -> None:
         async with Pair(security) as pair:
@@ -226,7 +205,8 @@ def test_a_second_link_of_the_same_peer_replaces_the_first(loop: str, security: 
         async with Pair(security, back_off_s=(60.0, 60.0)) as pair:
             # when the same member connects once more,
             later = Recorder()
-            twin = Transport(cluster([pair.port], security=security), identity("client-0"), later)
+            file = cluster([pair.port], security=security)
+            twin = Transport(file, identity("client-0"), later, session=0)
             twin.dial(BROKER)
             await later.heard("connected", BROKER)
             # then the first link is closed and the second one serves.
@@ -241,6 +221,29 @@ def test_a_second_link_of_the_same_peer_replaces_the_first(loop: str, security: 
             await later.until(lambda: later.messages == [StatusQuery(5)])
             assert pair.at_client.messages == []
             await twin.close()
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_a_client_may_be_connected_in_several_sessions_at_once(
+    loop: str, security: Security
+) -> None:
+    async def main() -> None:
+        async with Pair(security) as pair:
+            other = Recorder()
+            again = Transport(cluster([pair.port], security=security), identity("client-0"), other)
+            again.dial(BROKER)
+            await pair.at_broker.heard("connected", again.node)
+            await other.heard("connected", BROKER)
+            assert member_of(again.node) == CLIENT != again.node
+            pair.broker.send(CLIENT, [encode(StatusQuery(1))])
+            pair.broker.send(again.node, [encode(StatusQuery(2))])
+            await pair.at_client.until(lambda: pair.at_client.messages == [StatusQuery(1)])
+            await other.until(lambda: other.messages == [StatusQuery(2)])
+            assert pair.at_broker.count("disconnected") == 0
+            await again.close()
 
     run(loop, main())
 

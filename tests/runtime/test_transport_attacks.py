@@ -25,8 +25,10 @@ from net import (
 )
 from quorate.core.cluster import Cluster
 from quorate.core.codec import LENGTH, encode
+from quorate.core.errors import RemoteProtocolError
 from quorate.core.messages import StatusQuery
 from quorate.crypto.identity import Identity
+from quorate.runtime import links
 from quorate.runtime.handshake import HELLO_BYTES, Credentials, cluster_digest
 from quorate.runtime.links import STRANGERS_PER_HOST_MAX
 from quorate.runtime.records import RECORD_BYTES_MAX, TaggedRecords
@@ -373,6 +375,59 @@ def test_strangers_hold_a_bounded_number_of_places(loop: str, security: Security
                 each.close()
 
     run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_a_client_cannot_open_sessions_without_end(
+    loop: str, security: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "SESSIONS_PER_MEMBER_MAX", 1)
+
+    async def main() -> None:
+        async with Pair(security) as pair:
+            file = cluster([pair.port], security=security)
+            second = Transport(file, identity("client-0"), Recorder(), back_off_s=(60.0, 60.0))
+            second.dial(BROKER)
+            await pair.at_broker.heard("offence", second.node)
+            assert "more than 1 sessions" in pair.at_broker.offences[0][1]
+            assert pair.at_broker.log[0] == ("connected", CLIENT)
+            assert pair.at_broker.count("connected") == 1
+            await second.close()
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_a_client_cannot_fill_memory_with_records_that_it_does_not_finish(
+    loop: str, security: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "UNFINISHED_BYTES_PER_MEMBER_MAX", RECORD_BYTES_MAX)
+
+    async def main() -> None:
+        async with Pair(security, back_off_s=(60.0, 60.0)) as pair:
+            file = cluster([pair.port], security=security)
+            owner = Recorder()
+            second = Transport(file, identity("client-0"), owner, back_off_s=(60.0, 60.0))
+            second.dial(BROKER)
+            await owner.heard("connected", BROKER)
+            for transport in (pair.client, second):
+                transport._hub.up[BROKER]._write([LENGTH.pack(RECORD_BYTES_MAX)])
+            await pair.at_broker.heard("disconnected")
+            ((named, sentence),) = pair.at_broker.offences
+            assert named in {CLIENT, second.node}
+            assert "in all sessions together" in sentence
+            await second.close()
+
+    run(loop, main())
+
+
+def test_a_replica_has_no_sessions() -> None:
+    file = cluster(free_ports(2))
+    hello = Credentials(file, identity("broker-1"), session=7).hello()
+    with pytest.raises(RemoteProtocolError, match="broker-1 in a session of its own"):
+        Credentials(file, identity("broker-0")).check(memoryview(hello.pack()), dialled=None)
 
 
 async def shake_hands(

@@ -1,8 +1,10 @@
 """The world drives machines as their interface promises, and one seed is one run."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 from operator import methodcaller
-from random import Random
 
 import pytest
 
@@ -19,6 +21,19 @@ from quorate.sim.world import Halt, World
 
 ONE_MS = Network(latency=Constant(1_000))
 OUTCOME = Skipped(Stream(1000, 7, Lane.EVENTS), 0, 1, "a test says so")
+
+SMALL_RUN = """
+from operator import methodcaller
+from quorate.sim.faults import FaultPlan
+from quorate.sim.links import Mode, Network
+from quorate.sim.throughput import flooding_world
+world = flooding_world(1, nodes=20, peers=6, network=Network(mode=Mode.STREAM, duplication=0.1))
+FaultPlan(group=range(20), faulty_max=5, calm_after_us=500_000).apply(world)
+for number in range(1, 20):
+    world.call(number * 25_000, number, methodcaller("start", number))
+world.run(until_us=600_000)
+print(world.trace.digest())
+"""
 
 
 class Listener:
@@ -107,6 +122,17 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another_one(mode: M
 
 def test_a_digest_does_not_depend_on_when_it_is_asked_for() -> None:
     assert troubled_run(4, look_every_us=10_000) == troubled_run(4)
+
+
+def test_a_run_is_the_same_in_another_process() -> None:
+    digests = set()
+    for hash_seed in ("1", "2"):
+        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", SMALL_RUN]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        digests.add(done.stdout)
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == 32
 
 
 def test_one_more_draw_for_one_purpose_changes_no_other() -> None:
@@ -425,8 +451,3 @@ def test_what_an_adversary_delayed_dies_with_it() -> None:
     world.inject(950, lambda: world.restart(2))
     world.run()
     assert world.machine(0).heard == []
-
-
-def test_random_streams_do_not_depend_on_the_hash_seed() -> None:
-    # The first number of the stream for one purpose is what it always was.
-    assert World(1, network=ONE_MS).random("loss").random() == Random("1:loss").random()

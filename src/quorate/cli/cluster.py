@@ -167,11 +167,13 @@ def _client_table(shown: Cluster) -> Table:
 
 
 def _topic_table(shown: Cluster) -> Table:
-    table = Table("topic", "contract", "replicas", title="Topics")
+    table = Table("topic", "protection", "order", "protocol", "history", "replicas", title="Topics")
     for name, contract in shown.topics.items():
-        said = ", ".join(f"{key} = {value}" for key, value in contract.table().items())
+        history = f"every {contract.history_every}" if contract.history_every else ""
         served_by = ", ".join(shown.member(number).name for number in shown.placement(name))
-        table.add_row(name, said, served_by)
+        table.add_row(
+            name, contract.protection, contract.order, contract.protocol, history, served_by
+        )
     return table
 
 
@@ -207,5 +209,5 @@ def _as_json(shown: Cluster) -> dict[str, object]:
             }
             for client in shown.clients
         ],
-        "topics": {name: dict(contract.table()) for name, contract in shown.topics.items()},
+        "topics": {name: contract.table() for name, contract in shown.topics.items()},
     }

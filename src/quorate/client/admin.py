@@ -58,8 +58,7 @@ class Admin(Session):
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
-                while node not in self.driver.connected_peers:
-                    await asyncio.sleep(0.01)
+                await self.driver.until_connected(node)
                 self.driver.send(node, message)
                 return await future
         except TimeoutError:

@@ -16,6 +16,7 @@ from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core import batch
 from quorate.core.batch import Batch
 from quorate.core.errors import ClosedError, LocalProtocolError, RemoteProtocolError
+from quorate.core.event import Event
 from quorate.core.filter import Filter
 from quorate.core.ids import NodeId, TopicId, topic_id
 from quorate.protocol.destination import Destination
@@ -256,22 +257,17 @@ class Consumer(Session):
         for index, event in enumerate(opened.events()):
             if wanted is None or wanted.is_empty or wanted.matches(event):
                 self._records.append(
-                    Record(
-                        topic,
-                        publisher,
-                        delivery.sequence,
-                        index,
-                        event.key,
-                        event.value,
-                        event.headers,
-                        event.timestamp_us,
-                        event.urgent,
-                        vouchers,
-                    )  # fmt: skip
+                    Record(topic, publisher, delivery.sequence, index, *_fields(event), vouchers)
                 )
 
     def _voucher_names(self, vouchers: tuple[NodeId, ...]) -> tuple[str, ...]:
         return tuple(self.cluster.member(replica).name for replica in vouchers)
+
+
+def _fields(
+    event: Event,
+) -> tuple[bytes | None, bytes, tuple[tuple[str, bytes], ...], int, bool]:
+    return event.key, event.value, event.headers, event.timestamp_us, event.urgent
 
 
 def _count(delivery: Delivery) -> int:

@@ -18,9 +18,9 @@ from typing import Literal, Protocol
 
 from blake3 import blake3
 
-from quorate.core.contract import Contract
+from quorate.core.contract import EVERYONE, Contract
 from quorate.core.errors import ConfigError
-from quorate.core.ids import MEMBER_ID_MAX, NodeId, TopicId, topic_id
+from quorate.core.ids import MEMBER_ID_MAX, MemberId, TopicId, topic_id
 from quorate.core.names import MAC_ALGORITHMS, check_name
 from quorate.core.toml import Table, render_key, render_pairs
 
@@ -53,7 +53,7 @@ class Pinned(Protocol):
 class Member:
     """Somebody with a number and pinned keys."""
 
-    number: NodeId
+    number: MemberId
     name: str
     sign_key: bytes
     mac_key: bytes
@@ -73,7 +73,7 @@ class Replica(Member):
     def of(
         pinned: Pinned,
         *,
-        number: NodeId,
+        number: MemberId,
         host: str,
         port: int,
         metrics_port: int | None = None,
@@ -127,7 +127,7 @@ class Cluster:
     replicas: tuple[Replica, ...]
     clients: tuple[Client, ...] = ()
     topics: Mapping[str, Contract] = field(default_factory=dict)
-    _numbered: dict[NodeId, Member] = field(init=False, repr=False, compare=False)
+    _numbered: dict[MemberId, Member] = field(init=False, repr=False, compare=False)
     _named: dict[str, Member] = field(init=False, repr=False, compare=False)
     _topic_names: dict[TopicId, str] = field(init=False, repr=False, compare=False)
 
@@ -150,7 +150,7 @@ class Cluster:
     def members(self) -> tuple[Member, ...]:
         return (*self.replicas, *self.clients)
 
-    def member(self, number: NodeId) -> Member:
+    def member(self, number: MemberId) -> Member:
         member = self._numbered.get(number)
         if member is None:
             known = ", ".join(str(known) for known in self._numbered)
@@ -168,7 +168,7 @@ class Cluster:
         name = self._topic_names.get(number)
         return None if name is None else (name, self.topics[name])
 
-    def placement(self, topic: str) -> tuple[NodeId, ...]:
+    def placement(self, topic: str) -> tuple[MemberId, ...]:
         """The replicas that serve this topic: as many as its contract needs, in order.
 
         Rendezvous hashing spreads topics over replicas, and moves only the topics of a
@@ -198,8 +198,8 @@ def render_topics(topics: Mapping[str, Contract]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _rendezvous(topic: str, replicas: int, count: int) -> tuple[NodeId, ...]:
-    def score(number: NodeId) -> bytes:
+def _rendezvous(topic: str, replicas: int, count: int) -> tuple[MemberId, ...]:
+    def score(number: MemberId) -> bytes:
         return blake3(number.to_bytes(4, "little") + topic.encode()).digest()
 
     return tuple(sorted(sorted(range(replicas), key=score)[:count]))
@@ -269,9 +269,7 @@ def _read_topics(top: Table) -> dict[str, Contract]:
         return {}
     topics = top.table("topics")
     return {
-        check_name("the name of a topic", name): Contract.parse(
-            name, Table(f"[topics.{name}]", content).rest()
-        )
+        name: Contract.parse(name, Table(f"[topics.{name}]", content).rest())
         for name, content in topics.rest().items()
     }
 
@@ -290,8 +288,20 @@ def _check(cluster: Cluster) -> None:
             f"a cluster needs at least f + 1 replicas, and most contracts 3f + 1"
         )
     for name, contract in cluster.topics.items():
-        check_name("the name of a topic", name)
         contract.check(name, n, cluster.f)
+        _check_access(cluster, name, contract)
+
+
+def _check_access(cluster: Cluster, topic: str, contract: Contract) -> None:
+    """A misspelt name in an access list would lock its owner out without a word."""
+    clients = [client.name for client in cluster.clients]
+    for key, listed in (("publish", contract.publish), ("subscribe", contract.subscribe)):
+        for name in listed:
+            if listed != EVERYONE and name not in clients:
+                raise ConfigError(
+                    f"topic {topic!r}: {key} names {name!r}, which is no client of this cluster; "
+                    f"its clients are {', '.join(clients)}"
+                )
 
 
 def _check_choices(cluster: Cluster) -> None:
@@ -435,10 +445,15 @@ _HEAD = """\
 """
 _TOPICS_COMMENT = """\
 # Topics. Each names the guarantees that it needs, and pays only for those.
-#   protection  "none", "crash" or "byzantine": what may go wrong with replicas
-#   broadcast   "vote", "authenticated", "reliable" or "chain": how a byzantine topic without
-#               total order reaches its subscribers, from the cheapest to the strictest
-# What else a topic can say is in the table of contracts in README.md.
+#   protection        "none", "crash" or "byzantine": what may go wrong with replicas
+#   broadcast         "vote", "authenticated", "reliable" or "chain": how the events of a
+#                     byzantine topic reach its subscribers
+#   history_every     after so many batches, a history repairs what was lost on the way
+#   queue_events_max  how many events may wait for one slow subscriber
+#   discard           what then happens: "oldest" or "newest" is dropped, or "never" any, and
+#                     publishers have to wait
+#   publish           the names of the clients that may, or ["*"] for all; so for subscribe
+# Whatever is left out has a safe default. README.md has the whole table of contracts.
 """
 _REPLICAS_COMMENT = """\
 # Replicas: the broker processes, numbered from 0. A party is the organisation that runs one.

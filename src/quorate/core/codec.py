@@ -8,7 +8,7 @@ anything is allocated, and whatever is wrong raises `RemoteProtocolError`.
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from struct import Struct
 from struct import error as StructError
 from typing import TypeVar
@@ -34,10 +34,12 @@ from quorate.core.messages import (
     Frontier,
     Link,
     Message,
+    Omitted,
     Publish,
     ReadyVote,
     Status,
     Supply,
+    Taken,
     Vouch,
 )
 
@@ -52,9 +54,10 @@ _FRAME = Struct("<IB")
 _CHAIN = Struct("<BH")
 _AUTHENTICATOR = Struct(f"<QQ{TAG_BYTES}s")
 
-_PUBLISH, _FORWARD, _VOUCH, _ECHO, _READY, _LINK, _FETCH, _SUPPLY, _FRONTIER, _ACK, _CONTROL = (
-    range(1, 12)
-)
+(
+    _PUBLISH, _FORWARD, _VOUCH, _ECHO, _READY, _LINK, _FETCH, _SUPPLY, _FRONTIER, _TAKEN, _OMITTED,
+    _ACK, _CONTROL,
+) = range(1, 14)  # fmt: skip
 _LANES = (Lane.EVENTS, Lane.HISTORIES)
 _STATUSES = tuple(Status)
 
@@ -168,6 +171,14 @@ def _encode_frontier(m: Frontier) -> bytes:
     return _frame(_FRONTIER, _HEAD.pack(m.publisher, m.topic, m.lane, 0, 0, m.lowest, m.highest))
 
 
+def _encode_taken(m: Taken) -> bytes:
+    return _frame(_TAKEN, _HEAD.pack(m.publisher, m.topic, m.lane, 0, 0, m.through, 0))
+
+
+def _encode_omitted(m: Omitted) -> bytes:
+    return _frame(_OMITTED, _HEAD.pack(m.publisher, m.topic, m.lane, 0, m.count, m.first, 0))
+
+
 def _encode_ack(m: Ack) -> bytes:
     return _frame(_ACK, _HEAD.pack(0, m.topic, m.lane, m.status, 0, m.through, 0))
 
@@ -182,6 +193,8 @@ _ENCODERS: dict[type, Callable[..., bytes]] = {
     Fetch: _encode_fetch,
     Supply: _encode_supply,
     Frontier: _encode_frontier,
+    Taken: _encode_taken,
+    Omitted: _encode_omitted,
     Ack: _encode_ack,
 }
 
@@ -211,7 +224,7 @@ def _payloads(body: memoryview, at: int, count: int) -> list[bytes]:
     ends = list(accumulate(lengths, initial=at))
     if ends[-1] != len(body):
         raise RemoteProtocolError(f"payloads end at {ends[-1]}, the message at {len(body)}")
-    return [bytes(body[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    return [bytes(body[start:end]) for start, end in pairwise(ends)]
 
 
 def _digests(body: memoryview, count: int) -> list[bytes]:
@@ -282,6 +295,16 @@ def _decode_frontier(body: memoryview) -> Frontier:
     return Frontier(publisher, topic, _LANES[lane], lowest, highest)
 
 
+def _decode_taken(body: memoryview) -> Taken:
+    publisher, topic, lane, _, _, through, _ = _exact_head(body)
+    return Taken(publisher, topic, _LANES[lane], through)
+
+
+def _decode_omitted(body: memoryview) -> Omitted:
+    publisher, topic, lane, _, count, first, _ = _exact_head(body)
+    return Omitted(publisher, topic, _LANES[lane], _last(first, count), _count(count))
+
+
 def _decode_ack(body: memoryview) -> Ack:
     _, topic, lane, status, _, through, _ = _exact_head(body)
     return Ack(topic, _LANES[lane], _STATUSES[status], through)
@@ -313,6 +336,8 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     _FETCH: _decode_fetch,
     _SUPPLY: _decode_supply,
     _FRONTIER: _decode_frontier,
+    _TAKEN: _decode_taken,
+    _OMITTED: _decode_omitted,
     _ACK: _decode_ack,
     _CONTROL: _decode_control,
 }

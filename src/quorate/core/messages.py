@@ -123,6 +123,29 @@ class Frontier(msgspec.Struct, frozen=True, gc=False):
     highest: Sequence
 
 
+class Taken(msgspec.Struct, frozen=True, gc=False):
+    """Destination to replica: up to `through` I need nothing more of this stream.
+
+    A replica sends only so far beyond this. Replicas that send digests would otherwise run
+    ahead of the one that sends payloads, and nobody would slow the source.
+    """
+
+    publisher: NodeId
+    topic: TopicId
+    lane: Lane
+    through: Sequence
+
+
+class Omitted(msgspec.Struct, frozen=True, gc=False):
+    """Replica to destination: I shall not send you these, by your filter or your queue's bound."""
+
+    publisher: NodeId
+    topic: TopicId
+    lane: Lane
+    first: Sequence
+    count: int
+
+
 class Status(IntEnum):
     """What a replica tells a source with its acknowledgement (Freeman 2016, section 6.2)."""
 
@@ -202,6 +225,8 @@ Message: TypeAlias = (
     | Fetch
     | Supply
     | Frontier
+    | Taken
+    | Omitted
     | Ack
     | Request
     | Reply

@@ -17,7 +17,6 @@ that OpenSSL finds in it what TLS needs. `quorate.runtime.files` looks after its
 import datetime
 import re
 from dataclasses import dataclass
-from typing import Protocol
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -26,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from quorate.core.cluster import Pinned
 from quorate.core.errors import AuthenticationError, ConfigError
 from quorate.core.names import check_name
 from quorate.core.toml import Table, render_pairs
@@ -49,19 +49,6 @@ class PublicIdentity:
     sign_key: bytes
     mac_key: bytes
     certificate: str
-
-
-class PinnedMember(Protocol):
-    """A member of a cluster file, as far as its identity is concerned."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def sign_key(self) -> bytes: ...
-    @property
-    def mac_key(self) -> bytes: ...
-    @property
-    def certificate(self) -> str: ...
 
 
 class Identity:
@@ -138,7 +125,7 @@ def verify(public: PublicIdentity, data: bytes, signature: bytes) -> None:
         raise AuthenticationError(f"this is not a signature of {public.name}") from error
 
 
-def public_of(member: PinnedMember) -> PublicIdentity:
+def public_of(member: Pinned) -> PublicIdentity:
     """The identity that a cluster file pins for a member, its parts checked to agree."""
     return checked(PublicIdentity(member.name, member.sign_key, member.mac_key, member.certificate))
 

@@ -18,7 +18,7 @@ from typing import Protocol, Self, TypeAlias
 from blake3 import blake3
 
 from quorate.core.errors import ConfigError, LocalProtocolError
-from quorate.core.ids import NodeId
+from quorate.core.ids import MemberId, NodeId, member_of
 from quorate.core.names import MAC_ALGORITHMS
 from quorate.crypto.identity import Identity, PublicIdentity
 
@@ -72,13 +72,13 @@ class PairwiseMacs:
 
     __slots__ = ("_keys",)
 
-    def __init__(self, keys: Mapping[NodeId, Mac]) -> None:
+    def __init__(self, keys: Mapping[MemberId, Mac]) -> None:
         self._keys = dict(keys)
 
     @staticmethod
     def between(
         identity: Identity,
-        members: Mapping[NodeId, PublicIdentity],
+        members: Mapping[MemberId, PublicIdentity],
         algorithm: str = "blake3",
         *,
         cluster: str,
@@ -95,14 +95,14 @@ class PairwiseMacs:
 
     def tag(self, peer: NodeId, data: bytes) -> bytes:
         """Authenticate the data towards this peer."""
-        mac = self._keys.get(peer)
+        mac = self._keys.get(member_of(peer))
         if mac is None:
             raise LocalProtocolError(f"there is no key shared with node {peer}, so no MAC for it")
         return mac.tag(data)
 
     def verify(self, peer: NodeId, data: bytes, tag: bytes) -> bool:
         """Whether this peer made the tag for us; never so for a peer we share no key with."""
-        mac = self._keys.get(peer)
+        mac = self._keys.get(member_of(peer))
         return mac is not None and mac.verify(tag, data)
 
 

@@ -24,6 +24,7 @@ from quorate.core.messages import (
     Request,
     Status,
     Supply,
+    Taken,
     Vouch,
 )
 from quorate.crypto.macs import PairwiseMacs
@@ -37,6 +38,8 @@ from quorate.protocol.topic import Topic, by_id
 
 FRONTIER_EVERY_US = 500_000
 TICK_EVERY_US = 50_000
+DEPARTED_KEPT_US = 60_000_000
+DEPARTED_MAX = 256
 
 
 class Served:
@@ -70,6 +73,13 @@ class Served:
         self.scope.channel.drain()
         self.scope.flush_acks()
 
+    def forget(self, publisher: NodeId) -> None:
+        if self.reliable is not None:
+            self.reliable.forget(publisher)
+        if self.histories is not None:
+            self.histories.forget(publisher)
+        self.scope.forget(publisher)
+
     def tick(self) -> None:
         if self.reliable is not None:
             self.reliable.tick()
@@ -101,6 +111,8 @@ class Broker:
             if me in topic.index and not topic.contract.is_log
         }
         self._dirty: dict[TopicId, None] = {}
+        # Clients whose link is down, since when: they may come back with the same session.
+        self._departed: dict[NodeId, int] = {}
         self._next_frontier_us = 0
         self._next_tick_us = 0
 
@@ -122,6 +134,7 @@ class Broker:
         announce = now_us >= self._next_frontier_us
         if announce:
             self._next_frontier_us = now_us + FRONTIER_EVERY_US
+            self._forget_departed(now_us)
         for topic, served in self.topics.items():
             served.tick()
             if announce:
@@ -130,10 +143,13 @@ class Broker:
 
     def connected(self, peer: NodeId) -> None:
         """Clients register again by themselves; replicas keep no session."""
+        self._departed.pop(peer, None)
 
     def disconnected(self, peer: NodeId) -> None:
         for served in self.topics.values():
             served.scope.channel.gone(peer)
+        if member_of(peer) in self._names:
+            self._departed[peer] = self._outbox.now_us
 
     def writable(self, peer: NodeId, writable: bool) -> None:
         """The link to this peer takes more, or has its buffers full."""
@@ -146,12 +162,20 @@ class Broker:
     def take(self) -> Ready:
         for topic in self._dirty:
             self.topics[topic].flush()
-        self._dirty = {
-            topic: None
-            for topic in self._dirty
-            if any(o.events and o.open for o in self.topics[topic].scope.channel.outlets.values())
-        }
+        self._dirty.clear()
         return self._outbox.take()
+
+    def _forget_departed(self, now_us: int) -> None:
+        """Streams of sessions that stay away are forgotten, and at once when they are many."""
+        long_gone = [
+            client
+            for position, (client, since_us) in enumerate(self._departed.items())
+            if now_us - since_us > DEPARTED_KEPT_US or len(self._departed) - position > DEPARTED_MAX
+        ]
+        for client in long_gone:
+            del self._departed[client]
+            for served in self.topics.values():
+                served.forget(client)
 
     # Messages
 
@@ -205,6 +229,11 @@ class Broker:
             stream = Stream(fetch.publisher, fetch.topic, fetch.lane)
             if stream in served.scope.intakes:
                 served.scope.acknowledge(stream, Status.REPAIR)
+
+    def _on_taken(self, sender: NodeId, taken: Taken) -> None:
+        served = self._served_for(sender, taken.topic)
+        if served is not None:
+            served.scope.channel.on_taken(sender, taken)
 
     def _on_supply(self, sender: NodeId, supply: Supply) -> None:
         served = self._served_for(sender, supply.topic)
@@ -268,5 +297,6 @@ _HANDLERS: dict[type, Callable[[Broker, NodeId, Any], None]] = {
     Vouch: Broker._on_vote,
     Fetch: Broker._on_fetch,
     Supply: Broker._on_supply,
+    Taken: Broker._on_taken,
     Request: Broker._on_request,
 }

@@ -27,9 +27,11 @@ from quorate.core.messages import (
     Frontier,
     Link,
     Message,
+    Omitted,
     Operation,
     Reply,
     Supply,
+    Taken,
     Vouch,
 )
 from quorate.crypto.digests import digest
@@ -48,6 +50,10 @@ ASK_AFTER_US = 200_000
 PATIENCE_US = 15_000_000
 ASK_BATCHES_MAX = 512
 EARLY_BYTES_MAX = 32 * 1024 * 1024
+# So many decided batches that the lead has not sent make it a late one.
+LATE_BATCHES_MAX = 64
+# Replicas hear of our progress in steps of so many batches, and at every tick.
+PROGRESS_STEP = 128
 
 _RULES = {
     "first-answer": first_answer,
@@ -93,6 +99,10 @@ class Incoming:
         # Complete batches that wait for earlier ones, where the topic's order is fifo.
         self.held: dict[Sequence, Delivery] = {}
         self.frontiers: dict[NodeId, Sequence] = {}
+        # Batches that some replicas leave out for us, by filter or for lack of room.
+        self.omitted: dict[Sequence, int] = {}
+        # How far we have told the replicas that we have come.
+        self._told: Sequence = 0
         self._index = topic.index
         self._members = topic.members
         self._subscription = subscription
@@ -143,6 +153,18 @@ class Incoming:
             self.low = frontier.lowest
             self.moved_at_us = self._outbox.now_us
 
+    def on_omitted(self, replica: NodeId, omitted: Omitted) -> None:
+        """This replica will not send these. Without enough others, they will never be decided."""
+        bit = 1 << self._index[replica]
+        if self.low is None:
+            self.low = omitted.first
+        for sequence in range(omitted.first, omitted.first + omitted.count):
+            if self._is_done(sequence) or sequence >= self.low + 2 * WINDOW_BATCHES:
+                continue
+            voices = self.omitted[sequence] = self.omitted.get(sequence, 0) | bit
+            if len(self._members) - voices.bit_count() < self._needed:
+                self._omit(sequence)
+
     def on_link(self, link: Link) -> None:
         """A run from the tail of a chain, whose authenticators have been verified."""
         vouchers = chain.last_of(self._subscription.topic, link.chain)
@@ -178,11 +200,16 @@ class Incoming:
     # Progress
 
     def tick(self, now_us: int) -> None:
-        if not self.decided and not self.ballot.open and not self.held and not self.frontiers:
-            return
+        self.tell_progress(1)
         self._ask_for_payloads(now_us)
         self._ask_for_voices(now_us)
         self._give_up(now_us)
+
+    def tell_progress(self, step: int) -> None:
+        """Let the replicas send more, once we have taken so many batches."""
+        if self.low is not None and self.low - 1 >= self._told + step:
+            self._told = self.low - 1
+            self._outbox.send_all(self._members, Taken(*self.stream, self._told))
 
     def _is_enough(self, tally: Tally, content: Digest) -> bool:
         """Do enough replicas vouch for this one content?"""
@@ -207,6 +234,16 @@ class Incoming:
         if not lead_will_send:
             self._outbox.wake_at(self._outbox.now_us)
 
+    def _omit(self, sequence: Sequence) -> None:
+        """Too few replicas would send it: go on without it."""
+        self.decided.pop(sequence, None)
+        self.ballot.close(sequence)
+        self._drop_early(sequence)
+        self._mark_done(sequence)
+        self._subscription.left_out += 1
+        if self._fifo:
+            self._release()
+
     def _complete(self, sequence: Sequence, decided: Decided, payload: bytes) -> None:
         self.decided.pop(sequence, None)
         self.ballot.close(sequence)
@@ -228,6 +265,7 @@ class Incoming:
         if sequence >= low + WINDOW_BATCHES:
             low = self._skip_to(low, sequence)
         self.done.add(sequence)
+        self.omitted.pop(sequence, None)
         while low in self.done:
             self.done.remove(low)
             low += 1
@@ -258,6 +296,7 @@ class Incoming:
         for sequence in [s for s in self.early if s < target]:
             self._drop_early(sequence)
         self.done = {s for s in self.done if s >= target}
+        self.omitted = {s: voices for s, voices in self.omitted.items() if s >= target}
 
     def _release(self) -> None:
         """Hand on what no longer waits for anything earlier."""
@@ -270,6 +309,8 @@ class Incoming:
 
     def _ask_for_payloads(self, now_us: int) -> None:
         due = [(s, d) for s, d in self.decided.items() if d.ask_at_us <= now_us]
+        if sum(not decided.asked and not decided.repaired for _, decided in due) > LATE_BATCHES_MAX:
+            self._subscription.lead_is_late()
         per_replica: dict[NodeId, list[Sequence]] = {}
         for sequence, decided in due[:ASK_BATCHES_MAX]:
             replica = decided.vouchers[decided.asked % len(decided.vouchers)]
@@ -304,7 +345,7 @@ class Incoming:
         if end < self.low:
             return []
         self.moved_at_us = now_us
-        known = self.done | self.decided.keys() | self.ballot.open.keys()
+        known = self.done | self.decided.keys() | self.ballot.open.keys() | self.omitted.keys()
         stretch = range(self.low, min(end + 1, self.low + ASK_BATCHES_MAX))
         return [sequence for sequence in stretch if sequence not in known]
 
@@ -375,7 +416,9 @@ class Subscription:
         self.streams: dict[Stream, Incoming] = {}
         self.early_bytes = 0
         self.delivered = 0
+        self.left_out = 0
         self.blames: Counter[NodeId] = Counter()
+        self.late: Counter[NodeId] = Counter()
         self._destination = destination
 
     def incoming(self, publisher: NodeId, lane: Lane) -> Incoming:
@@ -397,6 +440,14 @@ class Subscription:
             return
         events = self.incoming(delivery.stream.publisher, Lane.EVENTS)
         events.on_history(history, delivery.vouchers)
+
+    def lead_is_late(self) -> None:
+        """The quorum is well ahead of what our lead sends: take payloads from another."""
+        lead = self.standing.lead
+        if lead is not None:
+            self.late[lead] += 1
+            self.outbox.report(lead, "late", f"as the lead of a subscriber of {self.topic.name}")
+            self._destination.choose_lead(self, avoid=lead)
 
     def blame(self, replica: NodeId, what: str) -> None:
         """This replica did what no correct one does. It does not stay our lead."""
@@ -427,6 +478,7 @@ class Destination:
         self._requests = Requests(self._outbox)
         self._subscriptions: dict[TopicId, Subscription] = {}
         self._connected: set[NodeId] = set()
+        self._touched: dict[Incoming, None] = {}
         self._next_tick_us = 0
 
     # What the application does
@@ -492,6 +544,9 @@ class Destination:
         """What a destination sends is little and may be lost."""
 
     def take(self) -> Ready:
+        for incoming in self._touched:
+            incoming.tell_progress(PROGRESS_STEP)
+        self._touched.clear()
         return self._outbox.take()
 
     def choose_lead(self, subscription: Subscription, *, avoid: NodeId | None = None) -> None:
@@ -503,7 +558,11 @@ class Destination:
         start = self.me % len(topic.members)
         ranked = sorted(
             candidates,
-            key=lambda r: (subscription.blames[r], (topic.index[r] - start) % len(topic.members)),
+            key=lambda r: (
+                subscription.blames[r],
+                subscription.late[r],
+                (topic.index[r] - start) % len(topic.members),
+            ),
         )
         former, standing.lead = standing.lead, ranked[0]
         for replica in (standing.lead, former):
@@ -526,6 +585,11 @@ class Destination:
         incoming = self._incoming(sender, frontier.publisher, frontier.topic, frontier.lane)
         if incoming is not None:
             incoming.on_frontier(sender, frontier)
+
+    def _on_omitted(self, sender: NodeId, omitted: Omitted) -> None:
+        incoming = self._incoming(sender, omitted.publisher, omitted.topic, omitted.lane)
+        if incoming is not None:
+            incoming.on_omitted(sender, omitted)
 
     def _on_supply(self, sender: NodeId, supply: Supply) -> None:
         incoming = self._incoming(sender, supply.publisher, supply.topic, supply.lane)
@@ -560,7 +624,9 @@ class Destination:
         if sender not in subscription.topic.index or member_of(publisher) not in self._publishers:
             self._outbox.report(sender, "forgery", f"a stream of unknown publisher {publisher}")
             return None
-        return subscription.incoming(publisher, lane)
+        incoming = subscription.incoming(publisher, lane)
+        self._touched[incoming] = None
+        return incoming
 
     def _first_lead(self, topic: Topic) -> NodeId:
         """Subscribers spread over the replicas by their numbers."""
@@ -579,6 +645,7 @@ _HANDLERS: dict[type, Callable[[Destination, NodeId, Any], None]] = {
     Forward: Destination._on_forward,
     Vouch: Destination._on_vouch,
     Frontier: Destination._on_frontier,
+    Omitted: Destination._on_omitted,
     Supply: Destination._on_supply,
     Link: Destination._on_link,
     Reply: Destination._on_reply,

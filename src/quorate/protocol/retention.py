@@ -7,7 +7,7 @@ topics promise no more: who lags further behind than this has missed something.
 from collections import deque
 from typing import NamedTuple
 
-from quorate.core.ids import Digest, Sequence, Stream
+from quorate.core.ids import Digest, NodeId, Sequence, Stream, TopicId
 from quorate.core.limits import WINDOW_BATCHES
 
 RETAINED_BYTES_MAX = 64 * 1024 * 1024
@@ -47,6 +47,13 @@ class Retention:
     def get(self, stream: Stream, sequence: Sequence) -> Held | None:
         held = self._streams.get(stream)
         return held.get(sequence) if held else None
+
+    def forget(self, publisher: NodeId, topic: TopicId) -> None:
+        for stream in [s for s in self._streams if s[:2] == (publisher, topic)]:
+            for sequence in list(self._streams[stream]):
+                self._forget(stream, sequence)
+            del self._streams[stream]
+        self._arrivals = deque(a for a in self._arrivals if a[0] in self._streams)
 
     def _forget(self, stream: Stream, sequence: Sequence) -> None:
         gone = self._streams[stream].pop(sequence, None)

@@ -71,6 +71,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
         self._stopped = False
+        self._link_came_up = asyncio.Event()
 
     def start(self, transport: Transport) -> None:
         self._transport = transport
@@ -87,6 +88,12 @@ class Driver:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
+    async def until_connected(self, peer: NodeId) -> None:
+        """Wait for a link to this peer."""
+        while peer not in self.connected_peers:
+            self._link_came_up.clear()
+            await self._link_came_up.wait()
+
     def send(self, peer: NodeId, message: Message) -> None:
         """A message of the process itself, past the machine and its misbehaviour."""
         if self._transport is not None:
@@ -100,6 +107,7 @@ class Driver:
 
     def connected(self, peer: NodeId) -> None:
         self.connected_peers[peer] = None
+        self._link_came_up.set()
         self.machine.tick(now_us())
         self.machine.connected(peer)
         self.wake()

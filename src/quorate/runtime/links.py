@@ -88,7 +88,6 @@ class Hub:
         self.up: dict[NodeId, Link] = {}
         self.all: set[Link] = set()
         self.closed = False
-        self.reading_paused: set[NodeId] = set()
         self._strangers: set[Link] = set()
 
     def opened(self, link: "Link") -> None:
@@ -119,8 +118,6 @@ class Hub:
                 f"opened more than {SESSIONS_PER_MEMBER_MAX} sessions at the same time"
             )
         self.up[peer] = link
-        if peer in self.reading_paused:
-            link.pause_reading()
         self.owner.connected(peer)
 
     def dropped(self, link: "Link", why: str) -> None:

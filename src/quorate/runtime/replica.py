@@ -149,7 +149,7 @@ class ReplicaProcess:
                     "publishers": len(served.scope.channel.publishers),
                     "subscribers": len(served.scope.channel.outlets),
                     "queued_events": served.scope.channel.depth_events,
-                    "busy": served.scope.channel.busy,
+                    "pushing_back": len(served.scope.withheld),
                     "discarded": served.scope.channel.counters["discarded"],
                     "expired": served.scope.channel.counters["expired"],
                 }

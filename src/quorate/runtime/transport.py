@@ -8,8 +8,8 @@ dialled waits for that one to end before it dials again.
 
 Back-pressure goes both ways. Towards a peer that does not read, `writable(peer, False)` says
 that more than `write_buffer_bytes` wait for it. Towards a peer that sends too much,
-`pause_reading` leaves its bytes in its own buffers; it holds over reconnections until
-`resume_reading`, so that a peer gains nothing by coming back.
+`pause_reading` leaves its bytes in its own buffers until `resume_reading`, or until the link
+ends: a new link always begins by reading and writable.
 """
 
 import asyncio
@@ -93,13 +93,11 @@ class Transport:
         return True
 
     def pause_reading(self, peer: NodeId) -> None:
-        """Take nothing more from this peer for now, on this link or a later one."""
-        self._hub.reading_paused.add(peer)
+        """Take nothing more from this peer for now."""
         if (link := self._hub.up.get(peer)) is not None:
             link.pause_reading()
 
     def resume_reading(self, peer: NodeId) -> None:
-        self._hub.reading_paused.discard(peer)
         if (link := self._hub.up.get(peer)) is not None:
             link.resume_reading()
 

@@ -16,13 +16,14 @@ all is a matter of the protocol, and `Promises` says it:
   for all sources.
 - order: under `fifo` a destination delivers the numbers of a stream in rising order.
 - validity: what a correct source was told to publish, every destination delivers, once the
-  network is calm. Not promised by a chain without histories, which an altering replica stops.
+  network is calm.
 - totality: what one destination delivers, all do. `reliable` promises it for all sources. A
   history is broadcast reliably, so that what one destination repaired from a history, all
   deliver. Other batches of Byzantine sources may reach some and not others.
 - receipts: what a source that crashed had a receipt for, every destination delivers. Only
   `reliable` promises it, where a receipt means that a correct replica delivered.
 - progress: a correct source has a receipt for all that it published, once the network is calm.
+  A chain without histories promises neither this nor validity: one silent replica stops it.
 
 The first four hold at any time; the others are about the end of a run.
 """
@@ -203,8 +204,10 @@ def receipts(record: Record, promises: Promises) -> Iterator[Violation]:
         yield from _undelivered(record, "receipts", due, "its source had a receipt for it")
 
 
-def progress(record: Record, _: Promises) -> Iterator[Violation]:
+def progress(record: Record, promises: Promises) -> Iterator[Violation]:
     """A correct source has a receipt for everything."""
+    if not promises.liveness:
+        return
     receipted = {source: record.receipted(source) for source in record.conducts}
     for batch in record.published_by(Conduct.CORRECT):
         if batch not in receipted[batch.publisher]:

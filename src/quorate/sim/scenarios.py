@@ -52,7 +52,7 @@ _CONTRACTS: dict[str, dict[str, object]] = {
     "authenticated": {"protection": "byzantine", "broadcast": "authenticated"},
     "reliable": {"protection": "byzantine", "broadcast": "reliable"},
     "chain": {"protection": "byzantine", "broadcast": "chain"},
-    "broken": {"protection": "byzantine", "broadcast": "authenticated"},
+    "broken": {"protection": "byzantine", "broadcast": "authenticated", "history_every": 0},
 }
 _BEARS_BYZANTINE_SOURCES = ("authenticated", "reliable", "chain")
 _MAY_HAVE_HISTORIES = ("authenticated", "chain")
@@ -208,6 +208,7 @@ class _Drawing:
         self._topic = self._draw_topic()
         self._hostile = self._draw_hostile()
         self._forgetful = self._draw_forgetful()
+        self._dying = self._draw_dying()
         self._sources = self._draw_sources()
         self._destinations = self._clients(len(self._sources), self._random.randint(1, 3))
 
@@ -218,7 +219,7 @@ class _Drawing:
             topic=self._topic,
             network=self._draw_network(),
             hostile=self._hostile,
-            dying=self._draw_dying(),
+            dying=self._dying,
             sources=self._sources,
             destinations=self._destinations,
             storms=tuple(self._draw_storms()),
@@ -238,8 +239,8 @@ class _Drawing:
     def _draw_topic(self) -> Topic:
         protocol, f = self._setting.protocol, self._setting.f
         table = dict(_CONTRACTS[protocol])
-        if protocol in _MAY_HAVE_HISTORIES and self._random.random() < 0.6:
-            table["history_every"] = self._random.choice((4, 8, 16))
+        if protocol in _MAY_HAVE_HISTORIES:
+            table["history_every"] = self._random.choice((0, 0, 4, 8, 16, 64))
         if self._random.random() < 0.3:
             table["order"] = "fifo"
         contract = Contract.parse("events", table)
@@ -306,14 +307,16 @@ class _Drawing:
         return Network(latency=latency, mode=Mode.DATAGRAM, duplication=doubling)
 
     def _draw_storms(self) -> Iterator[Storm]:
-        f = self._setting.f
+        living = [replica for replica in self._topic.members if replica not in self._dying]
+        crashable = [replica for replica in self._forgetful if replica in living]
+        dead = len(self._dying) if self._crashes_only else 0
         yield Storm(
             purpose="faults of replicas",
-            group=self._topic.members,
-            faulty_max=f,
+            group=living,
+            faulty_max=self._setting.f - dead,
             calm_after_us=self._calm_us,
             # Without connections, nobody tells clients to register again after a restart.
-            crashable=self._forgetful if self._is_stream else (),
+            crashable=crashable if self._is_stream else (),
             breath_us=BREATH_US if self._crashes_only else 0,
             loss=self._draw_loss(),
         )

@@ -17,14 +17,15 @@ from quorate.crypto.macs import DirectedMac, PairwiseMacs, derive_key
 from quorate.protocol.broadcast.broken import CarelessDestination
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
-from quorate.protocol.machine import Machine
+from quorate.protocol.machine import Machine, Outcome
 from quorate.protocol.source import Source
 from quorate.sim.adversaries import REPLICAS, SOURCES, TWIN_SOURCE, TWINS
 from quorate.sim.checkers import LIVENESS, SAFETY, BatchId, Record, Violation, check
+from quorate.sim.faults import Fault
 from quorate.sim.hosts import Rewrite
 from quorate.sim.scenarios import PlannedBatch, Scenario, SourcePart
 from quorate.sim.twins import Side, Split
-from quorate.sim.world import World
+from quorate.sim.world import OnOutcome, World
 
 LOOK_EVERY_US = 1_000_000
 LATE_AFTER_US = 30_000_000
@@ -42,15 +43,22 @@ class Stage:
     nothing in the run.
     """
 
-    def __init__(self, scenario: Scenario, *, overhear: Overhear | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        overhear: Overhear | None = None,
+        on_outcome: OnOutcome | None = None,
+    ) -> None:
         self.scenario = scenario
         self.record = Record(
             {part.node: part.conduct for part in scenario.sources}, scenario.destinations
         )
-        self.world = World(
-            scenario.seed, network=scenario.network, on_outcome=self.record.on_outcome
-        )
+        self.world = World(scenario.seed, network=scenario.network, on_outcome=self._outcome)
+        # What the storms will do.
+        self.planned: list[Fault] = []
         self._overhear = overhear
+        self._on_outcome = on_outcome
         self._adversaries: Counter[str] = Counter()
         self._add_replicas()
         for part in scenario.sources:
@@ -133,17 +141,12 @@ class Stage:
     def _plan_faults(self) -> None:
         scenario, world = self.scenario, self.world
         for storm in scenario.storms:
-            storm.apply(world)
+            self.planned += storm.apply(world)
         for cut in scenario.cuts:
             world.cut(cut.sender, cut.target, from_us=cut.from_us, until_us=cut.until_us)
         for replica, at_us in scenario.dying.items():
-            world.inject(at_us, partial(self._kill, replica))
+            world.inject(at_us, partial(world.crash, replica))
         world.inject(scenario.calm_us, world.heal)
-
-    def _kill(self, replica: NodeId) -> None:
-        self.world.crash(replica)
-        # A restart that was planned for it finds it gone.
-        self.world.inject(self.scenario.calm_us + 1, partial(self.world.crash, replica))
 
     def _plan(self, planned: PlannedBatch) -> None:
         self._call(planned, planned.payload, Side.A)
@@ -159,6 +162,11 @@ class Stage:
         stream = source.publish(name, payload, urgent=urgent)
         number = BatchId(stream.publisher, stream.topic, source.last_sequence(name))
         self.record.published[number] = payload
+
+    def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
+        self.record.on_outcome(node, outcome, now_us)
+        if self._on_outcome is not None:
+            self._on_outcome(node, outcome, now_us)
 
     def _hear(self, receiver: NodeId, sender: NodeId, message: Message) -> None:
         if self._overhear is not None:

@@ -33,7 +33,7 @@ from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import history
 from quorate.protocol.broadcast.scope import Scope
-from quorate.protocol.channel import Run, events_in
+from quorate.protocol.outlet import Run, events_in
 from quorate.protocol.topic import Topic
 
 GUARANTEE = "the last f + 1 replicas of the chain have it, so all its correct ones do"
@@ -124,7 +124,7 @@ class Replica:
         stream = Stream(link.publisher, link.topic)
         intake = scope.intake(stream, link.settled)
         count = len(digests)
-        if scope.channel.full:
+        if scope.channel.is_full(stream):
             scope.acknowledge(stream, Status.WAIT)
             return
         blocked = self._histories and self._histories.room(stream, link.first) < count
@@ -169,20 +169,11 @@ class Replica:
         stream = Stream(link.publisher, link.topic)
         events = list(map(events_in, link.payloads))
         now_us = self._scope.outbox.now_us
-        self._scope.channel.offer(
-            Run(
-                stream,
-                link.urgent,
-                link.first,
-                link.payloads,
-                digests,
-                events,
-                now_us,
-                link.settled,
-                link.chain,
-                readers,
-            )  # fmt: skip
-        )
+        run = Run(
+            stream, link.urgent, link.first, link.payloads, digests, events, now_us,
+            link.settled, link.chain, readers,
+        )  # fmt: skip
+        self._scope.channel.offer(run)
 
     def _note(
         self, stream: Stream, first: Sequence, payloads: list[bytes], digests: list[Digest]

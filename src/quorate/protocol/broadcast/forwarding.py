@@ -28,7 +28,7 @@ class Replica:
         scope = self._scope
         stream = Stream(publisher, publish.topic, publish.lane)
         intake = scope.intake(stream, publish.settled)
-        if scope.channel.full:
+        if scope.channel.is_full(stream):
             scope.acknowledge(stream, Status.WAIT)
             return
         count = len(publish.payloads)

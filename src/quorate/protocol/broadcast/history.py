@@ -105,8 +105,10 @@ class Replica:
         if not ledger.open_from:
             ledger.open_from = sequence
         ledger.accepted[sequence] = content
-        if ledger.missing and ledger.missing.pop(sequence, None) and not ledger.missing:
-            self._complete[stream] = None
+        if sequence in ledger.missing:
+            del ledger.missing[sequence]
+            if not ledger.missing:
+                self._complete[stream] = None
         if len(ledger.accepted) > WINDOW_BATCHES:
             oldest = next(iter(ledger.accepted))
             del ledger.accepted[oldest]
@@ -154,6 +156,13 @@ class Replica:
             self.broadcast.reconsider(stream._replace(lane=Lane.HISTORIES))
         self._complete.clear()
         self.broadcast.flush()
+
+    def forget(self, publisher: NodeId) -> None:
+        """This publisher is gone for good."""
+        for stream in [s for s in self._ledgers if s.publisher == publisher]:
+            del self._ledgers[stream]
+            self._complete.pop(stream, None)
+        self.broadcast.forget(publisher)
 
     def _ledger(self, stream: Stream) -> Ledger:
         ledger = self._ledgers.get(stream)

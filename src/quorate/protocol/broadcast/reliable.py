@@ -148,7 +148,7 @@ class Replica:
         scope = self._scope
         stream = Stream(publisher, publish.topic, publish.lane)
         intake = scope.intake(stream, publish.settled)
-        if scope.channel.full:
+        if scope.channel.is_full(stream):
             scope.acknowledge(stream, Status.WAIT)
             return
         progress = self._progress(stream)
@@ -216,6 +216,12 @@ class Replica:
             self._hold(progress, instance, payload, instance.readied)
             self._vouch(stream, progress, sequence, instance)
             self._weigh_readies(stream, progress, sequence, instance, instance.readied)
+
+    def forget(self, publisher: NodeId) -> None:
+        """This publisher is gone for good."""
+        for stream in [s for s in self._streams if s.publisher == publisher]:
+            del self._streams[stream]
+            self._touched.pop(stream, None)
 
     def reconsider(self, stream: Stream) -> None:
         """What `admits` refused for now may be admitted by now."""

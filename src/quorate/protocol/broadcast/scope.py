@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
-from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Ack, Fetch, Status, Supply, Vouch
 from quorate.crypto.macs import PairwiseMacs
-from quorate.protocol.channel import Channel, run_of
+from quorate.protocol.channel import Channel
 from quorate.protocol.intake import Intake
 from quorate.protocol.outbox import Outbox
+from quorate.protocol.outlet import run_of
 from quorate.protocol.retention import Retention
 from quorate.protocol.runs import RUN_BYTES_MAX, consecutive
 from quorate.protocol.topic import Topic
@@ -85,29 +85,27 @@ class Scope:
             self.outbox.send(asker, Supply(*stream, sequences, payloads))
 
     def flush_acks(self) -> None:
-        if self.channel.busy:
-            self._push_back()
-            return
+        """Acknowledge to sources whose batches have room; push back on the others, once."""
         for stream in self.withheld:
             self.ack_due.setdefault(stream, Status.OK)
-        self.withheld.clear()
-        for stream, status in self.ack_due.items():
+        due, self.ack_due = self.ack_due, {}
+        withheld, self.withheld = self.withheld, {}
+        for stream, status in due.items():
             through = self.intakes[stream].through
-            self.outbox.send(stream.publisher, Ack(stream.topic, stream.lane, status, through))
-        self.ack_due.clear()
-
-    def _push_back(self) -> None:
-        """Say once that we are busy; the acknowledgements follow when there is room."""
-        for stream in self.ack_due:
-            if stream not in self.withheld:
+            if self.channel.is_busy(stream):
                 self.withheld[stream] = None
-                self.outbox.send(stream.publisher, Ack(stream.topic, stream.lane, Status.WAIT, 0))
-        self.ack_due.clear()
+                if stream in withheld:
+                    continue
+                status, through = Status.WAIT, 0
+            self.outbox.send(stream.publisher, Ack(stream.topic, stream.lane, status, through))
 
-    def is_within_window(self, stream: Stream, sequence: Sequence) -> bool:
-        intake = self.intakes.get(stream)
-        floor = intake.floor if intake else 1
-        return intake is None or sequence < floor + WINDOW_BATCHES
+    def forget(self, publisher: NodeId) -> None:
+        """This publisher is gone for good: so is what we know of its streams."""
+        for known in (self.intakes, self.ack_due, self.withheld):
+            for stream in [s for s in known if s.publisher == publisher]:
+                del known[stream]
+        self.channel.forget(publisher)
+        self.retention.forget(publisher, self.topic.id)
 
 
 def _within_size(

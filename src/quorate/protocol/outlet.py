@@ -1,0 +1,264 @@
+"""What waits on one replica for one subscriber (F3, F4, B7).
+
+Source: FIT-Broker 2013, section 3.3.2; Freeman 2016, section 6.2.
+
+Batches wait as runs, the way they arrived, in one line per stream, so that a publisher whose
+batches get stuck holds up nobody else's. Urgent runs go first. A line moves on as long as the
+subscriber keeps up: it says how far it has come (`Taken`), and only `CREDIT_BATCHES` beyond
+that are sent.
+
+What will not be sent (because of the subscriber's filter, or because its queue was full, or
+because it waited too long) is said to the subscriber as `Omitted`, so that it does not wait.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from quorate.core import batch
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.filter import Filter
+from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream
+from quorate.core.limits import RUN_BATCHES_MAX
+from quorate.core.messages import Authenticator, Forward, Frontier, Link, Omitted, Vouch
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.runs import by_size, consecutive
+
+CREDIT_BATCHES = 1024
+URGENT_CREDIT_BATCHES = 256
+DRAIN_BYTES_MAX = 1024 * 1024
+OMISSIONS_MAX = 1024
+_VOUCH_BYTES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive batches of one stream on their way to subscribers."""
+
+    stream: Stream
+    urgent: bool
+    first: Sequence
+    payloads: list[bytes]
+    digests: list[Digest]
+    events: list[int]
+    arrived_us: int
+    # For a chain's run, which is authenticated as a whole and handed on as it came.
+    settled: Sequence = 0
+    chain: int = 0
+    authenticators: Mapping[NodeId, list[Authenticator]] | None = None
+
+    @property
+    def last(self) -> Sequence:
+        return self.first + len(self.digests) - 1
+
+    def part(self, start: int, end: int) -> "Run":
+        return Run(
+            self.stream,
+            self.urgent,
+            self.first + start,
+            self.payloads[start:end],
+            self.digests[start:end],
+            self.events[start:end],
+            self.arrived_us,
+        )
+
+
+def run_of(
+    stream: Stream,
+    urgent: bool,
+    first: Sequence,
+    payloads: list[bytes],
+    digests: list[Digest],
+    now_us: int,
+) -> Run:
+    return Run(stream, urgent, first, payloads, digests, list(map(events_in, payloads)), now_us)
+
+
+def events_in(payload: bytes) -> int:
+    """How much room a batch takes in a queue; one that is not a batch at all takes a place."""
+    try:
+        return batch.count_of(payload) or 1
+    except RemoteProtocolError:
+        return 1
+
+
+@dataclass(slots=True)
+class Line:
+    """One stream's batches that wait for one subscriber."""
+
+    lowest: Sequence
+    taken: Sequence
+    highest: Sequence
+    waiting: deque[Run] = field(default_factory=deque)
+    urgent: deque[Run] = field(default_factory=deque)
+    events: int = 0
+    urgent_sent: list[Sequence] = field(default_factory=list)
+    omitted: list[tuple[Sequence, int]] = field(default_factory=list)
+
+    def may_send(self, run: Run) -> bool:
+        """Is the subscriber near enough for this run to be worth sending?"""
+        if run.urgent:
+            self.urgent_sent = [s for s in self.urgent_sent if s > self.taken]
+            return len(self.urgent_sent) < URGENT_CREDIT_BATCHES
+        return run.first <= self.taken + CREDIT_BATCHES
+
+    def omit(self, first: Sequence, count: int) -> None:
+        """Remember what to say about these; neighbours are said together."""
+        if self.omitted and sum(self.omitted[-1]) == first:
+            before, length = self.omitted.pop()
+            first, count = before, length + count
+        self.omitted = [*self.omitted[1 - OMISSIONS_MAX :], (first, count)]
+
+
+class Outlet:
+    """The output queue of one subscriber."""
+
+    def __init__(self, subscriber: NodeId, lead: bool, wanted: Filter, outbox: Outbox) -> None:
+        self.subscriber = subscriber
+        self.lead = lead
+        self.filter = wanted
+        # Whether the subscriber's link takes more.
+        self.open = True
+        self.events = 0
+        self.moved_at_us = outbox.now_us
+        self._lines: dict[Stream, Line] = {}
+        self._outbox = outbox
+
+    def waiting_events(self, stream: Stream) -> int:
+        line = self._lines.get(stream)
+        return line.events if line else 0
+
+    def add(self, run: Run) -> None:
+        line = self._line(run)
+        for part in self._wanted(line, run):
+            (line.urgent if part.urgent else line.waiting).append(part)
+            size = sum(part.events)
+            line.events += size
+            self.events += size
+
+    def refuse(self, run: Run) -> int:
+        """There is no room for this run: it is omitted. Returns its events."""
+        self._line(run).omit(run.first, len(run.digests))
+        return sum(run.events)
+
+    def discard_oldest(self, excess: int) -> int:
+        """Make room for so many events at the expense of what has waited longest."""
+        dropped = 0
+        while dropped < excess:
+            queues = [q for line in self._lines.values() for q in (line.waiting, line.urgent) if q]
+            if not queues:
+                break
+            queue = min(queues, key=lambda q: (q[0].urgent, q[0].arrived_us))
+            dropped += self._discard_from(queue, excess - dropped)
+        return dropped
+
+    def on_taken(self, stream: Stream, through: Sequence) -> None:
+        line = self._lines.get(stream)
+        if line is not None and through > line.taken:
+            line.taken = min(through, line.highest)
+            self.moved_at_us = self._outbox.now_us
+
+    def drain(self, expires_after_us: int) -> int:
+        """Send what the subscriber can take, urgent first. Returns how many events expired."""
+        room, expired = DRAIN_BYTES_MAX, 0
+        for urgent in (True, False):
+            for line in self._lines.values():
+                queue = line.urgent if urgent else line.waiting
+                while queue and room > 0 and line.may_send(queue[0]):
+                    run = self._pop(line, queue)
+                    if expires_after_us and self._outbox.now_us - run.arrived_us > expires_after_us:
+                        line.omit(run.first, len(run.digests))
+                        expired += sum(run.events)
+                    else:
+                        room -= self._send(line, run)
+        self._send_omitted()
+        if room <= 0:
+            self._outbox.wake_at(self._outbox.now_us)
+        return expired
+
+    def announce_frontiers(self) -> None:
+        for stream, line in self._lines.items():
+            if line.highest >= line.lowest:
+                frontier = Frontier(*stream, line.lowest, line.highest)
+                self._outbox.send(self.subscriber, frontier)
+
+    def forget(self, publisher: NodeId) -> None:
+        """This publisher is gone for good."""
+        for stream in [s for s in self._lines if s.publisher == publisher]:
+            self.events -= self._lines.pop(stream).events
+
+    def _line(self, run: Run) -> Line:
+        line = self._lines.get(run.stream)
+        if line is None:
+            line = self._lines[run.stream] = Line(run.first, run.first - 1, run.first - 1)
+        return line
+
+    def _wanted(self, line: Line, run: Run) -> Iterator[Run]:
+        """The parts of a run that pass the filter; the others are omitted."""
+        if self.filter.is_empty or run.stream.lane is Lane.HISTORIES:
+            yield run
+            return
+        passes = [self.filter.passes(payload) for payload in run.payloads]
+        if run.authenticators is not None:
+            passes = [any(passes)] * len(passes)
+        if all(passes):
+            yield run
+            return
+        for first, gone in consecutive((i, None) for i, keep in enumerate(passes) if not keep):
+            line.omit(run.first + first, len(gone))
+        for first, kept in consecutive((i, None) for i, keep in enumerate(passes) if keep):
+            yield run.part(first, first + len(kept))
+
+    def _pop(self, line: Line, queue: deque[Run]) -> Run:
+        run = queue.popleft()
+        size = sum(run.events)
+        line.events -= size
+        self.events -= size
+        return run
+
+    def _discard_from(self, queue: deque[Run], excess: int) -> int:
+        run = queue[0]
+        line = self._lines[run.stream]
+        self._pop(line, queue)
+        count, dropped = 0, 0
+        while count < len(run.events) and dropped < excess:
+            dropped += run.events[count]
+            count += 1
+        if run.authenticators is not None:
+            count, dropped = len(run.events), sum(run.events)
+        line.omit(run.first, count)
+        if count < len(run.events):
+            rest = run.part(count, len(run.events))
+            queue.appendleft(rest)
+            line.events += sum(rest.events)
+            self.events += sum(rest.events)
+        return dropped
+
+    def _send(self, line: Line, run: Run) -> int:
+        line.highest = max(line.highest, run.last)
+        if run.urgent:
+            line.urgent_sent.extend(range(run.first, run.last + 1))
+        to, stream, send = self.subscriber, run.stream, self._outbox.send
+        if run.authenticators is not None:
+            tags = run.authenticators.get(to, [])
+            link = Link(
+                stream.publisher, stream.topic, run.urgent, run.first, run.settled, run.chain,
+                run.payloads, tags,
+            )  # fmt: skip
+            send(to, link)
+        elif self.lead:
+            for first, payloads in by_size(run.first, run.payloads):
+                send(to, Forward(*stream, run.urgent, first, payloads))
+        else:
+            send(to, Vouch(*stream, run.first, run.digests))
+            return _VOUCH_BYTES * len(run.digests)
+        return sum(map(len, run.payloads))
+
+    def _send_omitted(self) -> None:
+        for stream, line in self._lines.items():
+            for first, count in line.omitted:
+                line.highest = max(line.highest, first + count - 1)
+                for start in range(first, first + count, RUN_BATCHES_MAX):
+                    part = min(RUN_BATCHES_MAX, first + count - start)
+                    self._outbox.send(self.subscriber, Omitted(*stream, start, part))
+            line.omitted = []

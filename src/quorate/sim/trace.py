@@ -1,0 +1,121 @@
+"""A run told in lines: what broke, and the way of one batch through it.
+
+A seed is one run, so a trace is made by performing the scenario again with somebody listening.
+"""
+
+from collections.abc import Iterator
+
+from quorate.core.ids import Lane, NodeId
+from quorate.core.messages import Fetch, Frontier, Link, Message, Publish, Supply
+from quorate.crypto.digests import digest
+from quorate.protocol.machine import Delivery, Outcome, Receipt, Skipped
+from quorate.sim.checkers import BatchId, Conduct
+from quorate.sim.faults import Fault
+from quorate.sim.scenarios import Scenario
+from quorate.sim.stage import Stage
+
+LINES_MAX = 60
+
+
+def trace(scenario: Scenario, batch: BatchId) -> list[str]:
+    """Who took part, what broke, and every message and outcome about this batch."""
+    seen: list[tuple[int, str]] = []
+
+    def overhear(at_us: int, sender: NodeId, receiver: NodeId, message: Message) -> None:
+        if is_about(sender, message, batch):
+            seen.append((at_us, f"{sender} to {receiver}: {_told(message, batch)}"))
+
+    def on_outcome(node: NodeId, outcome: Outcome, at_us: int) -> None:
+        seen.extend((at_us, f"{node} {line}") for line in _outcome(outcome, batch))
+
+    stage = Stage(scenario, overhear=overhear, on_outcome=on_outcome)
+    stage.perform()
+    seen += [*_accidents(scenario, stage.planned)]
+    seen.sort(key=lambda entry: entry[0])
+    lines = [f"{at_us / 1e6:10.6f} s  {line}" for at_us, line in seen]
+    if len(lines) > LINES_MAX:
+        half = LINES_MAX // 2
+        lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
+    return [*_cast(scenario), *lines]
+
+
+def is_about(sender: NodeId, message: Message, batch: BatchId) -> bool:
+    """Whether a message carries, names or asks for this batch."""
+    publisher = sender if isinstance(message, Publish) else getattr(message, "publisher", None)
+    if publisher != batch.publisher or getattr(message, "topic", None) != batch.topic:
+        return False
+    if getattr(message, "lane", Lane.EVENTS) is not Lane.EVENTS:
+        return False
+    if isinstance(message, Fetch | Supply):
+        return batch.sequence in message.sequences
+    if isinstance(message, Frontier):
+        return message.lowest <= batch.sequence <= message.highest
+    return _content(message, batch) is not None
+
+
+def _content(message: Message, batch: BatchId) -> bytes | None:
+    """The digest of the batch in a run."""
+    at = batch.sequence - getattr(message, "first", batch.sequence + 1)
+    if at < 0:
+        return None
+    if isinstance(message, Publish | Link) or hasattr(message, "payloads"):
+        payloads: list[bytes] = getattr(message, "payloads", [])
+        return digest(payloads[at]) if at < len(payloads) else None
+    digests: list[bytes] = getattr(message, "digests", [])
+    return digests[at] if at < len(digests) else None
+
+
+def _told(message: Message, batch: BatchId) -> str:
+    kind = type(message).__name__
+    if isinstance(message, Fetch):
+        return f"Fetch {'the payload' if message.payload else 'your voice'}"
+    if isinstance(message, Frontier):
+        return f"Frontier {message.lowest} to {message.highest}"
+    if isinstance(message, Supply):
+        payload = message.payloads[message.sequences.index(batch.sequence)]
+        return f"Supply {digest(payload).hex()[:8]}"
+    content = _content(message, batch)
+    chain = f" of chain {message.chain}" if isinstance(message, Link) else ""
+    return f"{kind} {content.hex()[:8] if content else ''}{chain}"
+
+
+def _outcome(outcome: Outcome, batch: BatchId) -> Iterator[str]:
+    stream = getattr(outcome, "stream", None)
+    if stream is None or (stream.publisher, stream.topic) != batch[:2]:
+        return
+    if isinstance(outcome, Delivery) and outcome.sequence == batch.sequence:
+        how = f"on the word of {', '.join(map(str, outcome.vouchers))}"
+        yield f"DELIVERS {outcome.digest.hex()[:8]} {how}{', by a history' * outcome.repaired}"
+    elif isinstance(outcome, Receipt) and outcome.first <= batch.sequence <= outcome.last:
+        if stream.lane is Lane.EVENTS:
+            yield f"has a RECEIPT from {', '.join(map(str, outcome.replicas))}"
+    elif isinstance(outcome, Skipped) and outcome.first <= batch.sequence:
+        yield f"SKIPS {outcome.count} from {outcome.first} on, because {outcome.why}"
+
+
+def _accidents(scenario: Scenario, planned: list[Fault]) -> Iterator[tuple[int, str]]:
+    for fault in planned:
+        whom = f" of {', '.join(map(str, fault.nodes))}" if fault.nodes else ""
+        yield fault.from_us, f"-- {fault.kind.value}{whom} until {fault.until_us / 1e6:.6f} s"
+    for cut in scenario.cuts:
+        until = f"until {cut.until_us / 1e6:.6f} s"
+        yield cut.from_us, f"-- cut from {cut.sender} to {cut.target} {until}"
+    for replica, at_us in scenario.dying.items():
+        yield at_us, f"-- {replica} crashes for good"
+    for part in scenario.sources:
+        if part.crash_at_us is not None:
+            yield part.crash_at_us, f"-- source {part.node} crashes for good"
+    yield scenario.calm_us, "-- calm"
+
+
+def _cast(scenario: Scenario) -> Iterator[str]:
+    contract = scenario.topic.contract
+    histories = f", a history every {contract.history_every}" * bool(contract.history_every)
+    mode, latency = scenario.network.mode.value, scenario.network.latency
+    yield f"{contract.protocol}, order {contract.order}{histories}; {mode} links, {latency}"
+    for replica in scenario.topic.members:
+        yield f"replica {replica}: {scenario.hostile.get(replica, 'correct')}"
+    for part in scenario.sources:
+        attack = f" ({part.adversary})" if part.conduct is Conduct.BYZANTINE else ""
+        yield f"source {part.node}: {part.conduct.value}{attack}, from {part.session}"
+    yield f"destinations: {', '.join(map(str, scenario.destinations))}"

@@ -1,0 +1,352 @@
+"""Batches: what goes in comes out, and nothing that a peer can send does any harm."""
+
+import subprocess
+import sys
+import tracemalloc
+from struct import pack_into
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.core import batch
+from quorate.core.batch import Batch
+from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.event import Event
+from quorate.core.limits import BATCH_BYTES_MAX, BATCH_EVENTS_MAX
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+HEADERS = st.lists(st.tuples(NAMES, st.binary(max_size=6)), max_size=3).map(tuple)
+TIMES = st.integers(-(2**63), 2**63 - 1)
+EVENTS = st.builds(
+    Event,
+    key=st.none() | st.binary(max_size=12),
+    value=st.binary(max_size=40),
+    headers=st.just(()) | HEADERS,
+    timestamp_us=st.just(1_700_000_000_000_000) | TIMES,
+    urgent=st.booleans(),
+)
+BATCHES = st.lists(EVENTS, min_size=1, max_size=20)
+COMPRESSIONS = st.sampled_from(batch.COMPRESSIONS)
+
+SAMPLE = [
+    Event(b"host-1", b"first", (("kind", b"alert"), ("größe", b"7")), 20, True),
+    Event(None, b"", (), 10, False),
+    Event(b"", b"third", (), 30, False),
+]
+
+# Where the fields of the header stand.
+FLAGS_AT, COMPRESSION_AT, COUNT_AT, OLDEST_AT = 1, 2, 4, 8
+KEY_BYTES_AT, VALUE_BYTES_AT, HEADERS_AT, NAME_BYTES_AT, STORED_BYTES_AT = 16, 20, 24, 28, 36
+
+
+def with_u32(payload: bytes, at: int, number: int) -> bytes:
+    forged = bytearray(payload)
+    pack_into("<I", forged, at, number)
+    return bytes(forged)
+
+
+def use_all_of(payload: bytes) -> None:
+    """Everything that a consumer may do with a payload that some peer sent."""
+    found = Batch(payload)
+    assert len(found.events()) == len(found.values()) == found.count
+    table = found.record_batch()
+    table.validate(full=True)
+    assert table.num_rows == found.count
+
+
+@given(BATCHES, COMPRESSIONS)
+def test_a_batch_gives_back_the_events_it_was_made_of(events: list[Event], codec: str) -> None:
+    found = Batch(batch.encode(events, compression=codec))
+
+    assert found.events() == events
+    assert found.values() == [event.value for event in events]
+
+
+@given(BATCHES, COMPRESSIONS)
+def test_the_header_alone_tells_count_urgency_and_oldest_time(
+    events: list[Event], codec: str
+) -> None:
+    payload = batch.encode(events, compression=codec)
+    found = Batch(payload)
+
+    assert batch.count_of(payload) == found.count == len(events)
+    assert batch.urgent_of(payload) == found.urgent == any(event.urgent for event in events)
+    oldest_us = min(event.timestamp_us for event in events)
+    assert batch.oldest_us_of(payload) == found.oldest_us == oldest_us
+
+
+@given(EVENTS)
+def test_encoding_one_event_writes_the_same_bytes_as_encoding_a_list_of_one(event: Event) -> None:
+    one = batch.encode_one(
+        event.key, event.value, event.headers, event.timestamp_us, event.urgent
+    )
+
+    assert one == batch.encode([event])
+    assert Batch(one).events() == [event]
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=40), TIMES, COMPRESSIONS)
+def test_encoding_values_writes_the_same_bytes_as_encoding_events(
+    values: list[bytes], timestamp_us: int, codec: str
+) -> None:
+    events = [Event(None, value, (), timestamp_us) for value in values]
+
+    payload = batch.encode_values(values, timestamp_us, compression=codec)
+
+    assert payload == batch.encode(events, compression=codec)
+    assert Batch(payload).events() == events
+
+
+def test_a_single_event_costs_48_bytes_more_than_its_value() -> None:
+    assert len(batch.encode_one(None, b"x" * 200, (), 1, False)) == 248
+
+
+def test_a_batch_larger_than_one_window_of_the_check_is_read_whole() -> None:
+    values = [b"%d" % number for number in range(3 * 4096 + 5)]
+
+    assert Batch(batch.encode_values(values, 1)).values() == values
+
+
+def test_offsets_that_go_back_are_found_in_every_window() -> None:
+    payload = batch.encode_values([b"x"] * (2 * 4096 + 2), 1)
+    for event in (1, 4095, 4096, 4097, 8192, 8193):
+        forged = with_u32(payload, batch.HEADER_BYTES + 4 * event, event + 2)
+        with pytest.raises(RemoteProtocolError, match="value offsets are not in order"):
+            Batch(forged)
+
+
+def test_compression_makes_a_batch_smaller_and_never_larger() -> None:
+    plain = batch.encode_values([b"x" * 100] * 100, 1)
+    for codec in ("zstd", "lz4"):
+        assert len(batch.encode_values([b"x" * 100] * 100, 1, compression=codec)) < len(plain) / 5
+        assert batch.encode_values([b"x"], 1, compression=codec) == batch.encode_values([b"x"], 1)
+
+
+def test_neither_events_nor_headers_need_arrow() -> None:
+    program = (
+        "import sys\n"
+        "from quorate.core import batch\n"
+        "payload = batch.encode_one(b'k', b'v', (('a', b'b'),), 1, True)\n"
+        "assert batch.Batch(payload).events()[0].value == b'v'\n"
+        "assert batch.count_of(payload) == 1\n"
+        "sys.exit('pyarrow' in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": _source()})
+
+
+def _source() -> str:
+    return batch.__file__.removesuffix("/quorate/core/batch.py")
+
+
+@given(BATCHES, COMPRESSIONS)
+def test_no_part_of_a_batch_passes_for_a_batch(events: list[Event], codec: str) -> None:
+    payload = batch.encode(events, compression=codec)
+    for length in range(len(payload)):
+        with pytest.raises(RemoteProtocolError):
+            Batch(payload[:length])
+    with pytest.raises(RemoteProtocolError):
+        Batch(payload + b"\x00")
+
+
+@given(BATCHES, COMPRESSIONS, st.data())
+def test_altered_bytes_make_a_valid_batch_or_a_protocol_error(
+    events: list[Event], codec: str, data: st.DataObject
+) -> None:
+    altered = bytearray(batch.encode(events, compression=codec))
+    for _ in range(data.draw(st.integers(1, 4))):
+        altered[data.draw(st.integers(0, len(altered) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        use_all_of(bytes(altered))
+    except RemoteProtocolError as error:
+        assert str(error)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_garbage_makes_a_valid_batch_or_a_protocol_error(garbage: bytes, versioned: bool) -> None:
+    payload = b"\x01" + garbage if versioned else garbage
+    try:
+        use_all_of(payload)
+    except RemoteProtocolError as error:
+        assert str(error)
+    for read in (batch.count_of, batch.urgent_of, batch.oldest_us_of):
+        try:
+            read(payload)
+        except RemoteProtocolError as error:
+            assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("at", "number"),
+    [
+        (COUNT_AT, 0),
+        (COUNT_AT, 4),
+        (COUNT_AT, BATCH_EVENTS_MAX),
+        (COUNT_AT, BATCH_EVENTS_MAX + 1),
+        (COUNT_AT, 2**32 - 1),
+        (KEY_BYTES_AT, 2**32 - 1),
+        (VALUE_BYTES_AT, 2**32 - 1),
+        (HEADERS_AT, 2**32 - 1),
+        (NAME_BYTES_AT, 2**32 - 1),
+        (STORED_BYTES_AT, 2**32 - 1),
+    ],
+)
+@pytest.mark.parametrize("codec", batch.COMPRESSIONS)
+def test_forged_counts_and_lengths_are_refused_before_anything_is_allocated(
+    at: int, number: int, codec: str
+) -> None:
+    forged = with_u32(batch.encode(SAMPLE * 20, compression=codec), at, number)
+    with pytest.raises(RemoteProtocolError):
+        # The first refusal imports what it needs; the second is measured.
+        Batch(forged)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError):
+            Batch(forged)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_compressed_batch_may_not_grow_beyond_its_bound() -> None:
+    payload = batch.encode_values([b"x" * 1000] * 10, 1, compression="zstd")
+    forged = with_u32(payload, VALUE_BYTES_AT, batch.BODY_BYTES_MAX)
+
+    with pytest.raises(RemoteProtocolError, match="grows to"):
+        Batch(forged)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("difference", [-1, 1, 100_000])
+def test_a_body_that_decompresses_to_another_length_is_refused(
+    codec: str, difference: int
+) -> None:
+    payload = batch.encode_values([b"x" * 1000] * 10, 1, compression=codec)
+    forged = with_u32(payload, VALUE_BYTES_AT, 10_000 + difference)
+
+    with pytest.raises(RemoteProtocolError, match="decompress|columns take"):
+        Batch(forged)
+
+
+def test_a_batch_may_grow_when_it_is_decompressed() -> None:
+    values = [b"x" * 1_000_000] * 12
+
+    payload = batch.encode_values(values, 1, compression="zstd")
+
+    assert len(payload) < 100_000
+    assert Batch(payload).values() == values
+
+
+def _flip(payload: bytes, at: int, bits: int) -> bytes:
+    return payload[:at] + bytes([payload[at] ^ bits]) + payload[at + 1 :]
+
+
+def test_a_header_that_says_other_than_the_columns_is_refused() -> None:
+    payload = batch.encode(SAMPLE)
+    older = _flip(payload, OLDEST_AT, 1)
+    calm = _flip(payload, FLAGS_AT, 1)
+    unknown = _flip(payload, FLAGS_AT, 0x40)
+    squeezed = _flip(payload, COMPRESSION_AT, 3)
+    for forged, why in (
+        (older, "oldest"),
+        (calm, "urgent"),
+        (unknown, "unknown flags"),
+        (squeezed, "compression 3"),
+        (b"\x02" + payload[1:], "version 2"),
+        (payload[:8], "header alone"),
+        (payload[:3] + b"\x01" + payload[4:], "reserved byte 1"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=why):
+            Batch(forged)
+
+
+def test_data_of_columns_that_are_not_there_is_refused() -> None:
+    payload = batch.encode_values([b"0123456789"], 1)
+    split = with_u32(payload, VALUE_BYTES_AT, 6)
+    with pytest.raises(RemoteProtocolError, match="key data and no keys"):
+        Batch(with_u32(split, KEY_BYTES_AT, 4))
+    with pytest.raises(RemoteProtocolError, match="header data and no headers"):
+        Batch(with_u32(split, NAME_BYTES_AT, 4))
+
+
+def test_flags_of_events_that_do_not_exist_are_refused() -> None:
+    events = [Event(None, b"", (), 1, True), Event(None, b"", (), 1, False)]
+    payload = batch.encode(events)
+
+    assert payload[-1] == 0b01
+    with pytest.raises(RemoteProtocolError, match="events that it does not have"):
+        Batch(payload[:-1] + b"\x05")
+    with pytest.raises(RemoteProtocolError, match="without an urgent event"):
+        Batch(payload[:-1] + b"\x00")
+
+
+def test_a_header_name_that_is_not_utf8_is_refused_even_if_all_names_together_are() -> None:
+    split = batch.encode([Event(None, b"", (("aa", b""), ("aa", b"")), 1)])
+
+    for names in (b"aa\xff\xfe", b"a\xc3\xb6a"):
+        with pytest.raises(RemoteProtocolError, match="not UTF-8"):
+            Batch(split.replace(b"aaaa", names))
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (Event(None, "text", (), 1), "event 1: the value is str; allowed is bytes"),  # type: ignore[arg-type]
+        (Event("text", b"", (), 1), "event 1: the key is str; allowed is bytes or None"),  # type: ignore[arg-type]
+        (Event(None, b"", (), 2**63), "event 1: the time .* is not a 64-bit number"),
+        (Event(None, b"", (), 1.5), "event 1: the time 1.5 is not"),  # type: ignore[arg-type]
+        (Event(None, b"", (("a", "b"),), 1), "event 1: headers are"),  # type: ignore[arg-type]
+        (Event(None, b"", ((b"a", b"b"),), 1), "event 1: headers are"),  # type: ignore[arg-type]
+        (Event(None, b"", (("\ud800", b"b"),), 1), "event 1: headers are"),
+        (Event(None, b"", ("ab",), 1), "event 1: headers are"),  # type: ignore[arg-type]
+        (b"value", "event 1 is bytes; allowed is Event"),
+    ],
+)
+def test_an_event_that_cannot_travel_is_named(event: Event, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        batch.encode([SAMPLE[0], event])
+
+
+def test_the_fast_encoders_refuse_what_the_slow_one_refuses() -> None:
+    with pytest.raises(LocalProtocolError, match="event 0: the value is str"):
+        batch.encode_one(None, "text", (), 1, False)  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError, match="event 0: the key is int"):
+        batch.encode_one(7, b"", (), 1, False)  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError, match="event 0: the time"):
+        batch.encode_one(None, b"", (), 2**63, False)
+    with pytest.raises(LocalProtocolError, match="event 1: the value is NoneType"):
+        batch.encode_values([b"", None], 1)  # type: ignore[list-item]
+
+
+def test_a_value_whose_length_is_not_its_number_of_bytes_is_refused() -> None:
+    wide = memoryview(bytes(8)).cast("i")
+    with pytest.raises(LocalProtocolError, match="the value is memoryview"):
+        batch.encode([Event(None, wide, (), 1)])  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError, match="the value is memoryview"):
+        batch.encode_values([wide], 1)  # type: ignore[list-item]
+
+
+def test_batches_out_of_bounds_are_refused_where_they_are_made() -> None:
+    with pytest.raises(LocalProtocolError, match="a batch of 0 events"):
+        batch.encode([])
+    with pytest.raises(LocalProtocolError, match="a batch of 0 events"):
+        batch.encode_values([], 1)
+    with pytest.raises(LocalProtocolError, match="a batch of 1000001 events"):
+        batch.encode_values([b""] * (BATCH_EVENTS_MAX + 1), 1)
+    with pytest.raises(LocalProtocolError, match="allowed are up to 8388608"):
+        batch.encode_one(None, bytes(BATCH_BYTES_MAX), (), 1, False)
+    with pytest.raises(LocalProtocolError, match="allowed are up to 8388608"):
+        batch.encode_values([bytes(BATCH_BYTES_MAX)], 1)
+    with pytest.raises(LocalProtocolError, match="compression 'gzip' is unknown"):
+        batch.encode(SAMPLE, compression="gzip")
+
+
+def test_the_largest_batch_is_accepted_and_one_byte_more_is_not() -> None:
+    largest = batch.encode_one(None, bytes(BATCH_BYTES_MAX - 48), (), 1, False)
+
+    assert len(largest) == BATCH_BYTES_MAX
+    assert Batch(largest).count == 1
+    with pytest.raises(RemoteProtocolError, match="allowed are up to 8388608"):
+        Batch(largest + b"x")
+    with pytest.raises(LocalProtocolError):
+        batch.encode_one(None, bytes(BATCH_BYTES_MAX - 47), (), 1, False)
