@@ -78,9 +78,7 @@ def test_the_header_alone_tells_count_urgency_and_oldest_time(
 
 @given(EVENTS)
 def test_encoding_one_event_writes_the_same_bytes_as_encoding_a_list_of_one(event: Event) -> None:
-    one = batch.encode_one(
-        event.key, event.value, event.headers, event.timestamp_us, event.urgent
-    )
+    one = batch.encode_one(event.key, event.value, event.headers, event.timestamp_us, event.urgent)
 
     assert one == batch.encode([event])
     assert Batch(one).events() == [event]
@@ -218,9 +216,7 @@ def test_a_compressed_batch_may_not_grow_beyond_its_bound() -> None:
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 @pytest.mark.parametrize("difference", [-1, 1, 100_000])
-def test_a_body_that_decompresses_to_another_length_is_refused(
-    codec: str, difference: int
-) -> None:
+def test_a_body_that_decompresses_to_another_length_is_refused(codec: str, difference: int) -> None:
     payload = batch.encode_values([b"x" * 1000] * 10, 1, compression=codec)
     forged = with_u32(payload, VALUE_BYTES_AT, 10_000 + difference)
 

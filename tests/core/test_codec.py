@@ -1,7 +1,8 @@
 """The codec: every message comes back as it was, and no bytes from outside do any harm."""
 
 import tracemalloc
-from struct import pack
+from struct import Struct, pack
+from typing import get_args
 
 import msgspec
 import pytest
@@ -28,6 +29,7 @@ from quorate.core.messages import (
     Link,
     Message,
     Misbehave,
+    Omitted,
     Operation,
     Publish,
     ReadyVote,
@@ -37,10 +39,12 @@ from quorate.core.messages import (
     StatusQuery,
     StatusReport,
     Supply,
+    Taken,
     Vouch,
 )
 
 NODES = st.integers(0, NODE_ID_MAX)
+TOPICS = st.integers(0, 2**32 - 1)
 LANES = st.sampled_from(Lane)
 SEQUENCES = st.integers(0, 2**64 - 1)
 # The last of a run must have a number too.
@@ -58,20 +62,20 @@ TREES = st.recursive(
 
 
 def votes(kind: type[Vouch] | type[Echo] | type[ReadyVote]) -> st.SearchStrategy[Message]:
-    return st.builds(kind, NODES, NODES, LANES, FIRSTS, DIGESTS)
+    return st.builds(kind, NODES, TOPICS, LANES, FIRSTS, DIGESTS)
 
 
 SUPPLIES = st.lists(st.tuples(SEQUENCES, st.binary(max_size=30)), min_size=1, max_size=5)
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
-    Publish: st.builds(Publish, NODES, LANES, st.booleans(), FIRSTS, SEQUENCES, PAYLOADS),
-    Forward: st.builds(Forward, NODES, NODES, LANES, st.booleans(), FIRSTS, PAYLOADS),
+    Publish: st.builds(Publish, TOPICS, LANES, st.booleans(), FIRSTS, SEQUENCES, PAYLOADS),
+    Forward: st.builds(Forward, NODES, TOPICS, LANES, st.booleans(), FIRSTS, PAYLOADS),
     Vouch: votes(Vouch),
     Echo: votes(Echo),
     ReadyVote: votes(ReadyVote),
     Link: st.builds(
         Link,
         publisher=NODES,
-        topic=NODES,
+        topic=TOPICS,
         urgent=st.booleans(),
         first=FIRSTS,
         settled=SEQUENCES,
@@ -80,19 +84,21 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         authenticators=st.lists(st.builds(Authenticator, NODES, NODES, TAGS), max_size=4),
     ),
     Fetch: st.builds(
-        Fetch, NODES, NODES, LANES, st.booleans(), st.lists(SEQUENCES, min_size=1, max_size=5)
+        Fetch, NODES, TOPICS, LANES, st.booleans(), st.lists(SEQUENCES, min_size=1, max_size=5)
     ),
     Supply: st.builds(
         lambda publisher, topic, lane, pairs: Supply(
             publisher, topic, lane, [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         ),
         NODES,
-        NODES,
+        TOPICS,
         LANES,
         SUPPLIES,
     ),
-    Frontier: st.builds(Frontier, NODES, NODES, LANES, SEQUENCES),
-    Ack: st.builds(Ack, NODES, LANES, st.sampled_from(Status), SEQUENCES),
+    Frontier: st.builds(Frontier, NODES, TOPICS, LANES, SEQUENCES, SEQUENCES),
+    Taken: st.builds(Taken, NODES, TOPICS, LANES, SEQUENCES),
+    Omitted: st.builds(Omitted, NODES, TOPICS, LANES, FIRSTS, st.integers(1, 5)),
+    Ack: st.builds(Ack, TOPICS, LANES, st.sampled_from(Status), SEQUENCES),
     Request: st.builds(
         Request,
         NUMBERS,
@@ -135,7 +141,7 @@ def decode_anything(frame: bytes) -> None:
 
 
 def test_every_message_there_is_has_a_strategy() -> None:
-    assert set(MESSAGES) == set(Message.__args__)  # type: ignore[attr-defined]
+    assert set(MESSAGES) == set(get_args(Message))
 
 
 @EVERY_KIND
@@ -170,7 +176,7 @@ def test_flipped_bits_make_a_message_or_a_protocol_error(kind: type, data: st.Da
     decode_anything(bytes(frame))
 
 
-@pytest.mark.parametrize("number", range(14))
+@pytest.mark.parametrize("number", range(16))
 @given(st.binary(max_size=120))
 def test_random_bytes_of_every_kind_make_a_message_or_a_protocol_error(
     number: int, body: bytes
@@ -198,12 +204,17 @@ def test_frames_back_to_back_are_taken_apart_in_order(
     assert [codec.decode(frame) for frame in codec.frames(received)] == sent
 
 
-def head(kind: int, count: int, *, lane: int = 0, flag: int = 0, first: int = 0) -> bytes:
-    return bytes([kind]) + pack("<IIBBHQQ", 1, 2, lane, flag, count, first, 0)
-
-
-PUBLISH, FORWARD, VOUCH, ECHO, READY, LINK, FETCH, SUPPLY, FRONTIER, ACK, CONTROL = range(1, 12)
+# publisher, topic, lane, flag, count, first, settled
+HEAD = Struct("<QIBBHQQ")
+(
+    PUBLISH, FORWARD, VOUCH, ECHO, READY, LINK, FETCH, SUPPLY, FRONTIER, TAKEN, OMITTED, ACK,
+    CONTROL,
+) = range(1, 14)  # fmt: skip
 HUGE = 2**32 - 1
+
+
+def head(kind: int, count: int, *, lane: int = 0, flag: int = 0, first: int = 0) -> bytes:
+    return bytes([kind]) + HEAD.pack(1, 2, lane, flag, count, first, 0)
 
 
 def control(before: Message, mark: bytes, forged: bytes) -> bytes:
@@ -227,13 +238,18 @@ FORGED = {
     "authenticators that are not there": head(LINK, 1) + pack("<BH", 0, AUTHENTICATORS_MAX),
     "an unknown lane": head(FRONTIER, 0, lane=2),
     "an unknown status": head(ACK, 0, flag=len(Status)),
-    "an unknown kind": bytes([12]) + bytes(28),
+    "an omission of none": head(OMITTED, 0),
+    "an omission beyond the last number": head(OMITTED, 2, first=2**64 - 1),
+    "an omission longer than a run": head(OMITTED, RUN_BATCHES_MAX + 1),
+    "an unknown kind": bytes([CONTROL + 1]) + bytes(HEAD.size),
     "an empty frame": b"",
     "a list of four billion": control(
         Misbehave(1, "x", fields=["a"]), b"fields", b"\xdd\xff\xff\xff\xff"
     ),
     "a map of four billion": control(
-        Request(1, Operation.REGISTER, "t", headers={"a": b"b"}), b"headers", b"\xdf\xff\xff\xff\xff"
+        Request(1, Operation.REGISTER, "t", headers={"a": b"b"}),
+        b"headers",
+        b"\xdf\xff\xff\xff\xff",
     ),
     "text of four gigabytes": control(Reply(1, "x"), b"sentence", b"\xdb\xff\xff\xff\xff"),
     "bytes of four gigabytes": control(

@@ -27,9 +27,9 @@ FILTERS = st.builds(Filter, KEYS, st.dictionaries(NAMES, VALUES, max_size=2))
 
 def wants(wanted: Filter, event: Event) -> bool:
     """The definition, spelled out."""
-    if wanted.key_prefix:
-        if event.key is None or event.key[: len(wanted.key_prefix)] != wanted.key_prefix:
-            return False
+    prefix = wanted.key_prefix
+    if prefix and (event.key is None or event.key[: len(prefix)] != prefix):
+        return False
     for name, value in wanted.headers.items():
         if not [1 for has in event.headers if has[0] == name and has[1] == value]:
             return False

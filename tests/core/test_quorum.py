@@ -58,9 +58,7 @@ def test_majority_correct_is_the_least_that_always_holds_more_correct_than_fault
 
 
 @WHOLE_GROUPS
-def test_intersecting_is_the_least_of_which_any_two_share_a_correct_replica(
-    n: int, f: int
-) -> None:
+def test_intersecting_is_the_least_of_which_any_two_share_a_correct_replica(n: int, f: int) -> None:
     faults = sets(n, f)
 
     def proves(who: frozenset[int]) -> bool:

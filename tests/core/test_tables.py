@@ -187,7 +187,9 @@ HEADER = pa.struct([("name", pa.string()), ("value", pa.binary())])
             "'headers' is list<",
         ),
         (
-            pa.table({"value": [b"v"], "headers": pa.array([[(1, b"")]], pa.map_("int8", "binary"))}),
+            pa.table(
+                {"value": [b"v"], "headers": pa.array([[(1, b"")]], pa.map_("int8", "binary"))}
+            ),
             "'headers' is map<int8, binary",
         ),
         (

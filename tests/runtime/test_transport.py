@@ -16,7 +16,6 @@ from net import (
     Proxy,
     Recorder,
     Security,
-    all_closed,
     cluster,
     free_ports,
     identity,
@@ -282,7 +281,7 @@ def test_two_replicas_that_dial_each_other_agree_on_one_link(loop: str, security
         await deliver(0)
         await deliver(1)
         assert [owner.offences for owner in owners] == [[], []]
-        await all_closed(*(broker.close() for broker in brokers))
+        await asyncio.gather(*(broker.close() for broker in brokers))
 
     run(loop, main())
 

@@ -193,6 +193,7 @@ def test_a_message_to_oneself_arrives_at_once_whatever_the_network_does() -> Non
     world.call(100, 0, lambda machine: machine.want(0, 1))
     world.run()
     assert world.machine(0).heard == [(100, 0, 1)]
+    assert world.machine(0).ticks == [0, 100]
 
 
 def test_datagram_nodes_are_told_of_their_links_once() -> None:
@@ -205,13 +206,27 @@ def test_datagram_nodes_are_told_of_their_links_once() -> None:
 
 
 def test_a_run_ends_at_its_time_and_goes_on_from_there() -> None:
-    world, _ = listeners()
-    world.call(100_000, 1, lambda machine: machine.want(0, 9))
+    world = World(1, network=ONE_MS)
+    seen: list[int] = []
+    world.inject(50_000, lambda: seen.append(world.now_us))
+    world.inject(100_000, lambda: seen.append(world.now_us))
     assert world.run(until_us=50_000) is Halt.TIME
-    assert world.now_us == 50_000
-    world.call(60_000, 1, lambda machine: machine.want(0, 8))
+    assert (seen, world.now_us) == ([50_000], 50_000)
+    world.inject(60_000, lambda: seen.append(world.now_us))
     assert world.run() is Halt.IDLE
-    assert world.machine(0).heard == [(61_000, 1, 8), (101_000, 1, 9)]
+    assert seen == [50_000, 60_000, 100_000]
+
+
+def test_time_never_goes_back_however_short_the_latency() -> None:
+    world, _ = listeners(Network(latency=Uniform(0, 30)))
+    for at_us in (100, 120, 140, 400):
+        world.call(at_us, 1, lambda machine: machine.want(0, 1))
+        world.call(at_us, 0, lambda machine: machine.want(1, 2))
+    world.run()
+    for node in (0, 1):
+        ticks = world.machine(node).ticks
+        assert ticks == sorted(set(ticks))
+        assert len(world.machine(node).heard) == 4
 
 
 def test_a_run_without_end_stops_at_its_limit_and_can_go_on() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -190,7 +190,7 @@ class Pair:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await all_closed(self.client.close(), self.broker.close())
+        await asyncio.gather(self.client.close(), self.broker.close())
 
 
 Meddle = Callable[[bytes], Iterable[bytes]]
@@ -263,7 +263,3 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
     except ConnectionError:
         return b""
-
-
-async def all_closed(*closing: Awaitable[None]) -> None:
-    await asyncio.gather(*closing)

@@ -79,7 +79,7 @@ class Consumer(Session):
         self._asked: dict[str, int] = {}
         self._refused: dict[str, Exception] = {}
         self._names: dict[TopicId, str] = {}
-        self._deliveries: deque[Delivery] = deque()
+        self._deliveries: deque[tuple[Delivery, int]] = deque()
         self._events = 0
         self._records: deque[Record] = deque()
         self._arrived = asyncio.Event()
@@ -190,15 +190,16 @@ class Consumer(Session):
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Delivery):
-                self._deliveries.append(outcome)
-                self._events += _count(outcome)
+                count = _count(outcome)
+                self._deliveries.append((outcome, count))
+                self._events += count
             elif isinstance(outcome, Answered):
                 self._on_answered(outcome)
             elif isinstance(outcome, Skipped):
                 self.counters["skipped"] += outcome.count
         if self._deliveries:
             self._arrived.set()
-        if self._events > self._queue_events and not self._paused:
+        if self._events > self._queue_events:
             self._pause(True)
 
     # Parts
@@ -220,8 +221,8 @@ class Consumer(Session):
         return True
 
     def _take(self) -> Delivery:
-        delivery = self._deliveries.popleft()
-        self._events -= _count(delivery)
+        delivery, count = self._deliveries.popleft()
+        self._events -= count
         if self._paused and self._events <= self._queue_events // 2:
             self._pause(False)
         return delivery

@@ -200,7 +200,7 @@ def _shown(value: object) -> str:
         text = repr(value)
     except ValueError:
         # Python refuses to write out a number of more than a few thousand digits.
-        text = f"a {type(value).__name__} too long to show"
+        return "a value too long to show"
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 

@@ -42,7 +42,7 @@ from quorate.protocol.machine import Delivery, Ready, Skipped
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import Requests, Standing
 from quorate.protocol.topic import Topic, by_id
-from quorate.protocol.voting import Ballot, Tally
+from quorate.protocol.voting import TWO_FACED, Ballot
 
 TICK_EVERY_US = 50_000
 # After this long without a quorum or a payload, ask; after PATIENCE, give up.
@@ -70,13 +70,13 @@ class Decided:
     __slots__ = ("ask_at_us", "asked", "content", "repaired", "since_us", "vouchers")
 
     def __init__(
-        self, content: Digest, vouchers: tuple[NodeId, ...], repaired: bool, now_us: int
+        self, content: Digest, vouchers: tuple[NodeId, ...], repaired: bool, ask_at_us: int
     ) -> None:
         self.content = content
         self.vouchers = vouchers
         self.repaired = repaired
-        self.since_us = now_us
-        self.ask_at_us = now_us
+        self.since_us = ask_at_us
+        self.ask_at_us = ask_at_us
         self.asked = 0
 
 
@@ -103,6 +103,8 @@ class Incoming:
         self.omitted: dict[Sequence, int] = {}
         # How far we have told the replicas that we have come.
         self._told: Sequence = 0
+        # Votes as bits, and the replicas that they stand for.
+        self._groups: dict[int, tuple[NodeId, ...]] = {}
         self._index = topic.index
         self._members = topic.members
         self._subscription = subscription
@@ -125,26 +127,25 @@ class Incoming:
                 if sequence not in early:
                     self._keep_early(sequence, payload, contents[offset], replica)
             elif waiting.content == contents[offset]:
-                self._complete(sequence, waiting, payload)
+                self._supplied(sequence, waiting, payload)
             else:
                 self._subscription.blame(replica, f"batch {sequence} of {self.stream}")
         self.on_voices(replica, first, contents)
 
     def on_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
-        position = self._index[replica]
-        now_us = self._outbox.now_us
+        position, now_us = self._index[replica], self._outbox.now_us
+        vote, decided = self.ballot.vote, self.decided
         sequence = first - 1
         for content in contents:
             sequence += 1
-            if self._is_done(sequence) or sequence in self.decided:
+            if self._is_done(sequence) or sequence in decided:
                 continue
-            tally = self.ballot.tally(sequence, position, now_us)
-            if tally is None:
-                continue
-            if not tally.add(position, content):
+            equal = vote(sequence, position, content, now_us)
+            if equal > 0 and self._is_enough(sequence, equal):
+                vouchers = self._who(self.ballot.open[sequence].votes_for(content))
+                self._decide(sequence, content, vouchers, repaired=False)
+            elif equal == TWO_FACED:
                 self._subscription.blame(replica, f"two contents for batch {sequence}")
-            elif self._is_enough(tally, content):
-                self._decide(sequence, content, self._who(tally, content), repaired=False)
 
     def on_frontier(self, replica: NodeId, frontier: Frontier) -> None:
         """How far this replica has come. What we miss of it, `tick` asks for."""
@@ -175,16 +176,17 @@ class Incoming:
             content = digest(payload)
             waiting = self.decided.get(sequence)
             if waiting is None:
-                waiting = Decided(content, vouchers, False, self._outbox.now_us)
-            if waiting.content == content:
-                self._complete(sequence, waiting, payload)
+                self._drop_early(sequence)
+                self._complete(sequence, content, payload, vouchers, False)
+            elif waiting.content == content:
+                self._supplied(sequence, waiting, payload)
 
     def on_supply(self, replica: NodeId, sequence: Sequence, payload: bytes) -> None:
         waiting = self.decided.get(sequence)
         if waiting is None or self._is_done(sequence):
             return
         if digest(payload) == waiting.content:
-            self._complete(sequence, waiting, payload)
+            self._supplied(sequence, waiting, payload)
         else:
             self._subscription.blame(replica, f"supplied another content for batch {sequence}")
 
@@ -201,7 +203,7 @@ class Incoming:
 
     def tick(self, now_us: int) -> None:
         self.tell_progress(1)
-        self._ask_for_payloads(now_us)
+        self.ask_for_payloads(now_us)
         self._ask_for_voices(now_us)
         self._give_up(now_us)
 
@@ -211,28 +213,27 @@ class Incoming:
             self._told = self.low - 1
             self._outbox.send_all(self._members, Taken(*self.stream, self._told))
 
-    def _is_enough(self, tally: Tally, content: Digest) -> bool:
-        """Do enough replicas vouch for this one content?"""
-        return tally.count(content) >= self._needed
+    def _is_enough(self, sequence: Sequence, equal: int) -> bool:
+        """Do enough replicas vouch for one content?"""
+        return equal >= self._needed
 
     def _decide(
         self, sequence: Sequence, content: Digest, vouchers: tuple[NodeId, ...], *, repaired: bool
     ) -> None:
-        decided = Decided(content, vouchers, repaired, self._outbox.now_us)
         here = self.early.pop(sequence, None)
         if here is not None:
             self._subscription.early_bytes -= len(here[0])
             if here[1] == content:
-                self._complete(sequence, decided, here[0])
+                self._complete(sequence, content, here[0], vouchers, repaired)
                 return
             self._subscription.blame(here[2], f"batch {sequence} differs from the quorum's")
-        # The lead's copy is probably on its way; only a lead that is not among the vouchers,
-        # or a history, makes asking at once worth while.
+        # The lead's copy is probably on its way, unless it lied, or a history decided.
         lead_will_send = not repaired and here is None
-        decided.ask_at_us += ASK_AFTER_US if lead_will_send else 0
-        self.decided[sequence] = decided
+        patience_us = ASK_AFTER_US if lead_will_send else 0
+        ask_at_us = self._outbox.now_us + patience_us
+        self.decided[sequence] = Decided(content, vouchers, repaired, ask_at_us)
         if not lead_will_send:
-            self._outbox.wake_at(self._outbox.now_us)
+            self._subscription.hurry(self)
 
     def _omit(self, sequence: Sequence) -> None:
         """Too few replicas would send it: go on without it."""
@@ -244,19 +245,27 @@ class Incoming:
         if self._fifo:
             self._release()
 
-    def _complete(self, sequence: Sequence, decided: Decided, payload: bytes) -> None:
-        self.decided.pop(sequence, None)
+    def _complete(
+        self,
+        sequence: Sequence,
+        content: Digest,
+        payload: bytes,
+        vouchers: tuple[NodeId, ...],
+        repaired: bool,
+    ) -> None:
         self.ballot.close(sequence)
-        self._drop_early(sequence)
         self._mark_done(sequence)
-        delivery = Delivery(
-            self.stream, sequence, decided.content, payload, decided.vouchers, decided.repaired
-        )
+        delivery = Delivery(self.stream, sequence, content, payload, vouchers, repaired)
         if self._fifo:
             self.held[sequence] = delivery
             self._release()
         else:
             self._subscription.deliver(delivery)
+
+    def _supplied(self, sequence: Sequence, waiting: Decided, payload: bytes) -> None:
+        del self.decided[sequence]
+        self._drop_early(sequence)
+        self._complete(sequence, waiting.content, payload, waiting.vouchers, waiting.repaired)
 
     def _mark_done(self, sequence: Sequence) -> None:
         low = self.low
@@ -307,7 +316,7 @@ class Incoming:
 
     # Asking
 
-    def _ask_for_payloads(self, now_us: int) -> None:
+    def ask_for_payloads(self, now_us: int) -> None:
         due = [(s, d) for s, d in self.decided.items() if d.ask_at_us <= now_us]
         if sum(not decided.asked and not decided.repaired for _, decided in due) > LATE_BATCHES_MAX:
             self._subscription.lead_is_late()
@@ -399,9 +408,12 @@ class Incoming:
         if here is not None:
             self._subscription.early_bytes -= len(here[0])
 
-    def _who(self, tally: Tally, content: Digest) -> tuple[NodeId, ...]:
-        votes = tally.contents[content]
-        return tuple(r for position, r in enumerate(self._members) if votes >> position & 1)
+    def _who(self, votes: int) -> tuple[NodeId, ...]:
+        who = self._groups.get(votes)
+        if who is None:
+            members = enumerate(self._members)
+            who = self._groups[votes] = tuple(r for at, r in members if votes >> at & 1)
+        return who
 
 
 class Subscription:
@@ -441,6 +453,10 @@ class Subscription:
         events = self.incoming(delivery.stream.publisher, Lane.EVENTS)
         events.on_history(history, delivery.vouchers)
 
+    def hurry(self, incoming: Incoming) -> None:
+        """Something is missing that nobody will send by himself: ask at the end of this turn."""
+        self._destination.hurry(incoming)
+
     def lead_is_late(self) -> None:
         """The quorum is well ahead of what our lead sends: take payloads from another."""
         lead = self.standing.lead
@@ -479,6 +495,7 @@ class Destination:
         self._subscriptions: dict[TopicId, Subscription] = {}
         self._connected: set[NodeId] = set()
         self._touched: dict[Incoming, None] = {}
+        self._hurried: dict[Incoming, None] = {}
         self._next_tick_us = 0
 
     # What the application does
@@ -543,7 +560,13 @@ class Destination:
     def writable(self, peer: NodeId, writable: bool) -> None:
         """What a destination sends is little and may be lost."""
 
+    def hurry(self, incoming: Incoming) -> None:
+        self._hurried[incoming] = None
+
     def take(self) -> Ready:
+        for incoming in self._hurried:
+            incoming.ask_for_payloads(self._outbox.now_us)
+        self._hurried.clear()
         for incoming in self._touched:
             incoming.tell_progress(PROGRESS_STEP)
         self._touched.clear()

@@ -8,20 +8,20 @@ same object runs in both worlds, and why an adversary is a function that rewrite
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+import msgspec
+
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
 from quorate.core.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """Bytes that must be on disk."""
 
     key: str
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """A destination's machine hands one batch to its application.
 
     `vouchers` are the replicas on whose word it was accepted, `repaired` says that a history
@@ -36,8 +36,7 @@ class Delivery:
     repaired: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """A source's machine tells its application that the contract is fulfilled.
 
     `replicas` acknowledged the batches from `first` to `last`; `guarantee` says in words what
@@ -51,8 +50,7 @@ class Receipt:
     guarantee: str
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(msgspec.Struct, frozen=True, gc=False):
     """A destination gave up on batches of a stream: they were lost as its contract allows."""
 
     stream: Stream
@@ -61,8 +59,7 @@ class Skipped:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True, gc=False):
     """A request of this client has the answer that its contract asks for."""
 
     number: int
@@ -72,8 +69,7 @@ class Answered:
 Outcome: TypeAlias = Delivery | Receipt | Skipped | Answered
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, gc=False):
     """Something about `node` that a person should hear of: `kind` is a metric's label."""
 
     node: NodeId

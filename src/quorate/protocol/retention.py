@@ -11,6 +11,8 @@ from quorate.core.ids import Digest, NodeId, Sequence, Stream, TopicId
 from quorate.core.limits import WINDOW_BATCHES
 
 RETAINED_BYTES_MAX = 64 * 1024 * 1024
+# However many streams there are, each may use at least this share of the bytes.
+_STREAMS_MIN = 8
 
 
 class Held(NamedTuple):
@@ -18,44 +20,65 @@ class Held(NamedTuple):
     payload: bytes
 
 
+class Shelf:
+    """One stream's batches, and the runs in which they came."""
+
+    __slots__ = ("batches", "bytes", "runs")
+
+    def __init__(self) -> None:
+        self.batches: dict[Sequence, tuple[Digest, bytes]] = {}
+        self.runs: deque[tuple[Sequence, int]] = deque()
+        self.bytes = 0
+
+    def drop_oldest_run(self) -> None:
+        first, count = self.runs.popleft()
+        for sequence in range(first, first + count):
+            gone = self.batches.pop(sequence, None)
+            if gone is not None:
+                self.bytes -= len(gone[1])
+
+
 class Retention:
     """One per replica, shared by its topics."""
 
     def __init__(self, bytes_max: int = RETAINED_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._streams: dict[Stream, dict[Sequence, Held]] = {}
-        self._arrivals: deque[tuple[Stream, Sequence]] = deque()
-        self.bytes = 0
+        self._shelves: dict[Stream, Shelf] = {}
 
-    def keep(self, stream: Stream, sequence: Sequence, digest: Digest, payload: bytes) -> None:
-        held = self._streams.get(stream)
-        if held is None:
-            held = self._streams[stream] = {}
-        if sequence in held:
+    @property
+    def held_bytes(self) -> int:
+        return sum(shelf.bytes for shelf in self._shelves.values())
+
+    def keep(
+        self, stream: Stream, first: Sequence, digests: list[Digest], payloads: list[bytes]
+    ) -> None:
+        """Keep a run, at the expense of the oldest runs of its stream."""
+        shelf = self._shelves.get(stream)
+        if shelf is None:
+            shelf = self._shelves[stream] = Shelf()
+        batches = shelf.batches
+        if first in batches:
+            # Kept before, at least in part: what is here already stays as it is.
+            again = [i for i in range(len(digests)) if first + i not in batches]
+            for i in again:
+                self.keep(stream, first + i, [digests[i]], [payloads[i]])
             return
-        held[sequence] = Held(digest, payload)
-        self._arrivals.append((stream, sequence))
-        self.bytes += len(payload)
-        if len(held) > WINDOW_BATCHES:
-            self._forget(stream, next(iter(held)))
-        while self.bytes > self._bytes_max:
-            self._forget(*self._arrivals.popleft())
-        # Batches that the window pushed out leave their arrival behind.
-        if len(self._arrivals) > 2 * WINDOW_BATCHES * len(self._streams):
-            self._arrivals = deque(a for a in self._arrivals if a[1] in self._streams[a[0]])
+        batches.update(
+            zip(
+                range(first, first + len(digests)), zip(digests, payloads, strict=True), strict=True
+            )
+        )
+        shelf.runs.append((first, len(digests)))
+        shelf.bytes += sum(map(len, payloads))
+        share = self._bytes_max // max(_STREAMS_MIN, len(self._shelves))
+        while len(batches) > WINDOW_BATCHES or (shelf.bytes > share and len(shelf.runs) > 1):
+            shelf.drop_oldest_run()
 
     def get(self, stream: Stream, sequence: Sequence) -> Held | None:
-        held = self._streams.get(stream)
-        return held.get(sequence) if held else None
+        shelf = self._shelves.get(stream)
+        found = shelf.batches.get(sequence) if shelf else None
+        return Held(*found) if found else None
 
     def forget(self, publisher: NodeId, topic: TopicId) -> None:
-        for stream in [s for s in self._streams if s[:2] == (publisher, topic)]:
-            for sequence in list(self._streams[stream]):
-                self._forget(stream, sequence)
-            del self._streams[stream]
-        self._arrivals = deque(a for a in self._arrivals if a[0] in self._streams)
-
-    def _forget(self, stream: Stream, sequence: Sequence) -> None:
-        gone = self._streams[stream].pop(sequence, None)
-        if gone is not None:
-            self.bytes -= len(gone.payload)
+        for stream in [s for s in self._shelves if s[:2] == (publisher, topic)]:
+            del self._shelves[stream]

@@ -11,30 +11,46 @@ from collections.abc import Iterable
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import WINDOW_BATCHES
 
+# What `Ballot.vote` returns for a voice that does not count.
+REPEATED = 0
+TWO_FACED = -1
+
 
 class Tally:
-    """The voices about one batch; replicas are bits."""
+    """The voices about one batch; replicas are bits.
 
-    __slots__ = ("asked_at_us", "contents", "opener", "since_us", "voters")
+    Nearly always all agree, so the first content has a place of its own, and only others
+    need a dictionary.
+    """
 
-    def __init__(self, opener: int, now_us: int) -> None:
-        self.contents: dict[Digest, int] = {}
-        self.voters = 0
+    __slots__ = ("_others", "asked_at_us", "content", "opener", "since_us", "voters", "votes")
+
+    def __init__(self, opener: int, content: Digest, now_us: int) -> None:
+        self.content = content
+        self.votes = self.voters = 1 << opener
         self.opener = opener
         self.since_us = now_us
         self.asked_at_us = now_us
+        self._others: dict[Digest, int] | None = None
 
-    def add(self, position: int, content: Digest) -> bool:
-        """Count a voice. False if this replica has spoken for another content."""
-        bit = 1 << position
+    def votes_for(self, content: Digest) -> int:
+        """Who spoke for this content, as bits."""
+        if content == self.content:
+            return self.votes
+        return self._others.get(content, 0) if self._others else 0
+
+    def add(self, bit: int, content: Digest) -> int:
+        """Count a voice: how many now agree with it, or why it does not count."""
         if self.voters & bit:
-            return bool(self.contents.get(content, 0) & bit)
+            return REPEATED if self.votes_for(content) & bit else TWO_FACED
         self.voters |= bit
-        self.contents[content] = self.contents.get(content, 0) | bit
-        return True
-
-    def count(self, content: Digest) -> int:
-        return self.contents.get(content, 0).bit_count()
+        if content == self.content:
+            self.votes |= bit
+            return self.votes.bit_count()
+        if self._others is None:
+            self._others = {}
+        votes = self._others[content] = self._others.get(content, 0) | bit
+        return votes.bit_count()
 
 
 class Ballot:
@@ -50,18 +66,22 @@ class Ballot:
         self.open: dict[Sequence, Tally] = {}
         self._opened = [0] * replicas
 
-    def tally(self, sequence: Sequence, position: int, now_us: int) -> Tally | None:
-        """The tally of this batch, opened by this replica if need be and if it may."""
+    def vote(self, sequence: Sequence, position: int, content: Digest, now_us: int) -> int:
+        """One replica's voice: how many now agree with it, or why it does not count."""
         tally = self.open.get(sequence)
-        if tally is None and self._opened[position] < WINDOW_BATCHES:
-            self._opened[position] += 1
-            tally = self.open[sequence] = Tally(position, now_us)
-        return tally
+        if tally is not None:
+            return tally.add(1 << position, content)
+        if self._opened[position] >= WINDOW_BATCHES:
+            return REPEATED
+        self._opened[position] += 1
+        self.open[sequence] = Tally(position, content, now_us)
+        return 1
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: Sequence) -> Tally | None:
         tally = self.open.pop(sequence, None)
         if tally is not None:
             self._opened[tally.opener] -= 1
+        return tally
 
 
 class ReplyVoter:

@@ -116,6 +116,8 @@ class Driver:
         self.connected_peers.pop(peer, None)
         _log.info("link to node %s is down: %s", peer, why)
         self.machine.tick(now_us())
+        # What the peer said last came before its link went down.
+        self._step_all()
         self.machine.disconnected(peer)
         self.wake()
 
@@ -136,15 +138,18 @@ class Driver:
             return
         now = now_us()
         self.machine.tick(now)
-        inbox, self._inbox = self._inbox, []
-        for peer, messages in inbox:
-            for message in messages:
-                self._step(peer, message)
+        self._step_all()
         for delay_us, ready in self.rewrite(self.machine.take(), now):
             if delay_us:
                 self._loop.call_later(delay_us / 1e6, self._carry_out, ready)
             else:
                 self._carry_out(ready)
+
+    def _step_all(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for peer, messages in inbox:
+            for message in messages:
+                self._step(peer, message)
 
     def _step(self, peer: NodeId, message: Message) -> None:
         handler = self._handlers.get(type(message))

@@ -1,16 +1,20 @@
-"""Starting and stopping the replicas of a local cluster, each as a process of its own.
+"""Starting and stopping replicas on this machine, each as a process of its own.
 
 A cluster directory remembers its processes in `run/NAME.pid` and keeps what they say in
 `run/NAME.log`, so that `quorate replica NAME stop` finds from another terminal what
-`quorate up` started. A process is only ever signalled after a look at what it is.
+`quorate up` started. A process is only ever signalled after a look at what it is. Where the
+parties have machines of their own, each directory holds the keys of its own replicas only, and
+those are the ones that can be started there.
 """
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from signal import Signals
+from typing import NoReturn
 
 from quorate.core.cluster import Cluster, Replica
 from quorate.core.errors import ConfigError, QuorateError
@@ -19,7 +23,10 @@ from quorate.runtime.ports import is_listening
 
 START_SECONDS_MAX = 20.0
 STOP_SECONDS_MAX = 5.0
-LOG_LINES_SHOWN = 5
+LOOK_EVERY_S = 0.02
+LOG_BYTES_READ = 64 * 1024
+
+_HAS_PROC = Path("/proc/self/cmdline").exists()
 
 
 class LaunchError(QuorateError):
@@ -30,7 +37,8 @@ class Launcher:
     """The processes of one cluster directory."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = cluster_file(directory).parent
+        # The full path, because a process is recognised by the cluster file that it was given.
+        self.directory = cluster_file(directory).parent.resolve()
         self.cluster: Cluster = read_cluster(self.directory / CLUSTER_FILE)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -41,73 +49,81 @@ class Launcher:
         known = ", ".join(replica.name for replica in self.cluster.replicas)
         raise ConfigError(f"there is no replica '{name}'; this cluster has {known}")
 
+    @property
+    def held(self) -> list[str]:
+        """The replicas that can run here, because their private keys are here."""
+        names = [replica.name for replica in self.cluster.replicas]
+        return [name for name in names if key_file(self.directory, name).exists()]
+
     def start(self, name: str) -> None:
         """Start one replica; it is up when its port answers (`wait_until_up`)."""
-        replica = self.replica(name)
-        if self.pid(name) is not None:
-            raise LaunchError(f"{name} is running already, as process {self.pid(name)}")
-        run = self.directory / "run"
-        run.mkdir(exist_ok=True)
-        command = [
-            sys.executable, "-m", "quorate.runtime.replica",
-            "--cluster", str(self.directory / CLUSTER_FILE),
-            "--name", replica.name,
-            "--key", str(key_file(self.directory, replica.name)),
-        ]  # fmt: skip
-        with (run / f"{name}.log").open("ab") as log:
+        self._prepare(name)
+        with self._file(name, "log").open("ab") as output:
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._command(name),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         self._children[name] = child
-        (run / f"{name}.pid").write_text(str(child.pid))
+        self._file(name, "pid").write_text(str(child.pid))
+
+    def become(self, name: str) -> NoReturn:
+        """Turn this very process into the replica, for whoever supervises it."""
+        self._prepare(name)
+        self._file(name, "pid").write_text(str(os.getpid()))
+        command = self._command(name)
+        os.execv(command[0], command)
 
     def start_all(self) -> None:
-        for replica in self.cluster.replicas:
-            self.start(replica.name)
-        for replica in self.cluster.replicas:
-            self.wait_until_up(replica.name)
+        """Start every replica whose keys are here and that does not run yet."""
+        names = [name for name in self.held if self.pid(name) is None]
+        for name in names:
+            self.start(name)
+        for name in names:
+            self.wait_until_up(name)
 
     def wait_until_up(self, name: str) -> None:
         replica = self.replica(name)
         deadline = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < deadline:
+            if self.pid(name) is None:
+                raise LaunchError(f"{name} ended while starting: {self.last_words(name)}")
             if is_listening(replica.host, replica.port):
                 return
-            if self.pid(name) is None:
-                raise LaunchError(f"{name} ended while starting; its last words: {self.tail(name)}")
-            time.sleep(0.02)
+            time.sleep(LOOK_EVERY_S)
         raise LaunchError(
-            f"{name} did not come up within {START_SECONDS_MAX:g} s: {self.tail(name)}"
+            f"{name} did not come up within {START_SECONDS_MAX:g} s: {self.last_words(name)}"
         )
 
     def stop(self, name: str, *, kill: bool = False) -> None:
         """End one replica, at once with `kill`."""
-        pid = self.pid(name)
-        if pid is None:
-            raise LaunchError(f"{name} is not running")
-        self.signal(name, signal.SIGKILL if kill else signal.SIGTERM)
+        self._require_running(name)
+        self._send(name, Signals.SIGKILL if kill else Signals.SIGTERM)
+        # A process that is paused ends only once it goes on.
+        self._send(name, Signals.SIGCONT)
         deadline = time.monotonic() + STOP_SECONDS_MAX
         while self.pid(name) is not None:
             if time.monotonic() > deadline:
-                self.signal(name, signal.SIGKILL)
+                self._send(name, Signals.SIGKILL)
                 deadline = time.monotonic() + STOP_SECONDS_MAX
-            time.sleep(0.02)
-        (self.directory / "run" / f"{name}.pid").unlink(missing_ok=True)
+            time.sleep(LOOK_EVERY_S)
+        self._file(name, "pid").unlink(missing_ok=True)
 
     def stop_all(self) -> None:
-        for name in [replica.name for replica in self.cluster.replicas]:
-            if self.pid(name) is not None:
-                self.signal(name, signal.SIGCONT)
-                self.signal(name, signal.SIGTERM)
-        for name in [replica.name for replica in self.cluster.replicas]:
-            if self.pid(name) is not None:
+        """End every replica that runs here, all at the same time."""
+        running = [replica.name for replica in self.cluster.replicas if self.pid(replica.name)]
+        for name in running:
+            self._send(name, Signals.SIGTERM)
+            self._send(name, Signals.SIGCONT)
+        for name in running:
+            with contextlib.suppress(LaunchError):
                 self.stop(name)
 
-    def signal(self, name: str, number: signal.Signals) -> None:
-        pid = self.pid(name)
-        if pid is None:
-            raise LaunchError(f"{name} is not running")
-        os.kill(pid, number)
+    def signal(self, name: str, number: Signals) -> None:
+        self._require_running(name)
+        self._send(name, number)
 
     def pid(self, name: str) -> int | None:
         """The process of this replica, if it runs."""
@@ -115,30 +131,89 @@ class Launcher:
         if child is not None:
             return child.pid if child.poll() is None else None
         try:
-            pid = int((self.directory / "run" / f"{name}.pid").read_text())
+            pid = int(self._file(name, "pid").read_text())
         except (OSError, ValueError):
             return None
         return pid if self._is_ours(pid, name) else None
 
-    def tail(self, name: str) -> str:
+    def is_paused(self, name: str) -> bool:
+        """Whether its process is there, but was told to do nothing (SIGSTOP)."""
+        pid = self.pid(name)
+        return pid is not None and _state_of(pid).startswith("T")
+
+    def last_words(self, name: str) -> str:
+        """The last line of its log, and where the rest of it is."""
+        log = self._file(name, "log")
         try:
-            lines = (self.directory / "run" / f"{name}.log").read_text().splitlines()
+            lines = log.read_bytes()[-LOG_BYTES_READ:].decode(errors="replace").splitlines()
         except OSError:
-            return "(none)"
-        return " / ".join(lines[-LOG_LINES_SHOWN:]) or "(none)"
+            lines = []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return f"{last} (its log: {log})"
+
+    # Parts
+
+    def _file(self, name: str, kind: str) -> Path:
+        return self.directory / "run" / f"{name}.{kind}"
+
+    def _command(self, name: str) -> list[str]:
+        return [
+            sys.executable, "-P", "-m", "quorate.runtime.replica",
+            "--cluster", str(self.directory / CLUSTER_FILE),
+            "--name", name,
+            "--key", str(key_file(self.directory, name)),
+        ]  # fmt: skip
+
+    def _prepare(self, name: str) -> None:
+        replica, pid = self.replica(name), self.pid(name)
+        if pid is not None:
+            raise LaunchError(f"{name} is running already, as process {pid}")
+        key = key_file(self.directory, name)
+        if not key.exists():
+            raise LaunchError(f"{name} cannot run here: its private keys would be in {key}")
+        for port in (replica.port, replica.metrics_port):
+            if port is not None and is_listening(replica.host, port):
+                raise LaunchError(
+                    f"{name} cannot start: another program listens on port {port} of "
+                    f"{replica.host} already"
+                )
+        (self.directory / "run").mkdir(exist_ok=True)
+
+    def _require_running(self, name: str) -> None:
+        if self.pid(self.replica(name).name) is None:
+            raise LaunchError(f"{name} is not running here")
+
+    def _send(self, name: str, number: Signals) -> None:
+        """Signal the process, unless it has ended in the meantime."""
+        pid = self.pid(name)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _is_ours(self, pid: int, name: str) -> bool:
         """A pid may have been given to another program since it was written down."""
-        words = _command_of(pid)
-        return "quorate.runtime.replica" in words and name in words
+        return " ".join(self._command(name)[2:]) in _command_of(pid)
 
 
-def _command_of(pid: int) -> list[str]:
+def _command_of(pid: int) -> str:
     """The command line of a process; empty if it has ended."""
-    if Path("/proc/self").exists():
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        except OSError:
-            return []
-    command = ["ps", "-o", "args=", "-p", str(pid)]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    return _process_file(pid, "cmdline").replace("\0", " ") if _HAS_PROC else _ps(pid, "args")
+
+
+def _state_of(pid: int) -> str:
+    """One letter, such as R for running or T for stopped; empty if it has ended."""
+    # The name of the program, in brackets, may hold anything.
+    after_name = _process_file(pid, "stat").rpartition(")")[2] if _HAS_PROC else _ps(pid, "state")
+    return after_name.strip()
+
+
+def _process_file(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _ps(pid: int, column: str) -> str:
+    command = ["ps", "-ww", "-o", f"{column}=", "-p", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout

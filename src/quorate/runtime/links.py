@@ -96,7 +96,7 @@ class Hub:
         if self.closed:
             # It was accepted in the turn in which the node closed.
             link.drop(CLOSED_HERE)
-        if link.dialled is not None:
+        if self.closed or link.dialled is not None:
             return
         same_host = sum(other.host == link.host for other in self._strangers)
         if same_host >= STRANGERS_PER_HOST_MAX or len(self._strangers) >= STRANGERS_MAX:
@@ -128,6 +128,10 @@ class Hub:
             del self.up[peer]
             self.owner.disconnected(peer, why)
 
+    def gone(self, link: "Link") -> None:
+        """The connection is closed; nothing of the link is left."""
+        self.all.discard(link)
+
     def check_room(self, member: MemberId) -> None:
         """Raise when a member makes us hold too much of records that it does not finish."""
         held_bytes = sum(link.held_bytes() for link in self._links_of(member))
@@ -139,10 +143,6 @@ class Hub:
 
     def _links_of(self, member: MemberId) -> list["Link"]:
         return [link for peer, link in self.up.items() if member_of(peer) == member]
-
-    def gone(self, link: "Link") -> None:
-        """The connection is closed; nothing of the link is left."""
-        self.all.discard(link)
 
 
 class Link(asyncio.BufferedProtocol):

@@ -156,7 +156,7 @@ class Network:
     """A network as a scenario asks for it.
 
     `distance_us` is the place for a matrix of a wide-area network: it is added to `latency`
-    for each pair of nodes. Everything below `retransmit_after_us` is about streams only.
+    for each pair of nodes. From `retransmit_after_us` on, all is about streams only.
     """
 
     latency: Latency = Uniform(200, 1_000)

@@ -15,7 +15,7 @@ through a storm, and ends in calm. `stage.py` performs it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 from quorate.core import batch
@@ -44,7 +44,6 @@ STORM_US = (1_000_000, 3_000_000)
 # Where any replica may lose its memory, the others get so long to catch up after each fault.
 BREATH_US = 1_500_000
 FIRST_CLIENT = 1000
-SESSION_MAX = 2**40
 
 _CONTRACTS: dict[str, dict[str, object]] = {
     "first-answer": {"protection": "crash"},
@@ -101,7 +100,6 @@ class SourcePart:
 
     node: NodeId
     conduct: Conduct
-    session: int
     adversary: str | None = None
     crash_at_us: int | None = None
 
@@ -284,13 +282,12 @@ class _Drawing:
         return tuple(map(self._draw_source, nodes, conducts))
 
     def _draw_source(self, node: NodeId, conduct: Conduct) -> SourcePart:
-        session = self._random.randrange(1, SESSION_MAX)
         if conduct is Conduct.CRASHED:
-            return SourcePart(node, conduct, session, crash_at_us=self._moment())
+            return SourcePart(node, conduct, crash_at_us=self._moment())
         if conduct is Conduct.CORRECT:
-            return SourcePart(node, conduct, session)
-        pinned = self._setting.adversary
-        return SourcePart(node, conduct, session, pinned or self._random.choice(tuple(SOURCES)))
+            return SourcePart(node, conduct)
+        adversary = self._setting.adversary or self._random.choice(tuple(SOURCES))
+        return SourcePart(node, conduct, adversary)
 
     def _draw_network(self) -> Network:
         latency: Latency = self._random.choice(

@@ -104,7 +104,7 @@ class Stage:
 
     def _add_source(self, part: SourcePart) -> None:
         topic, macs = self.scenario.topic, _macs(part.node, self.scenario.everybody)
-        make = partial(Source, part.node, [topic], macs, session=part.session)
+        make = partial(Source, part.node, [topic], macs, session=1)
         self._add(part.node, make, part.adversary, topic.members, topic.members)
         self.world.call(0, part.node, lambda source: source.register(topic.name))
         if part.crash_at_us is not None:

@@ -6,7 +6,7 @@ A seed is one run, so a trace is made by performing the scenario again with some
 from collections.abc import Iterator
 
 from quorate.core.ids import Lane, NodeId
-from quorate.core.messages import Fetch, Frontier, Link, Message, Publish, Supply
+from quorate.core.messages import Fetch, Link, Message, Publish, Supply
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Delivery, Outcome, Receipt, Skipped
 from quorate.sim.checkers import BatchId, Conduct
@@ -48,8 +48,6 @@ def is_about(sender: NodeId, message: Message, batch: BatchId) -> bool:
         return False
     if isinstance(message, Fetch | Supply):
         return batch.sequence in message.sequences
-    if isinstance(message, Frontier):
-        return message.lowest <= batch.sequence <= message.highest
     return _content(message, batch) is not None
 
 
@@ -58,19 +56,16 @@ def _content(message: Message, batch: BatchId) -> bytes | None:
     at = batch.sequence - getattr(message, "first", batch.sequence + 1)
     if at < 0:
         return None
-    if isinstance(message, Publish | Link) or hasattr(message, "payloads"):
-        payloads: list[bytes] = getattr(message, "payloads", [])
-        return digest(payloads[at]) if at < len(payloads) else None
-    digests: list[bytes] = getattr(message, "digests", [])
-    return digests[at] if at < len(digests) else None
+    run: list[bytes] = getattr(message, "payloads", None) or getattr(message, "digests", [])
+    if at >= len(run):
+        return None
+    return digest(run[at]) if hasattr(message, "payloads") else run[at]
 
 
 def _told(message: Message, batch: BatchId) -> str:
     kind = type(message).__name__
     if isinstance(message, Fetch):
         return f"Fetch {'the payload' if message.payload else 'your voice'}"
-    if isinstance(message, Frontier):
-        return f"Frontier {message.lowest} to {message.highest}"
     if isinstance(message, Supply):
         payload = message.payloads[message.sequences.index(batch.sequence)]
         return f"Supply {digest(payload).hex()[:8]}"
@@ -117,5 +112,5 @@ def _cast(scenario: Scenario) -> Iterator[str]:
         yield f"replica {replica}: {scenario.hostile.get(replica, 'correct')}"
     for part in scenario.sources:
         attack = f" ({part.adversary})" if part.conduct is Conduct.BYZANTINE else ""
-        yield f"source {part.node}: {part.conduct.value}{attack}, from {part.session}"
+        yield f"source {part.node}: {part.conduct.value}{attack}"
     yield f"destinations: {', '.join(map(str, scenario.destinations))}"

@@ -8,15 +8,15 @@ so that the last of 2f + 1 voices alone chooses what is delivered. A checker tha
 find a lying replica's forgery in it is worth nothing, which is why every test run looks.
 """
 
-from quorate.core.ids import Digest
+from quorate.core.ids import Sequence
 from quorate.protocol.destination import Destination, Incoming
-from quorate.protocol.voting import Tally
 
 
 class CarelessIncoming(Incoming):
     """Counts how many spoke, whatever they said."""
 
-    def _is_enough(self, tally: Tally, content: Digest) -> bool:
+    def _is_enough(self, sequence: Sequence, equal: int) -> bool:
+        tally = self.ballot.open[sequence]
         return tally.voters.bit_count() >= self._needed
 
 

@@ -179,9 +179,9 @@ class Replica:
         self, stream: Stream, first: Sequence, payloads: list[bytes], digests: list[Digest]
     ) -> None:
         """Remember what we accepted, so that a second content is refused."""
-        for offset, content in enumerate(digests):
-            self._scope.retention.keep(stream, first + offset, content, payloads[offset])
-            if self._histories is not None:
+        self._scope.retention.keep(stream, first, digests, payloads)
+        if self._histories is not None:
+            for offset, content in enumerate(digests):
                 self._histories.accepted(stream, first + offset, content)
 
     def _contradicts(self, stream: Stream, first: Sequence, digests: list[Digest]) -> bool:

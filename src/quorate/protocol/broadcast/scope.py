@@ -59,9 +59,7 @@ class Scope:
         digests: list[Digest],
     ) -> None:
         """Stand up for these batches: to every subscriber, and to whoever asks later."""
-        keep = self.retention.keep
-        for offset, payload in enumerate(payloads):
-            keep(stream, first + offset, digests[offset], payload)
+        self.retention.keep(stream, first, digests, payloads)
         now_us = self.outbox.now_us
         self.channel.offer(run_of(stream, urgent, first, payloads, digests, now_us))
 
