@@ -114,11 +114,43 @@ def test_offsets_that_go_back_are_found_in_every_window() -> None:
             Batch(forged)
 
 
+@pytest.mark.parametrize(
+    ("column", "at", "entries", "end"),
+    [
+        ("key", 64, 4, len(b"host-1")),
+        ("value", 80, 4, len(b"firstthird")),
+        ("headers", 96, 4, 2),
+        ("header name", 112, 3, len("kindgröße".encode())),
+        ("header value", 124, 3, len(b"alert7")),
+    ],
+)
+def test_offsets_must_start_at_zero_and_end_where_the_data_ends(
+    column: str, at: int, entries: int, end: int
+) -> None:
+    payload = batch.encode(SAMPLE)
+    first, last = at, at + 4 * entries - 4
+
+    assert payload[first : first + 4] == bytes(4)
+    assert payload[last : last + 4] == end.to_bytes(4, "little")
+    for forged in (with_u32(payload, first, 2**32 - 1), with_u32(payload, last, end + 1)):
+        with pytest.raises(RemoteProtocolError, match=f"whose {column} offsets are not in order"):
+            Batch(forged)
+
+
 def test_compression_makes_a_batch_smaller_and_never_larger() -> None:
     plain = batch.encode_values([b"x" * 100] * 100, 1)
     for codec in ("zstd", "lz4"):
         assert len(batch.encode_values([b"x" * 100] * 100, 1, compression=codec)) < len(plain) / 5
         assert batch.encode_values([b"x"], 1, compression=codec) == batch.encode_values([b"x"], 1)
+
+
+@pytest.mark.parametrize("codec", batch.COMPRESSIONS)
+def test_the_header_alone_tells_the_compression(codec: str) -> None:
+    payload = batch.encode_values([b"x" * 1000], 1, compression=codec)
+
+    assert batch.compression_of(payload) == codec
+    with pytest.raises(RemoteProtocolError, match="compression 3; allowed are 0 to 2"):
+        batch.compression_of(payload[:2] + b"\x03" + payload[3:])
 
 
 def test_neither_events_nor_headers_need_arrow() -> None:
@@ -167,7 +199,7 @@ def test_garbage_makes_a_valid_batch_or_a_protocol_error(garbage: bytes, version
         use_all_of(payload)
     except RemoteProtocolError as error:
         assert str(error)
-    for read in (batch.count_of, batch.urgent_of, batch.oldest_us_of):
+    for read in (batch.count_of, batch.urgent_of, batch.oldest_us_of, batch.compression_of):
         try:
             read(payload)
         except RemoteProtocolError as error:

@@ -6,9 +6,14 @@ from hypothesis import strategies as st
 
 from quorate.core import batch
 from quorate.core.batch import Batch
-from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.errors import LocalProtocolError
 from quorate.core.event import Event
-from quorate.core.filter import FILTER_HEADERS_MAX, KEY_PREFIX_BYTES_MAX, Filter
+from quorate.core.filter import (
+    FILTER_EVENTS_MAX,
+    FILTER_HEADERS_MAX,
+    KEY_PREFIX_BYTES_MAX,
+    Filter,
+)
 
 # A small alphabet, so that filters and events meet.
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -69,9 +74,32 @@ def test_a_repeated_header_matches_with_any_of_its_values() -> None:
     assert not Filter(b"", {"a": b"3"}).matches(event)
 
 
-def test_a_malformed_batch_passes_no_filter_that_looks_at_it() -> None:
-    with pytest.raises(RemoteProtocolError):
-        Filter(b"k").passes(b"garbage")
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"garbage",
+        batch.encode_values([b"x"], 1)[:-1],
+        batch.encode_values([b"x" * 1000], 1, compression="zstd"),
+        batch.encode_values([b""] * (FILTER_EVENTS_MAX + 1), 1),
+    ],
+    ids=["empty", "garbage", "truncated", "compressed", "long"],
+)
+def test_what_a_replica_cannot_read_at_little_cost_is_left_to_the_subscriber(
+    payload: bytes,
+) -> None:
+    assert Filter(b"k").passes(payload)
+
+
+@given(FILTERS, st.binary(max_size=80), st.booleans())
+def test_no_payload_makes_a_filter_fail(wanted: Filter, garbage: bytes, versioned: bool) -> None:
+    payload = b"\x01" + garbage if versioned else garbage
+
+    assert wanted.passes(payload) in (True, False)
+
+
+def test_the_longest_batch_that_is_read_can_be_filtered_out() -> None:
+    assert not Filter(b"k").passes(batch.encode_values([b""] * FILTER_EVENTS_MAX, 1))
 
 
 def test_a_filter_is_bounded() -> None:

@@ -8,11 +8,20 @@
         async for record in consumer:
             print(record.value)
 
-`quorate.client.blocking` has the same for programs without an event loop.
+`BlockingProducer` and `BlockingConsumer` are the same for programs without an event loop.
 """
 
 from quorate.client.admin import Admin
+from quorate.client.blocking import BlockingConsumer, BlockingProducer
 from quorate.client.consumer import Consumer, Record
 from quorate.client.producer import Producer, Receipt
 
-__all__ = ["Admin", "Consumer", "Producer", "Receipt", "Record"]
+__all__ = [
+    "Admin",
+    "BlockingConsumer",
+    "BlockingProducer",
+    "Consumer",
+    "Producer",
+    "Receipt",
+    "Record",
+]

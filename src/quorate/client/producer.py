@@ -74,6 +74,15 @@ class Outlet:
     def is_idle(self) -> bool:
         return not (self.open or self.closed or self.sent)
 
+    def abandon(self) -> None:
+        """Tell everybody who waits that nothing more will come."""
+        if self.linger is not None:
+            self.linger.cancel()
+        if self.open_future is not None:
+            self.open_future.cancel()
+        for closed in (*self.closed, *self.sent.values()):
+            closed.future.cancel()
+
 
 class Producer(Session):
     """Publishes to any number of topics of one cluster."""
@@ -217,14 +226,17 @@ class Producer(Session):
             if waiting:
                 await asyncio.wait(waiting)
 
-    async def close(self) -> None:
+    async def close(self, *, flush: bool = True) -> None:
+        """Disconnect; without `flush`, what has no receipt yet gets none."""
         if self._closed:
             return
-        if self._driver is not None:
+        if self._driver is not None and flush:
             await self.flush()
         if self._checker is not None:
             self._checker.cancel()
         await super().close()
+        for outlet in self._outlets.values():
+            outlet.abandon()
 
     # Machine
 

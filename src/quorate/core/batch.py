@@ -140,6 +140,17 @@ def oldest_us_of(payload: bytes) -> int:
     return oldest_us
 
 
+def compression_of(payload: bytes) -> str:
+    """How a payload's body is compressed, read from its header alone."""
+    if len(payload) < HEADER_BYTES or payload[0] != VERSION:
+        raise _no_header(payload)
+    if payload[2] >= len(COMPRESSIONS):
+        raise RemoteProtocolError(
+            f"a batch with compression {payload[2]}; allowed are 0 to {len(COMPRESSIONS) - 1}"
+        )
+    return COMPRESSIONS[payload[2]]
+
+
 class Batch:
     """A payload that has been checked, and whose events are built only when asked for."""
 

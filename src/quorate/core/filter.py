@@ -5,18 +5,23 @@ has a header of that name with exactly that value. Replicas hold a filter agains
 batches, since a batch is what they vouch for: a batch passes when any of its events matches,
 and the subscriber drops the rest. Two correct replicas always agree, because nothing but the
 payload decides.
+
+A filter spares work, it guards nothing, so a replica never works hard for one: batches that
+are compressed, malformed or very long pass unread, and the subscriber sees for itself.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from quorate.core.batch import Batch
-from quorate.core.errors import LocalProtocolError
+from quorate.core.batch import Batch, compression_of, count_of
+from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.event import Event
 
 # A replica holds every event of a batch against a filter, so a filter may not be long.
 KEY_PREFIX_BYTES_MAX = 4096
 FILTER_HEADERS_MAX = 64
+# Longer batches would keep a replica from its other work for too long.
+FILTER_EVENTS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,17 @@ class Filter:
         return all(wanted in event.headers for wanted in self.headers.items())
 
     def passes(self, payload: bytes) -> bool:
-        """Whether any event of the batch matches. A malformed payload raises."""
-        return self.is_empty or any(map(self.matches, Batch(payload).events()))
+        """Whether the subscriber must get this batch. Never raises, whatever the payload is."""
+        try:
+            if (
+                self.is_empty
+                or count_of(payload) > FILTER_EVENTS_MAX
+                or compression_of(payload) != "none"
+            ):
+                return True
+            return any(map(self.matches, Batch(payload).events()))
+        except RemoteProtocolError:
+            return True
 
     def select(self, batch: Batch) -> list[Event]:
         """The events of the batch that match, in their order."""

@@ -36,6 +36,10 @@ class Intake:
         if first == self.floor and not self._early:
             self.floor += count
             return range(first, first + count)
+        if count == 1 and self.is_new(first):
+            self._early.add(first)
+            self._close_up()
+            return range(first, first + 1)
         fresh = [sequence for sequence in range(first, first + count) if self.is_new(sequence)]
         self._early.update(fresh)
         self._close_up()

@@ -109,8 +109,8 @@ class Outgoing:
 
     @property
     def settled(self) -> Sequence:
-        """The first batch that we can and will still send."""
-        return next(iter(self.kept), self.next)
+        """The first batch that we can and will still send; what is kept has no gaps."""
+        return self.next - len(self.kept)
 
     @property
     def cares_from(self) -> Sequence:
@@ -209,17 +209,11 @@ class Outgoing:
     def _trim(self) -> None:
         """Forget what every replica has, and of the rest the oldest beyond the bounds."""
         everyone = min(peer.acked for peer in self.peers.values())
-        drop: list[Sequence] = []
-        for sequence, kept in self.kept.items():
-            excess = (
-                len(self.kept) - len(drop) > KEPT_BATCHES_MAX or self.kept_bytes > KEPT_BYTES_MAX
-            )
-            if sequence >= self.unreceipted or (sequence > everyone and not excess):
+        for sequence in range(self.settled, self.unreceipted):
+            excess = len(self.kept) > KEPT_BATCHES_MAX or self.kept_bytes > KEPT_BYTES_MAX
+            if sequence > everyone and not excess:
                 break
-            drop.append(sequence)
-            self.kept_bytes -= len(kept.payload)
-        for sequence in drop:
-            del self.kept[sequence]
+            self.kept_bytes -= len(self.kept.pop(sequence).payload)
 
     def _publishes(self, first: Sequence, end: Sequence) -> Iterator[Publish]:
         """The batches from first to end as runs of equal urgency and bounded size."""

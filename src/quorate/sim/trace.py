@@ -68,10 +68,15 @@ def _told(message: Message, batch: BatchId) -> str:
         return f"Fetch {'the payload' if message.payload else 'your voice'}"
     if isinstance(message, Supply):
         payload = message.payloads[message.sequences.index(batch.sequence)]
-        return f"Supply {digest(payload).hex()[:8]}"
+        return f"Supply {_short(digest(payload))}"
     content = _content(message, batch)
     chain = f" of chain {message.chain}" if isinstance(message, Link) else ""
-    return f"{kind} {content.hex()[:8] if content else ''}{chain}"
+    return f"{kind} {_short(content) if content else ''}{chain}"
+
+
+def _short(content: bytes) -> str:
+    """A few characters for a content; a lie may change any byte of a digest, so all count."""
+    return digest(content).hex()[:8]
 
 
 def _outcome(outcome: Outcome, batch: BatchId) -> Iterator[str]:
@@ -80,7 +85,7 @@ def _outcome(outcome: Outcome, batch: BatchId) -> Iterator[str]:
         return
     if isinstance(outcome, Delivery) and outcome.sequence == batch.sequence:
         how = f"on the word of {', '.join(map(str, outcome.vouchers))}"
-        yield f"DELIVERS {outcome.digest.hex()[:8]} {how}{', by a history' * outcome.repaired}"
+        yield f"DELIVERS {_short(outcome.digest)} {how}{', by a history' * outcome.repaired}"
     elif isinstance(outcome, Receipt) and outcome.first <= batch.sequence <= outcome.last:
         if stream.lane is Lane.EVENTS:
             yield f"has a RECEIPT from {', '.join(map(str, outcome.replicas))}"

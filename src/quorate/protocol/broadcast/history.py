@@ -24,6 +24,7 @@ and only then asks the source: in the chain, f replicas never see the payloads, 
 """
 
 from dataclasses import dataclass, field
+from itertools import islice
 from struct import Struct
 from struct import error as StructError
 
@@ -80,6 +81,11 @@ class Ledger:
     missing: dict[Sequence, Digest] = field(default_factory=dict)
     ask_at_us: int = 0
 
+    def forget_older_half(self) -> None:
+        forgotten = list(islice(self.accepted, WINDOW_BATCHES))
+        self.accepted = dict(islice(self.accepted.items(), WINDOW_BATCHES, None))
+        self.forgotten_below = max(self.forgotten_below, max(forgotten) + 1)
+
 
 class Replica:
     """A replica's part in the histories of one topic."""
@@ -109,10 +115,8 @@ class Replica:
             del ledger.missing[sequence]
             if not ledger.missing:
                 self._complete[stream] = None
-        if len(ledger.accepted) > WINDOW_BATCHES:
-            oldest = next(iter(ledger.accepted))
-            del ledger.accepted[oldest]
-            ledger.forgotten_below = max(ledger.forgotten_below, oldest + 1)
+        if len(ledger.accepted) >= 2 * WINDOW_BATCHES:
+            ledger.forget_older_half()
 
     def content_of(self, stream: Stream, sequence: Sequence) -> Digest | None:
         return self._ledger(stream).accepted.get(sequence)

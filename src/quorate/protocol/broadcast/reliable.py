@@ -29,6 +29,7 @@ Invariants:
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TypeAlias
 
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
@@ -42,6 +43,7 @@ from quorate.protocol.runs import consecutive
 GUARANTEE = "every correct subscriber delivers it, or all fail to know of it; a correct one has"
 REPEAT_AFTER_US = 300_000
 REPEAT_AFTER_US_MAX = 3_000_000
+PAYLOAD_PATIENCE_US = 100_000
 # A lone batch that nobody ever completes is forgotten after this.
 ABANDON_AFTER_US = 60_000_000
 REPEAT_BATCHES_MAX = 256
@@ -63,6 +65,7 @@ class Instance:
     """The broadcast of one batch, as one replica sees it. Votes are bits by replica."""
 
     __slots__ = (
+        "asked",
         "content",
         "echoed",
         "echoed_by",
@@ -92,6 +95,7 @@ class Instance:
         self.urgent = False
         self.vouched = False
         self.opened_by = opened_by
+        self.asked = 0
         self.since_us = now_us
         self.repeat_us = REPEAT_AFTER_US
         self.repeat_at_us = now_us + REPEAT_AFTER_US
@@ -100,7 +104,7 @@ class Instance:
 class Progress:
     """All instances of one stream, open and recently closed."""
 
-    __slots__ = ("bytes", "closed", "echo", "open", "opened", "ready", "vouch")
+    __slots__ = ("ask", "bytes", "closed", "echo", "open", "opened", "ready", "vouch")
 
     def __init__(self) -> None:
         self.open: dict[Sequence, Instance] = {}
@@ -112,6 +116,7 @@ class Progress:
         self.echo: list[tuple[Sequence, Digest]] = []
         self.ready: list[tuple[Sequence, Digest]] = []
         self.vouch: list[tuple[Sequence, Instance]] = []
+        self.ask: dict[NodeId, list[Sequence]] = {}
 
 
 _SOURCE = -1
@@ -252,7 +257,10 @@ class Replica:
             for first, digests in consecutive(progress.ready):
                 send_all(others, ReadyVote(*stream, first, digests))
             self._flush_vouches(stream, progress)
-            progress.echo, progress.ready, progress.vouch = [], [], []
+            for replica, sequences in progress.ask.items():
+                fetch = Fetch(*stream, payload=True, sequences=sequences)
+                self._scope.outbox.send(replica, fetch)
+            progress.echo, progress.ready, progress.vouch, progress.ask = [], [], [], {}
         self._touched.clear()
 
     # The rules
@@ -296,8 +304,10 @@ class Replica:
         if instance.content == content:
             self._vouch(stream, progress, sequence, instance)
         else:
+            # It is probably on its way from the source; if not, `tick` asks for it.
             self._drop_payload(progress, instance)
-            self._ask_for_payload(stream, sequence, instance)
+            due_us = self._scope.outbox.now_us + PAYLOAD_PATIENCE_US
+            instance.repeat_at_us = min(instance.repeat_at_us, due_us)
         self._weigh_readies(stream, progress, sequence, instance, content)
 
     def _weigh_readies(
@@ -326,8 +336,8 @@ class Replica:
             return
         self._forget(progress, sequence, instance)
         progress.closed[sequence] = content
-        if len(progress.closed) > WINDOW_BATCHES:
-            del progress.closed[next(iter(progress.closed))]
+        if len(progress.closed) >= 2 * WINDOW_BATCHES:
+            progress.closed = dict(islice(progress.closed.items(), WINDOW_BATCHES, None))
         self._scope.intake(stream, 0).accept(sequence, 1)
         self._scope.acknowledge(stream)
         if self._on_closed is not None and instance.payload is not None:
@@ -394,18 +404,22 @@ class Replica:
         if instance.readied is not None:
             progress.ready.append((sequence, instance.readied))
             if instance.payload is None:
-                self._ask_for_payload(stream, sequence, instance)
+                self._ask_for_payload(progress, sequence, instance)
         silent = ~(instance.readied_by | self._mine)
         ask = Fetch(*stream, payload=False, sequences=[sequence])
         self._scope.outbox.send_all(self._replicas(silent), ask)
         self._touched[stream] = None
 
-    def _ask_for_payload(self, stream: Stream, sequence: Sequence, instance: Instance) -> None:
+    def _ask_for_payload(self, progress: Progress, sequence: Sequence, instance: Instance) -> None:
+        """Ask one of those that vouched, and each time the next."""
         content = instance.readied
         assert content is not None
         votes = instance.echoes.get(content, 0) | instance.readies.get(content, 0)
-        fetch = Fetch(*stream, payload=True, sequences=[sequence])
-        self._scope.outbox.send_all(self._replicas(votes & ~self._mine), fetch)
+        vouchers = list(self._replicas(votes & ~self._mine))
+        if vouchers:
+            replica = vouchers[instance.asked % len(vouchers)]
+            instance.asked += 1
+            progress.ask.setdefault(replica, []).append(sequence)
 
     def _replicas(self, votes: int) -> Iterable[NodeId]:
         return (node for node, position in self._index.items() if votes >> position & 1)

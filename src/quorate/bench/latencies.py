@@ -1,0 +1,45 @@
+"""What many latencies come to."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+QUANTILES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Mean, standard deviation and percentiles; all of them 0 when nothing was measured.
+
+    `quantiles_ms` are the percentiles 0 to 100, which is the whole distribution for a plot.
+    """
+
+    mean_ms: float
+    deviation_ms: float
+    p50_ms: float
+    p99_ms: float
+    quantiles_ms: list[float]
+
+
+def summarise(samples_ns: Sequence[int]) -> Latencies:
+    if not samples_ns:
+        return Latencies(0.0, 0.0, 0.0, 0.0, [])
+    ordered = sorted(samples_ns)
+    mean = fmean(ordered)
+    quantiles = [percentile(ordered, q) / 1e6 for q in range(QUANTILES + 1)]
+    return Latencies(
+        mean_ms=mean / 1e6,
+        deviation_ms=math.sqrt(fmean((sample - mean) ** 2 for sample in ordered)) / 1e6,
+        p50_ms=quantiles[50],
+        p99_ms=quantiles[99],
+        quantiles_ms=quantiles,
+    )
+
+
+def percentile(ordered: Sequence[int], percent: int) -> int:
+    """The smallest sample that at least so many per cent of all samples do not exceed."""
+    if not ordered:
+        return 0
+    rank = math.ceil(len(ordered) * percent / 100)
+    return ordered[max(rank, 1) - 1]

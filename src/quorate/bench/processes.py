@@ -1,0 +1,98 @@
+"""Child processes that take part in an experiment, and how parent and child talk.
+
+Each line in either direction is one JSON value. A child whose parent goes away hears the end of
+its input and ends too, so an interrupted benchmark leaves nobody behind.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from typing import IO, Any, Self
+
+from quorate.core.errors import QuorateError
+
+STOP_SECONDS_MAX = 5.0
+LINE_BYTES_MAX = 16 * 1024 * 1024
+_ERROR_BYTES_SHOWN = 2000
+
+
+class BenchError(QuorateError):
+    """An experiment could not be carried through."""
+
+
+class Worker:
+    """A module of ours that runs as a process of its own, as its parent sees it."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, errors: IO[bytes]) -> None:
+        self.name = name
+        self._process = process
+        self._errors = errors
+
+    @classmethod
+    async def start(cls, module: str, *arguments: str) -> Self:
+        errors = tempfile.TemporaryFile()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            limit=LINE_BYTES_MAX,
+        )
+        return cls(f"{module.rpartition('.')[2]} {arguments[0]}", process, errors)
+
+    def say(self, message: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def hear(self, timeout_s: float) -> Any:
+        """The next thing that the child says; its last words if it ended instead."""
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), timeout_s)
+        except TimeoutError:
+            raise BenchError(f"{self.name} said nothing for {timeout_s:g} s") from None
+        if not line:
+            raise BenchError(f"{self.name} ended early: {self._last_words()}")
+        return json.loads(line)
+
+    async def stop(self) -> None:
+        """Let the child end by itself, which the end of its input tells it to; insist if need be."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_SECONDS_MAX)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        finally:
+            self._errors.close()
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read()[-_ERROR_BYTES_SHOWN:].decode(errors="replace").splitlines()
+        return lines[-1] if lines else "it gave no reason"
+
+
+class Parent:
+    """The other end of a `Worker`, inside the child."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+
+    @classmethod
+    async def connect(cls) -> Self:
+        reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer
+        )
+        return cls(reader)
+
+    def say(self, message: object) -> None:
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+    async def hear(self) -> Any:
+        """What the parent says next; None when it has nothing more to say."""
+        line = await self._reader.readline()
+        return json.loads(line) if line else None

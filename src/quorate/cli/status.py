@@ -1,0 +1,77 @@
+"""`quorate status`: what each replica says of itself, and who says nothing."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from quorate.cli.directory import DEFAULT, Directory, observer, opened
+from quorate.cli.tables import (
+    Reports,
+    Standing,
+    remarks,
+    replica_table,
+    standings,
+    topic_table,
+)
+from quorate.client.admin import Admin
+from quorate.runtime.launcher import Launcher
+from quorate.runtime.loop import run
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command()
+def status(
+    directory: Directory = DEFAULT,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell the health, rates and queues of each replica.
+
+    The exit code is 0 if all replicas are up, and 1 if one is not. A replica that misbehaves on
+    purpose is up.
+    """
+    launcher = opened(directory)
+    reports = run(_ask(launcher, observer(launcher)))
+    found = standings(launcher, reports)
+    if as_json:
+        typer.echo(json.dumps(_as_json(launcher, found, reports), indent=2))
+    else:
+        _print(launcher, found)
+    if not all(standing.is_up for standing in found):
+        raise typer.Exit(1)
+
+
+async def _ask(launcher: Launcher, name: str) -> Reports:
+    async with Admin(launcher.directory, name) as admin:
+        return await admin.status()
+
+
+def _print(launcher: Launcher, found: list[Standing]) -> None:
+    console = Console()
+    console.print(replica_table(launcher.cluster, found, width=console.width))
+    if any(standing.is_up for standing in found):
+        console.print(topic_table(launcher.cluster, found))
+    console.print(remarks(found), soft_wrap=True)
+
+
+def _as_json(
+    launcher: Launcher, found: list[Standing], reports: Reports
+) -> dict[str, object]:
+    return {
+        "cluster": launcher.cluster.name,
+        "f": launcher.cluster.f,
+        "all_up": all(standing.is_up for standing in found),
+        "replicas": [
+            {
+                **reports.get(standing.name, {}),
+                "name": standing.name,
+                "party": standing.replica.party,
+                "address": f"{standing.replica.host}:{standing.replica.port}",
+                "health": standing.report.health,
+                "why": standing.report.why,
+            }
+            for standing in found
+        ],
+    }

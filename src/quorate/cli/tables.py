@@ -1,0 +1,231 @@
+"""How replicas are doing, as tables and as lines.
+
+What is shown of a replica is its own word, and it may lie or talk nonsense. A report is
+therefore read into a fixed shape first, and nothing in it can disturb the terminal.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from quorate.core.cluster import Cluster, Replica
+from quorate.runtime.launcher import Launcher
+
+# A terminal with fewer columns than this is not shown who runs a replica, and where.
+WIDE_COLUMNS = 100
+OFFENDERS_SHOWN = 20
+WORDS_CHARACTERS_MAX = 300
+
+_HEALTH_STYLES = {"ok": "green", "misbehaving": "magenta", "down": "red"}
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a replica says of itself, as far as it is shown."""
+
+    health: str
+    why: str = ""
+    misbehaviour: str = "none"
+    regency: int | None = None
+    memory_mb: float = 0.0
+    links: int = 0
+    rates: dict[str, float] = {}
+    topics: dict[str, dict[str, int]] = {}
+    rejected: int = 0
+    offenders: list[str] = []
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """One replica of the cluster file, and its report."""
+
+    replica: Replica
+    report: Report
+
+    @property
+    def name(self) -> str:
+        return self.replica.name
+
+    @property
+    def is_up(self) -> bool:
+        return self.report.health != "down"
+
+    @property
+    def health(self) -> str:
+        """One word on a replica that is well, a few on any other."""
+        report = self.report
+        return {"misbehaving": report.misbehaviour, "down": report.why}.get(report.health, "ok")
+
+
+Reports: TypeAlias = Mapping[str, Mapping[str, object]]
+
+
+def standings(launcher: Launcher, reports: Reports) -> list[Standing]:
+    """What `Admin.status` found, for every replica in the order of the cluster file."""
+    return [
+        Standing(replica, _read(launcher, replica.name, reports.get(replica.name, {})))
+        for replica in launcher.cluster.replicas
+    ]
+
+
+def replica_table(cluster: Cluster, found: Sequence[Standing], *, width: int) -> Table:
+    """One row per replica."""
+    table = Table(
+        title=f"Cluster {cluster.name}: {len(found)} replicas, of which f = {cluster.f} may fail",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    columns = [column for column in _COLUMNS if width >= WIDE_COLUMNS or not column.only_if_wide]
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.is_number else "left")
+    for standing in found:
+        table.add_row(*(column.cell(standing) for column in columns))
+    return table
+
+
+def topic_table(cluster: Cluster, found: Sequence[Standing]) -> Table:
+    """One row per topic: a single number where its replicas agree, else each one's own."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("topic")
+    table.add_column("protocol")
+    table.add_column("served by")
+    for key in _TOPIC_COUNTS:
+        table.add_column(key.replace("_", " "), justify="right")
+    for topic, contract in cluster.topics.items():
+        served_by = [cluster.member(number).name for number in cluster.placement(topic)]
+        counts = (_per_replica(found, topic, key) for key in _TOPIC_COUNTS)
+        table.add_row(topic, contract.protocol, " ".join(served_by), *counts)
+    return table
+
+
+def remarks(found: Sequence[Standing]) -> Group:
+    """Whatever deserves a sentence: who is down and why, who misbehaves, who is accused."""
+    lines = []
+    for standing in found:
+        if standing.health != "ok":
+            verb = "is down" if not standing.is_up else "misbehaves on purpose"
+            lines.append(Text(f"{standing.name} {verb}: {standing.health}", _style(standing)))
+    for standing in found:
+        if standing.report.offenders:
+            accused = ", ".join(standing.report.offenders)
+            lines.append(Text(f"{standing.name} rejected: {accused}", "yellow"))
+    return Group(*lines)
+
+
+def line(standing: Standing) -> str:
+    """One replica in one line, for logs and pipes."""
+    replica = standing.replica
+    return f"{replica.name}  {replica.host}:{replica.port}  {standing.report.health}" + (
+        "" if standing.health == "ok" else f": {standing.health}"
+    )
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that a terminal might take for a command."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def on_stderr() -> Console:
+    """For what is neither a result nor an error."""
+    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+class _Column(msgspec.Struct, frozen=True):
+    title: str
+    text: Callable[[Standing], str]
+    is_number: bool = True
+    only_if_wide: bool = False
+
+    def cell(self, standing: Standing) -> Text:
+        if self.is_number and not standing.is_up:
+            return Text("-", "dim")
+        style = _style(standing) if self.title == "health" else ""
+        return Text(self.text(standing), style)
+
+
+_COLUMNS = (
+    _Column("replica", lambda s: s.name, is_number=False),
+    _Column("party", lambda s: s.replica.party, is_number=False, only_if_wide=True),
+    _Column(
+        "address",
+        lambda s: f"{s.replica.host}:{s.replica.port}",
+        is_number=False,
+        only_if_wide=True,
+    ),
+    _Column("health", lambda s: s.report.health, is_number=False),
+    _Column("batches\nin/s", lambda s: _rate(s, "batches_in_per_s")),
+    _Column("events\nout/s", lambda s: _rate(s, "events_out_per_s")),
+    _Column("events\nqueued", lambda s: _sum(s, "queued_events")),
+    _Column("sub-\nscribers", lambda s: _sum(s, "subscribers")),
+    _Column("regency", lambda s: "-" if s.report.regency is None else str(s.report.regency)),
+    _Column("memory\nMB", lambda s: f"{s.report.memory_mb:.0f}"),
+    _Column("rejected", lambda s: f"{s.report.rejected:,}"),
+    _Column("links", lambda s: str(s.report.links)),
+)
+
+_TOPIC_COUNTS = (
+    "publishers",
+    "subscribers",
+    "queued_events",
+    "pushing_back",
+    "discarded",
+    "expired",
+)
+
+
+def _read(launcher: Launcher, name: str, said: Mapping[str, object]) -> Report:
+    try:
+        report = msgspec.convert(said, Report)
+    except msgspec.ValidationError as error:
+        return Report("down", why=f"its report makes no sense: {_brief(str(error))}")
+    if report.health not in _HEALTH_STYLES:
+        return Report("down", why="its report makes no sense")
+    return msgspec.structs.replace(
+        report,
+        why=_process_state(launcher, name) or _brief(report.why),
+        misbehaviour=_brief(report.misbehaviour),
+        offenders=[_brief(words) for words in report.offenders[:OFFENDERS_SHOWN]],
+    )
+
+
+def _brief(words: str) -> str:
+    return printable(words[:WORDS_CHARACTERS_MAX])
+
+
+def _process_state(launcher: Launcher, name: str) -> str:
+    """Why a replica of this machine cannot answer; empty if its process is not the reason."""
+    if name not in launcher.held:
+        return ""
+    if launcher.pid(name) is None:
+        return "its process does not run"
+    return "its process is paused" if launcher.is_paused(name) else ""
+
+
+def _style(standing: Standing) -> str:
+    return _HEALTH_STYLES[standing.report.health]
+
+
+def _rate(standing: Standing, name: str) -> str:
+    return f"{standing.report.rates.get(name, 0.0):,.0f}"
+
+
+def _sum(standing: Standing, key: str) -> str:
+    return f"{sum(counts.get(key, 0) for counts in standing.report.topics.values()):,}"
+
+
+def _per_replica(found: Iterable[Standing], topic: str, key: str) -> str:
+    counts = {
+        standing.name: standing.report.topics[topic].get(key, 0)
+        for standing in found
+        if topic in standing.report.topics
+    }
+    if len(set(counts.values())) <= 1:
+        return next((f"{count:,}" for count in counts.values()), "-")
+    return " ".join(f"{name}:{count:,}" for name, count in counts.items())
