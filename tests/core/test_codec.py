@@ -43,6 +43,11 @@ from quorate.core.messages import (
     Vouch,
 )
 
+
+def raw(report: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(report))
+
+
 NODES = st.integers(0, NODE_ID_MAX)
 TOPICS = st.integers(0, 2**32 - 1)
 LANES = st.sampled_from(Lane)
@@ -110,7 +115,9 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ),
     Reply: st.builds(Reply, NUMBERS, TEXTS),
     StatusQuery: st.builds(StatusQuery, NUMBERS),
-    StatusReport: st.builds(StatusReport, NUMBERS, st.dictionaries(TEXTS, TREES, max_size=3)),
+    StatusReport: st.builds(
+        StatusReport, NUMBERS, st.dictionaries(TEXTS, TREES, max_size=3).map(lambda t: raw(t))
+    ),
     Misbehave: st.builds(
         Misbehave,
         NUMBERS,
@@ -256,11 +263,13 @@ FORGED = {
         Request(1, Operation.REGISTER, "t", key_prefix=b"a"), b"key_prefix", b"\xc6\xff\xff\xff\xff"
     ),
     "a report of four billion": control(
-        StatusReport(1, {"mark": 1}), b"mark", b"\xdd\xff\xff\xff\xff"
+        StatusReport(1, raw({"mark": 1})), b"mark", b"\xdd\xff\xff\xff\xff"
     ),
-    "a report nested without end": control(StatusReport(1, {"mark": 1}), b"mark", b"\x91" * 50_000),
+    "a report nested without end": control(
+        StatusReport(1, raw({"mark": 1})), b"mark", b"\x91" * 50_000
+    ),
     "maps nested without end": control(
-        StatusReport(1, {"mark": 1}), b"mark", b"\x81\xa1a" * 50_000
+        StatusReport(1, raw({"mark": 1})), b"mark", b"\x81\xa1a" * 50_000
     ),
     "a control message of no type": bytes([CONTROL]) + msgspec.msgpack.encode({"number": 1}),
     "a control message that is a list": bytes([CONTROL]) + msgspec.msgpack.encode([1, 2]),

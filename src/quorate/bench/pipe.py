@@ -2,37 +2,46 @@
 
 Framed TCP over the loopback, one process at each end, the same event loop as everything else
 here, and no security, no protocol and no queue. The sender builds every frame, a length and a
-payload, and hands many of them to the kernel at once; the receiver looks at every length and
-takes every payload out as bytes. That is the least that a program in this language does with a
-message, and so the yardstick for all others. Whoever makes it faster makes it better: a slow
-yardstick flatters.
+payload; the receiver looks at every length and takes every payload out as bytes. There are two:
+
+    plain       asyncio's streams as their documentation shows them: a frame is written when it
+                is there and read when it is wanted, many of them per turn of the loop. This is
+                the yardstick that ratios refer to.
+    coalesced   what a hand-made protocol gets out of it: the frames of a turn are joined into
+                one write, and split from one buffer without a coroutine between. No program
+                that does something with each frame as it comes is as fast; it is shown as the
+                bound that it is.
+
+A ping sends one frame there and back, with plain streams.
 """
 
 import argparse
 import asyncio
-import socket
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from struct import Struct
-from typing import cast
+from typing import TypeAlias, cast
 
 from quorate.bench.latencies import percentile
 from quorate.bench.processes import BenchError, Parent, Worker
 from quorate.runtime.loop import run
 
 HOST = "127.0.0.1"
+KINDS = ("plain", "coalesced", "ping")
 START_SECONDS_MAX = 30.0
 
 _LENGTH = Struct("<I")
-_INBOX_BYTES = 256 * 1024
-_WRITE_BYTES = 256 * 1024
-_WRITE_BUFFER_BYTES = 1024 * 1024
+_BUFFER_BYTES = 256 * 1024
+_TURN_BYTES = 64 * 1024
+
+_Counted: TypeAlias = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class PipeRate:
-    """What the pipe carried per second."""
+    """What a pipe carried per second."""
 
     frame_bytes: int
     frames_per_s: float
@@ -42,50 +51,85 @@ class PipeRate:
         return self.frames_per_s * self.frame_bytes / 1e6
 
 
-async def measure_rate(frame_bytes: int, seconds: float) -> PipeRate:
+async def measure_rate(frame_bytes: int, seconds: float, kind: str = "plain") -> PipeRate:
     """Let a pipe run for so long."""
-    counted = await _run_pipe("stream", frame_bytes, seconds)
+    counted = await _run_pipe(kind, frame_bytes, seconds)
     return PipeRate(frame_bytes, counted["frames"] / counted["seconds"])
 
 
 async def measure_round_trip_ms(frame_bytes: int, seconds: float) -> float:
     """The median time in which one frame goes there and comes back."""
     counted = await _run_pipe("ping", frame_bytes, seconds)
-    return float(counted["p50_ms"])
+    return counted["p50_ms"]
 
 
-async def _run_pipe(mode: str, frame_bytes: int, seconds: float) -> dict[str, float]:
+async def _run_pipe(kind: str, frame_bytes: int, seconds: float) -> _Counted:
     """Start both ends; the one that measures says what it counted."""
     async with AsyncExitStack() as stack:
-        receiver = await Worker.start(__name__, mode, "receive")
+        receiver = await Worker.start(__name__, "receive", kind)
         stack.push_async_callback(receiver.stop)
         port = await receiver.hear(START_SECONDS_MAX)
         sender = await Worker.start(
-            *(__name__, mode, "send", "--port", str(port)),
+            *(__name__, "send", kind, "--port", str(port)),
             *("--frame-bytes", str(frame_bytes), "--seconds", str(seconds)),
         )
         stack.push_async_callback(sender.stop)
-        measuring = receiver if mode == "stream" else sender
-        counted: dict[str, float] = await measuring.hear(START_SECONDS_MAX + seconds)
+        measuring = sender if kind == "ping" else receiver
+        counted: _Counted = await measuring.hear(START_SECONDS_MAX + seconds)
     if not all(counted.values()):
         raise BenchError("the raw pipe carried nothing; give it more time")
     return counted
 
 
-class Inbox(asyncio.BufferedProtocol):
-    """Splits what arrives into frames; a subclass does something with them."""
+# Receiving
 
-    def __init__(self) -> None:
-        self._buffer = bytearray(_INBOX_BYTES)
+
+async def _receive(kind: str) -> None:
+    parent = await Parent.connect()
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_Counted] = loop.create_future()
+    if kind == "coalesced":
+        server = await loop.create_server(lambda: Splitter(done), HOST, 0)
+    else:
+        server = await asyncio.start_server(_reader(kind, done), HOST, 0, limit=_BUFFER_BYTES)
+    parent.say(server.sockets[0].getsockname()[1])
+    parent.say(await done)
+    server.close()
+
+
+_OnConnection: TypeAlias = Callable[
+    [asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]
+]
+
+
+def _reader(kind: str, done: "asyncio.Future[_Counted]") -> _OnConnection:
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        frames = 0
+        began_s = time.perf_counter()
+        try:
+            while True:
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                payload = await reader.readexactly(length)
+                frames += 1
+                if kind == "ping":
+                    writer.write(_LENGTH.pack(length) + payload)
+        except asyncio.IncompleteReadError:
+            done.set_result({"frames": frames, "seconds": time.perf_counter() - began_s})
+        writer.close()
+
+    return read
+
+
+class Splitter(asyncio.BufferedProtocol):
+    """Splits everything that one read brought."""
+
+    def __init__(self, done: "asyncio.Future[_Counted]") -> None:
+        self._done = done
+        self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._end = 0
-        self.closed = asyncio.Event()
-        self.tcp: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.tcp = cast(asyncio.Transport, transport)
-        self.tcp.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.tcp.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self._frames = 0
+        self._began_s = time.perf_counter()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view[self._end :]
@@ -102,16 +146,14 @@ class Inbox(asyncio.BufferedProtocol):
                 break
             payloads.append(bytes(view[at + header_bytes : after]))
             at = after
+        self._frames += len(payloads)
         self._end = end - at
         if at and self._end:
             self._buffer[: self._end] = buffer[at:end]
-        self.received(payloads)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.closed.set()
-
-    def received(self, payloads: list[bytes]) -> None:
-        raise NotImplementedError
+        seconds = time.perf_counter() - self._began_s
+        self._done.set_result({"frames": self._frames, "seconds": seconds})
 
     def _make_room_for(self, frame_bytes: int) -> None:
         """A buffer holds at least one frame, however long."""
@@ -121,65 +163,33 @@ class Inbox(asyncio.BufferedProtocol):
             self._buffer, self._view = larger, memoryview(larger)
 
 
-class Counter(Inbox):
-    """The receiving end of a stream: counts, from the first byte to the last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frames = 0
-        self._began_s = 0.0
-        self._ended_s = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self._ended_s - self._began_s
-
-    def received(self, payloads: list[bytes]) -> None:
-        self._ended_s = time.perf_counter()
-        if not self._began_s:
-            self._began_s = self._ended_s
-        self.frames += len(payloads)
+# Sending
 
 
-class Echo(Inbox):
-    """The receiving end of a ping: sends back what comes."""
+async def _send_plain(port: int, frame_bytes: int, seconds: float) -> None:
+    _, writer = await asyncio.open_connection(HOST, port)
+    payload, pack = bytes(frame_bytes), _LENGTH.pack
+    until_s = time.perf_counter() + seconds
+    while time.perf_counter() < until_s:
+        for _ in range(_frames_per_turn(frame_bytes)):
+            writer.write(pack(len(payload)) + payload)
+        await writer.drain()
+    writer.close()
+    await writer.wait_closed()
 
-    def received(self, payloads: list[bytes]) -> None:
-        for payload in payloads:
-            self.tcp.write(_LENGTH.pack(len(payload)) + payload)
 
-
-class Pinger(Inbox):
-    """The sending end of a ping: the next frame leaves when the last one is back."""
-
-    def __init__(self, frame_bytes: int, seconds: float) -> None:
-        super().__init__()
-        self.round_trips_ns: list[int] = []
-        self._payload = bytes(frame_bytes)
-        self._until_s = time.perf_counter() + seconds
-        self._sent_ns = 0
-
-    def ping(self) -> None:
-        self._sent_ns = time.perf_counter_ns()
-        self.tcp.write(_LENGTH.pack(len(self._payload)) + self._payload)
-
-    def received(self, payloads: list[bytes]) -> None:
-        if not payloads:
-            return
-        self.round_trips_ns.append(time.perf_counter_ns() - self._sent_ns)
-        if time.perf_counter() < self._until_s:
-            self.ping()
-        else:
-            self.tcp.close()
+async def _send_coalesced(port: int, frame_bytes: int, seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    _, flood = await loop.create_connection(lambda: Flood(frame_bytes, seconds), HOST, port)
+    await flood.closed.wait()
 
 
 class Flood(asyncio.Protocol):
-    """The sending end of a stream: as many frames as the kernel takes."""
+    """Joins the frames of a turn, as often as the transport takes them."""
 
     def __init__(self, frame_bytes: int, seconds: float) -> None:
         self.closed = asyncio.Event()
         self._payload = bytes(frame_bytes)
-        self._frames_per_write = max(1, _WRITE_BYTES // (frame_bytes + _LENGTH.size))
         self._until_s = time.perf_counter() + seconds
         self._loop = asyncio.get_running_loop()
         self._full = False
@@ -187,7 +197,6 @@ class Flood(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._tcp = cast(asyncio.Transport, transport)
-        self._tcp.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         self._write()
 
     def pause_writing(self) -> None:
@@ -204,55 +213,46 @@ class Flood(asyncio.Protocol):
         if time.perf_counter() >= self._until_s:
             self._tcp.close()
             return
-        payload, pack, frames = self._payload, _LENGTH.pack, []
-        for _ in range(self._frames_per_write):
-            frames.append(pack(len(payload)) + payload)
-        self._tcp.writelines(frames)
+        payload, pack = self._payload, _LENGTH.pack
+        turn = range(_frames_per_turn(len(payload)))
+        self._tcp.write(b"".join([pack(len(payload)) + payload for _ in turn]))
         # A full buffer calls back when it has drained; otherwise the loop has a look around.
         if not self._full:
             self._loop.call_soon(self._write)
 
 
-async def _receive(mode: str) -> None:
-    parent, loop = await Parent.connect(), asyncio.get_running_loop()
-    end = Counter() if mode == "stream" else Echo()
-    server = await loop.create_server(lambda: end, HOST, 0)
-    parent.say(server.sockets[0].getsockname()[1])
-    await end.closed.wait()
-    if isinstance(end, Counter):
-        parent.say({"frames": end.frames, "seconds": end.seconds})
-    server.close()
-
-
-async def _stream(port: int, frame_bytes: int, seconds: float) -> None:
-    loop = asyncio.get_running_loop()
-    _, flood = await loop.create_connection(lambda: Flood(frame_bytes, seconds), HOST, port)
-    await flood.closed.wait()
-
-
 async def _ping(port: int, frame_bytes: int, seconds: float) -> None:
-    parent, loop = await Parent.connect(), asyncio.get_running_loop()
-    _, pinger = await loop.create_connection(lambda: Pinger(frame_bytes, seconds), HOST, port)
-    pinger.ping()
-    await pinger.closed.wait()
-    round_trips = sorted(pinger.round_trips_ns)
-    parent.say({"p50_ms": percentile(round_trips, 50) / 1e6, "count": len(round_trips)})
+    parent = await Parent.connect()
+    reader, writer = await asyncio.open_connection(HOST, port, limit=_BUFFER_BYTES)
+    payload, round_trips_ns = bytes(frame_bytes), []
+    until_ns = time.perf_counter_ns() + int(seconds * 1e9)
+    while (sent_ns := time.perf_counter_ns()) < until_ns:
+        writer.write(_LENGTH.pack(len(payload)) + payload)
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        await reader.readexactly(length)
+        round_trips_ns.append(time.perf_counter_ns() - sent_ns)
+    writer.close()
+    round_trips_ns.sort()
+    parent.say({"p50_ms": percentile(round_trips_ns, 50) / 1e6, "count": len(round_trips_ns)})
+
+
+def _frames_per_turn(frame_bytes: int) -> int:
+    return max(1, _TURN_BYTES // (frame_bytes + _LENGTH.size))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="quorate.bench.pipe", description=__doc__)
-    parser.add_argument("mode", choices=("stream", "ping"))
     parser.add_argument("end", choices=("send", "receive"))
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--port", type=int)
     parser.add_argument("--frame-bytes", type=int)
     parser.add_argument("--seconds", type=float)
     given = parser.parse_args()
     if given.end == "receive":
-        run(_receive(given.mode))
-    elif given.mode == "stream":
-        run(_stream(given.port, given.frame_bytes, given.seconds))
+        run(_receive(given.kind))
     else:
-        run(_ping(given.port, given.frame_bytes, given.seconds))
+        send = {"plain": _send_plain, "coalesced": _send_coalesced, "ping": _ping}[given.kind]
+        run(send(given.port, given.frame_bytes, given.seconds))
 
 
 if __name__ == "__main__":

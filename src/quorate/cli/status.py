@@ -56,9 +56,7 @@ def _print(launcher: Launcher, found: list[Standing]) -> None:
     console.print(remarks(found), soft_wrap=True)
 
 
-def _as_json(
-    launcher: Launcher, found: list[Standing], reports: Reports
-) -> dict[str, object]:
+def _as_json(launcher: Launcher, found: list[Standing], reports: Reports) -> dict[str, object]:
     return {
         "cluster": launcher.cluster.name,
         "f": launcher.cluster.f,

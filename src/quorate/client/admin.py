@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
+
 from quorate.client.session import Session
 from quorate.core.errors import QuorumError, RefusedError
 from quorate.core.ids import NodeId
@@ -87,7 +89,7 @@ class Admin(Session):
     def _on_status(self, _: NodeId, report: StatusReport) -> None:
         future = self._waiting.get(report.number)
         if future is not None and not future.done():
-            future.set_result(report.report)
+            future.set_result(msgspec.msgpack.decode(report.report, type=dict[str, object]))
 
     def _on_reply(self, _: NodeId, reply: Reply) -> None:
         future = self._waiting.get(reply.number)

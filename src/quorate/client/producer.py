@@ -191,7 +191,8 @@ class Producer(Session):
 
     async def send_values(self, topic: str, values: Sequence[bytes]) -> Receipt:
         """Publish plain values as one batch, stamped with the time of now."""
-        payload = batch.encode_values(values, time.time_ns() // 1000)
+        stamp = time.time_ns() // 1000
+        payload = batch.encode_values(values, stamp, compression=self._compression)
         return await await_future(await self.submit_payload(topic, payload, len(values)))
 
     async def send_table(
@@ -199,6 +200,10 @@ class Producer(Session):
     ) -> list[Receipt]:
         """Publish a table, with no Python per event; large ones as several batches."""
         futures = []
+        # Rows are cut so that a part of average rows fills half of what a batch may hold.
+        rows_max = max(
+            1, min(rows_max, BATCH_BYTES_MAX // 2 * table.num_rows // (table.nbytes + 1))
+        )
         for start in range(0, table.num_rows, rows_max):
             part = table.slice(start, rows_max)
             payload = batch.from_table(

@@ -199,8 +199,10 @@ class StatusQuery(msgspec.Struct, frozen=True, tag="status?"):
 
 
 class StatusReport(msgspec.Struct, frozen=True, tag="status"):
+    """A replica's answer, as msgpack of its own that only whoever asked takes apart."""
+
     number: int
-    report: dict[str, object]
+    report: msgspec.Raw
 
 
 class Misbehave(msgspec.Struct, frozen=True, tag="misbehave"):

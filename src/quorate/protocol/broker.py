@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from quorate.core.errors import LocalProtocolError
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, MemberId, NodeId, Stream, TopicId, member_of
 from quorate.core.messages import (
@@ -254,23 +255,34 @@ class Broker:
             known = ", ".join(sorted(s.scope.topic.name for s in self.topics.values()))
             sentence = f"there is no topic '{request.topic}'; this replica serves {known}"
         else:
-            sentence = self._carry_out(named.scope.channel, sender, request)
+            sentence = self._carry_out(named.scope, sender, request)
             self._dirty[named.scope.topic.id] = None
         self._outbox.send(sender, Reply(request.number, sentence))
         if sentence:
             self._outbox.report(sender, "refused", sentence)
 
-    def _carry_out(self, channel: Channel, sender: NodeId, request: Request) -> str:
+    def _carry_out(self, scope: Scope, sender: NodeId, request: Request) -> str:
+        channel = scope.channel
         if request.operation is Operation.REGISTER:
             return channel.register(sender)
         if request.operation is Operation.SUBSCRIBE:
-            wanted = Filter(request.key_prefix, request.headers)
-            return channel.subscribe(sender, request.lead, wanted)
+            return self._subscribe(scope, sender, request)
         if request.operation is Operation.UNREGISTER:
             channel.unregister(sender)
         else:
             channel.unsubscribe(sender)
         return ""
+
+    def _subscribe(self, scope: Scope, sender: NodeId, request: Request) -> str:
+        try:
+            wanted = Filter(request.key_prefix, request.headers)
+        except LocalProtocolError as error:
+            return str(error)
+        is_here = sender in scope.channel.outlets
+        sentence = scope.channel.subscribe(sender, request.lead, wanted)
+        if not sentence and not is_here:
+            scope.introduce(sender)
+        return sentence
 
     # Guards
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from quorate.core.filter import Filter
-from quorate.core.ids import Lane, MemberId, NodeId, Stream, member_of
+from quorate.core.ids import Lane, MemberId, NodeId, Sequence, Stream, member_of
 from quorate.core.messages import Taken
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.outlet import Outlet, Run
@@ -98,17 +98,23 @@ class Channel:
     def offer(self, run: Run) -> None:
         """Put a run into the queue of every subscriber."""
         contract = self.topic.contract
-        size = sum(run.events)
+        # Without a history, its subscriber could not repair anything.
+        discard = contract.discard if run.stream.lane is Lane.EVENTS else "never"
         for outlet in self.outlets.values():
-            excess = outlet.events + size - contract.queue_events_max
-            if excess > 0 and run.stream.lane is Lane.EVENTS:
-                if contract.discard == "newest":
-                    self.counters["discarded"] += outlet.refuse(run)
-                    continue
-                if contract.discard == "oldest":
-                    self.counters["discarded"] += outlet.discard_oldest(excess)
+            self.counters["offered"] += sum(run.events)
+            if discard == "newest":
+                refused = outlet.add_within(run, contract.queue_events_max)
+                self.counters["discarded"] += refused
+                continue
             outlet.add(run)
-            self.counters["offered"] += size
+            if discard == "oldest":
+                discarded = outlet.discard_oldest(contract.queue_events_max)
+                self.counters["discarded"] += discarded
+
+    def note(self, stream: Stream, last: Sequence) -> None:
+        """Another replica sends this to our subscribers."""
+        for outlet in self.outlets.values():
+            outlet.note(stream, last)
 
     def on_taken(self, subscriber: NodeId, taken: Taken) -> None:
         outlet = self.outlets.get(subscriber)

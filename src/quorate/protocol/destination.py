@@ -19,7 +19,17 @@ from typing import Any
 
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.filter import Filter
-from quorate.core.ids import Digest, Lane, MemberId, NodeId, Sequence, Stream, TopicId, member_of
+from quorate.core.ids import (
+    SEQUENCE_MAX,
+    Digest,
+    Lane,
+    MemberId,
+    NodeId,
+    Sequence,
+    Stream,
+    TopicId,
+    member_of,
+)
 from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import (
     Fetch,
@@ -79,6 +89,11 @@ class Decided:
         self.ask_at_us = ask_at_us
         self.asked = 0
 
+    def confirm(self, replica: NodeId, content: Digest) -> None:
+        """One more replica that can be asked for the payload."""
+        if content == self.content and replica not in self.vouchers:
+            self.vouchers = (*self.vouchers, replica)
+
 
 class Incoming:
     """One stream as it arrives at one subscriber."""
@@ -91,11 +106,16 @@ class Incoming:
         # Payloads that are here before their content is decided, from which replica.
         self.early: dict[Sequence, tuple[bytes, Digest, NodeId]] = {}
         self.decided: dict[Sequence, Decided] = {}
-        # Everything below `low` was delivered or given up; `done` is what was, above it.
+        # Everything below `low` was delivered, given up, or sent before our time; `done` is
+        # what was delivered or given up above it.
         self.low: Sequence | None = None
+        # Where each replica says that the stream begins for us, and whether we know by now.
+        self.starts: dict[NodeId, Sequence] = {}
+        self._is_start_known = False
         self.done: set[Sequence] = set()
         self.highest: Sequence = 0
-        self.moved_at_us = 0
+        self.moved_at_us = subscription.outbox.now_us
+        self._asked_at_us = 0
         # Complete batches that wait for earlier ones, where the topic's order is fifo.
         self.held: dict[Sequence, Delivery] = {}
         self.frontiers: dict[NodeId, Sequence] = {}
@@ -138,7 +158,10 @@ class Incoming:
         sequence = first - 1
         for content in contents:
             sequence += 1
-            if self._is_done(sequence) or sequence in decided:
+            if self._is_done(sequence):
+                continue
+            if sequence in decided:
+                decided[sequence].confirm(replica, content)
                 continue
             equal = vote(sequence, position, content, now_us)
             if equal > 0 and self._is_enough(sequence, equal):
@@ -150,17 +173,21 @@ class Incoming:
     def on_frontier(self, replica: NodeId, frontier: Frontier) -> None:
         """How far this replica has come. What we miss of it, `tick` asks for."""
         self.frontiers[replica] = frontier.highest
-        if self.low is None and self._plausible(frontier.lowest):
-            self.low = frontier.lowest
-            self.moved_at_us = self._outbox.now_us
+        start = frontier.lowest
+        if replica not in self.starts and self._subscription.is_answered_by(replica):
+            # With its answer it named the streams that it knew: this one began later, and we
+            # were only out of reach.
+            start = 1
+        if start < self.starts.get(replica, SEQUENCE_MAX):
+            self.starts[replica] = start
+            self._find_start()
 
     def on_omitted(self, replica: NodeId, omitted: Omitted) -> None:
         """This replica will not send these. Without enough others, they will never be decided."""
         bit = 1 << self._index[replica]
-        if self.low is None:
-            self.low = omitted.first
+        low = self.low or self.starts.get(replica, 0)
         for sequence in range(omitted.first, omitted.first + omitted.count):
-            if self._is_done(sequence) or sequence >= self.low + 2 * WINDOW_BATCHES:
+            if self._is_done(sequence) or sequence >= low + 2 * WINDOW_BATCHES:
                 continue
             voices = self.omitted[sequence] = self.omitted.get(sequence, 0) | bit
             if len(self._members) - voices.bit_count() < self._needed:
@@ -192,8 +219,6 @@ class Incoming:
 
     def on_history(self, history: History, vouchers: tuple[NodeId, ...]) -> None:
         """A history names what was sent: whatever is still open among it is decided now."""
-        if self.low is None:
-            self.low = history.first
         for offset, content in enumerate(history.digests):
             sequence = history.first + offset
             if not self._is_done(sequence) and sequence not in self.decided:
@@ -267,27 +292,51 @@ class Incoming:
         self._drop_early(sequence)
         self._complete(sequence, waiting.content, payload, waiting.vouchers, waiting.repaired)
 
+    def _find_start(self) -> None:
+        """Begin where at least one correct replica says that we do, or before.
+
+        Once more than 2f replicas have spoken, one correct one also says that we do not begin
+        later than that.
+        """
+        topic = self._subscription.topic
+        liars = topic.f if topic.contract.protection == "byzantine" else 0
+        if self._is_start_known or len(self.starts) <= liars:
+            return
+        self._is_start_known = len(self.starts) > 2 * liars
+        start = sorted(self.starts.values(), reverse=True)[liars]
+        if self.low is None:
+            start = min([start, *self.done])
+        start = min([start, *self.decided])
+        if self.low is None or start > self.low:
+            self._forget_below(start)
+            self._move_to(start)
+            self._release()
+
     def _mark_done(self, sequence: Sequence) -> None:
-        low = self.low
-        if low is None:
-            low = min([s for s in self.ballot.open if s + WINDOW_BATCHES > sequence] + [sequence])
-        if sequence >= low + WINDOW_BATCHES:
-            low = self._skip_to(low, sequence)
         self.done.add(sequence)
         self.omitted.pop(sequence, None)
+        self.highest = max(self.highest, sequence)
+        low = self.low
+        if low is None and len(self.done) > WINDOW_BATCHES:
+            # Nobody says where the stream begins. We cannot wait for ever.
+            low = min(self.done)
+        if low is None:
+            return
+        if sequence >= low + WINDOW_BATCHES:
+            low = self._skip_to(low, sequence)
+        self._move_to(low)
+
+    def _move_to(self, low: Sequence) -> None:
         while low in self.done:
             self.done.remove(low)
             low += 1
         if low != self.low:
             self.low, self.moved_at_us = low, self._outbox.now_us
-        self.highest = max(self.highest, sequence)
 
     def _skip_to(self, low: Sequence, sequence: Sequence) -> Sequence:
-        """A decided batch lies beyond the window: a new session, or we were left far behind."""
-        is_same_session = sequence - low < 2**19
-        target = sequence - WINDOW_BATCHES // 2 if is_same_session else sequence
-        target = min([s for s in self.ballot.open if target - 64 <= s <= sequence] + [target])
-        if is_same_session:
+        """A decided batch lies beyond the window: we were left far behind."""
+        target = sequence - WINDOW_BATCHES // 2
+        if self._is_start_known:
             self._skip(low, target, "it fell out of the window")
         self._forget_below(target)
         return target
@@ -309,8 +358,8 @@ class Incoming:
 
     def _release(self) -> None:
         """Hand on what no longer waits for anything earlier."""
-        low = self.low
-        ready = sorted(s for s in self.held if low is None or s < low)
+        low = self.low or 0
+        ready = sorted(s for s in self.held if s < low)
         for sequence in ready:
             self._subscription.deliver(self.held.pop(sequence))
 
@@ -348,12 +397,13 @@ class Incoming:
 
     def _unheard_of(self, now_us: int) -> list[Sequence]:
         """Numbers between what is done and what replicas claim of which nobody has spoken."""
-        if self.low is None or self.moved_at_us + ASK_AFTER_US > now_us:
+        quiet_since_us = max(self.moved_at_us, self._asked_at_us)
+        if self.low is None or quiet_since_us + ASK_AFTER_US > now_us:
             return []
         end = max(self.highest, self._claimed())
         if end < self.low:
             return []
-        self.moved_at_us = now_us
+        self._asked_at_us = now_us
         known = self.done | self.decided.keys() | self.ballot.open.keys() | self.omitted.keys()
         stretch = range(self.low, min(end + 1, self.low + ASK_BATCHES_MAX))
         return [sequence for sequence in stretch if sequence not in known]
@@ -364,9 +414,6 @@ class Incoming:
         enough = topic.quorum.one_correct if topic.contract.protection == "byzantine" else 1
         claims = sorted(self.frontiers.values(), reverse=True)
         return claims[enough - 1] if len(claims) >= enough else 0
-
-    def _plausible(self, lowest: Sequence) -> bool:
-        return all(abs(lowest - s) < WINDOW_BATCHES for s in self.ballot.open)
 
     def _give_up(self, now_us: int) -> None:
         for sequence, tally in list(self.ballot.open.items()):
@@ -385,7 +432,7 @@ class Incoming:
             if self.low is not None and target > self.low:
                 self._skip(self.low, target, "an earlier batch stayed out")
             self._forget_below(target)
-            self._mark_done(target)
+            self._move_to(target)
             self._release()
 
     # Keeping
@@ -453,6 +500,9 @@ class Subscription:
         events = self.incoming(delivery.stream.publisher, Lane.EVENTS)
         events.on_history(history, delivery.vouchers)
 
+    def is_answered_by(self, replica: NodeId) -> bool:
+        return replica in self.standing.voter.replies
+
     def hurry(self, incoming: Incoming) -> None:
         """Something is missing that nobody will send by himself: ask at the end of this turn."""
         self._destination.hurry(incoming)
@@ -468,7 +518,9 @@ class Subscription:
     def blame(self, replica: NodeId, what: str) -> None:
         """This replica did what no correct one does. It does not stay our lead."""
         self.blames[replica] += 1
-        self.outbox.report(replica, "forgery", what)
+        # Where nobody is assumed to lie, nobody can tell which of two voices is wrong.
+        lies = self.topic.contract.protection == "byzantine"
+        self.outbox.report(replica, "forgery" if lies else "disagreement", what)
         if replica == self.standing.lead:
             self._destination.choose_lead(self, avoid=replica)
 

@@ -7,6 +7,11 @@ batches get stuck holds up nobody else's. Urgent runs go first. A line moves on 
 subscriber keeps up: it says how far it has come (`Taken`), and only `CREDIT_BATCHES` beyond
 that are sent.
 
+Before anything else of a stream, a subscriber hears where the stream begins for it
+(`Frontier`): at 1 when it was here before the stream, and otherwise at what this replica had
+not accepted when it came. Without that, it could take the first batch that it hears of for
+the first one, although an urgent one may overtake others.
+
 What will not be sent (because of the subscriber's filter, or because its queue was full, or
 because it waited too long) is said to the subscriber as `Omitted`, so that it does not wait.
 """
@@ -50,6 +55,11 @@ class Run:
     @property
     def last(self) -> Sequence:
         return self.first + len(self.digests) - 1
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Its authenticators cover a chain's run as a whole, and a batch is a whole anyway."""
+        return self.authenticators is None and len(self.events) > 1
 
     def part(self, start: int, end: int) -> "Run":
         return Run(
@@ -128,34 +138,56 @@ class Outlet:
         line = self._lines.get(stream)
         return line.events if line else 0
 
+    def introduce(self, stream: Stream, lowest: Sequence, highest: Sequence) -> None:
+        """This stream was there before the subscriber, who may have been here before, too."""
+        self._open(stream, lowest, max(highest, lowest - 1))
+
+    def note(self, stream: Stream, last: Sequence) -> None:
+        """Somebody else sends this to the subscriber: it should hear of it all the same."""
+        line = self._lines.get(stream) or self._open(stream, 1, 0)
+        line.highest = line.taken = max(line.highest, last)
+
     def add(self, run: Run) -> None:
         line = self._line(run)
         for part in self._wanted(line, run):
-            (line.urgent if part.urgent else line.waiting).append(part)
-            size = sum(part.events)
-            line.events += size
-            self.events += size
+            self._queue(line, part)
 
-    def refuse(self, run: Run) -> int:
-        """There is no room for this run: it is omitted. Returns its events."""
-        self._line(run).omit(run.first, len(run.digests))
-        return sum(run.events)
+    def add_within(self, run: Run, events_max: int) -> int:
+        """Take what there is room for and refuse the rest. Returns the events refused."""
+        line, refused = self._line(run), 0
+        for part in self._wanted(line, run):
+            count = self._fitting(part, events_max)
+            if count:
+                self._queue(line, part if count == len(part.events) else part.part(0, count))
+            if count < len(part.events):
+                line.omit(part.first + count, len(part.events) - count)
+                refused += sum(part.events[count:])
+        return refused
 
-    def discard_oldest(self, excess: int) -> int:
-        """Make room for so many events at the expense of what has waited longest."""
-        dropped = 0
-        while dropped < excess:
-            queues = [q for line in self._lines.values() for q in (line.waiting, line.urgent) if q]
-            if not queues:
+    def discard_oldest(self, events_max: int) -> int:
+        """Keep to this bound at the expense of what has waited longest, histories apart.
+
+        The very last batch stays, or one that is larger than the bound would never arrive.
+        """
+        discarded = 0
+        while self.events > events_max:
+            queues = [
+                queue
+                for stream, line in self._lines.items()
+                for queue in (line.waiting, line.urgent)
+                if queue and stream.lane is Lane.EVENTS
+            ]
+            spare = int(len(queues) == 1 and len(queues[0]) == 1)
+            if not queues or (spare and not queues[0][0].may_be_cut):
                 break
             queue = min(queues, key=lambda q: (q[0].urgent, q[0].arrived_us))
-            dropped += self._discard_from(queue, excess - dropped)
-        return dropped
+            discarded += self._discard_from(queue, self.events - events_max, spare)
+        return discarded
 
     def on_taken(self, stream: Stream, through: Sequence) -> None:
         line = self._lines.get(stream)
         if line is not None and through > line.taken:
-            line.taken = min(through, line.highest)
+            line.taken = through
             self.moved_at_us = self._outbox.now_us
 
     def drain(self, expires_after_us: int) -> int:
@@ -188,9 +220,15 @@ class Outlet:
             self.events -= self._lines.pop(stream).events
 
     def _line(self, run: Run) -> Line:
-        line = self._lines.get(run.stream)
-        if line is None:
-            line = self._lines[run.stream] = Line(run.first, run.first - 1, run.first - 1)
+        line = self._lines.get(run.stream) or self._open(run.stream, 1, 0)
+        if line.highest < line.lowest:
+            # The subscriber cannot take before this what it never gets from us.
+            line.taken = max(line.taken, run.first - 1)
+        return line
+
+    def _open(self, stream: Stream, lowest: Sequence, highest: Sequence) -> Line:
+        line = self._lines[stream] = Line(lowest, highest, highest)
+        self._outbox.send(self.subscriber, Frontier(*stream, lowest, highest))
         return line
 
     def _wanted(self, line: Line, run: Run) -> Iterator[Run]:
@@ -198,7 +236,7 @@ class Outlet:
         if self.filter.is_empty or run.stream.lane is Lane.HISTORIES:
             yield run
             return
-        passes = [self.filter.passes(payload) for payload in run.payloads]
+        passes = [self._passes(payload) for payload in run.payloads]
         if run.authenticators is not None:
             passes = [any(passes)] * len(passes)
         if all(passes):
@@ -209,6 +247,33 @@ class Outlet:
         for first, kept in consecutive((i, None) for i, keep in enumerate(passes) if keep):
             yield run.part(first, first + len(kept))
 
+    def _passes(self, payload: bytes) -> bool:
+        """What is not a batch at all has nothing that anybody could want."""
+        try:
+            return self.filter.passes(payload)
+        except RemoteProtocolError:
+            return False
+
+    def _fitting(self, run: Run, events_max: int) -> int:
+        """How many batches of a run have room; a chain's run is taken whole or not at all.
+
+        One always has room in an empty queue, or a larger one would never arrive.
+        """
+        if run.authenticators is not None:
+            fits = not self.events or self.events + sum(run.events) <= events_max
+            return len(run.events) if fits else 0
+        room, count = events_max - self.events, 0
+        while count < len(run.events) and run.events[count] <= room:
+            room -= run.events[count]
+            count += 1
+        return count or int(not self.events)
+
+    def _queue(self, line: Line, run: Run) -> None:
+        (line.urgent if run.urgent else line.waiting).append(run)
+        size = sum(run.events)
+        line.events += size
+        self.events += size
+
     def _pop(self, line: Line, queue: deque[Run]) -> Run:
         run = queue.popleft()
         size = sum(run.events)
@@ -216,12 +281,12 @@ class Outlet:
         self.events -= size
         return run
 
-    def _discard_from(self, queue: deque[Run], excess: int) -> int:
+    def _discard_from(self, queue: deque[Run], excess: int, spare: int) -> int:
         run = queue[0]
         line = self._lines[run.stream]
         self._pop(line, queue)
         count, dropped = 0, 0
-        while count < len(run.events) and dropped < excess:
+        while count < len(run.events) - spare and dropped < excess:
             dropped += run.events[count]
             count += 1
         if run.authenticators is not None:

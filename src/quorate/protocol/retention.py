@@ -57,7 +57,7 @@ class Retention:
         if shelf is None:
             shelf = self._shelves[stream] = Shelf()
         batches = shelf.batches
-        if first in batches:
+        if not batches.keys().isdisjoint(range(first, first + len(digests))):
             # Kept before, at least in part: what is here already stays as it is.
             again = [i for i in range(len(digests)) if first + i not in batches]
             for i in again:
@@ -78,6 +78,11 @@ class Retention:
         shelf = self._shelves.get(stream)
         found = shelf.batches.get(sequence) if shelf else None
         return Held(*found) if found else None
+
+    def highest(self, stream: Stream) -> Sequence:
+        """The highest number that is kept, or 0."""
+        shelf = self._shelves.get(stream)
+        return max(shelf.batches, default=0) if shelf else 0
 
     def forget(self, publisher: NodeId, topic: TopicId) -> None:
         for stream in [s for s in self._shelves if s[:2] == (publisher, topic)]:

@@ -101,6 +101,9 @@ class Outgoing:
         self.in_flight_bytes = 0
         # Nothing at or beyond this goes out: the replicas would block it.
         self.limit: Sequence | None = None
+        # From here on no delivered history names what we sent: replicas may still ask for it,
+        # even those that acknowledged it (a chain's replica may have started later).
+        self.unnamed: Sequence | None = None
         self._outbox = outbox
         protocol = "reliable" if stream.lane is Lane.HISTORIES else topic.contract.protocol
         rules = _RULES[protocol]
@@ -209,7 +212,8 @@ class Outgoing:
     def _trim(self) -> None:
         """Forget what every replica has, and of the rest the oldest beyond the bounds."""
         everyone = min(peer.acked for peer in self.peers.values())
-        for sequence in range(self.settled, self.unreceipted):
+        end = self.unreceipted if self.unnamed is None else min(self.unreceipted, self.unnamed)
+        for sequence in range(self.settled, end):
             excess = len(self.kept) > KEPT_BATCHES_MAX or self.kept_bytes > KEPT_BYTES_MAX
             if sequence > everyone and not excess:
                 break
@@ -243,6 +247,8 @@ class ChainOutgoing(Outgoing):
         self._from = self._sent = first
         self._acked = first - 1
         self._progress_at_us = 0
+        # There is something to send, and the head of the chain is out of reach.
+        self._is_barred = False
         self._complaints: set[NodeId] = set()
 
     @property
@@ -265,10 +271,13 @@ class ChainOutgoing(Outgoing):
         end = self.next if self.limit is None else min(self.next, self.limit)
         self._sent = max(self._sent, self.unreceipted)
         head = self.topic.chain(self.number)[0]
-        if self._sent >= end or not can_send(head):
+        if self._sent >= end:
             return
-        if self._acked >= self._sent - 1:
+        if self._acked >= self._sent - 1 and not self._is_barred:
             self._progress_at_us = self._outbox.now_us
+        self._is_barred = not can_send(head)
+        if self._is_barred:
+            return
         for publish in self._publishes(self._sent, end):
             self._outbox.send(head, self._link(publish))
         self._sent = end
@@ -280,7 +289,7 @@ class ChainOutgoing(Outgoing):
         """
         waited_us = self._outbox.now_us - self._progress_at_us
         is_behind = self._sent > self._from and self._acked < self._sent - 1
-        if is_behind and waited_us > CHAIN_PATIENCE_US:
+        if (is_behind or self._is_barred) and waited_us > CHAIN_PATIENCE_US:
             self._next_chain("it made no progress")
         self._trim()
 
@@ -304,6 +313,7 @@ class ChainOutgoing(Outgoing):
         self._complaints.clear()
         self._sent = self._from = self.unreceipted
         self._acked = self._from - 1
+        self._is_barred = False
         self._progress_at_us = self._outbox.now_us
         self._outbox.report(suspects[0], "chain-abandoned", f"{suspects} because {why}")
 
@@ -333,6 +343,7 @@ class Histories:
         self._ends: dict[Sequence, Sequence] = {}
         self._waiting_since_us = 0
         events.limit = self._first + 2 * alpha
+        events.unnamed = self._first
 
     def note(self, payload: bytes, now_us: int) -> None:
         if not self._digests:
@@ -366,6 +377,7 @@ class Histories:
         for sequence in range(receipt.first, receipt.last + 1):
             end = self._ends.pop(sequence)
             self._events.limit = end + 2 * self._alpha
+            self._events.unnamed = end
             if end <= self._events.next:
                 words = "a history that every correct subscriber delivers names it"
                 self._events.receipt_through(end - 1, receipt.replicas, words)

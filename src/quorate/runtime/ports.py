@@ -1,6 +1,11 @@
 """Looking at TCP ports on this machine."""
 
+import os
 import socket
+
+from quorate.core.errors import ConfigError
+
+_BASE_LOW, _BASE_HIGH = 12_000, 32_000
 
 
 def is_listening(host: str, port: int) -> bool:
@@ -19,3 +24,25 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def free_base_port(count: int = 200, host: str = "127.0.0.1") -> int:
+    """The first of so many ports in a row of which nobody uses the ones a local cluster takes.
+
+    Below the range that the system hands out for outgoing connections, so that none of those
+    takes one of them meanwhile.
+    """
+    for base in range(_BASE_LOW + os.getpid() % 50 * count, _BASE_HIGH, count):
+        if all(_is_free(host, base + offset) for offset in (*range(16), *range(100, 116))):
+            return base
+    raise ConfigError(f"no {count} free ports in a row between {_BASE_LOW} and {_BASE_HIGH}")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

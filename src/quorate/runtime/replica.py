@@ -17,6 +17,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from quorate.core.cluster import Client, Cluster, Replica
 from quorate.core.errors import ConfigError, QuorateError
 from quorate.core.ids import NodeId, member_of
@@ -113,7 +115,8 @@ class ReplicaProcess:
     # What others may ask
 
     def _on_status(self, peer: NodeId, query: StatusQuery) -> None:
-        self._driver.send(peer, StatusReport(query.number, self.status()))
+        report = msgspec.Raw(msgspec.msgpack.encode(self.status()))
+        self._driver.send(peer, StatusReport(query.number, report))
 
     def _on_misbehave(self, peer: NodeId, order: Misbehave) -> None:
         self._driver.send(peer, Reply(order.number, self._misbehave(peer, order)))

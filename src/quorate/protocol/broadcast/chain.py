@@ -158,6 +158,8 @@ class Replica:
                 link.payloads, kept,
             )  # fmt: skip
             scope.outbox.send(ahead[0], onward)
+            stream = Stream(link.publisher, link.topic)
+            scope.channel.note(stream, link.first + len(digests) - 1)
         else:
             self._deliver(link, digests, kept)
 

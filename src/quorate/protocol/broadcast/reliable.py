@@ -219,8 +219,7 @@ class Replica:
             if instance is None or instance.vouched or instance.readied != digest(payload):
                 continue
             self._hold(progress, instance, payload, instance.readied)
-            self._vouch(stream, progress, sequence, instance)
-            self._weigh_readies(stream, progress, sequence, instance, instance.readied)
+            self._take_in(stream, progress, sequence, instance)
 
     def forget(self, publisher: NodeId) -> None:
         """This publisher is gone for good."""
@@ -397,7 +396,7 @@ class Replica:
     ) -> None:
         instance.repeat_us = min(2 * instance.repeat_us, REPEAT_AFTER_US_MAX)
         instance.repeat_at_us = self._scope.outbox.now_us + instance.repeat_us
-        if instance.payload is not None and instance.echoed is None and instance.readied is None:
+        if instance.payload is not None and instance.echoed is None:
             self._take_in(stream, progress, sequence, instance)
         elif instance.echoed is not None:
             progress.echo.append((sequence, instance.echoed))

@@ -4,6 +4,7 @@ The pieces that every protocol needs on a replica stand here once: accepting eac
 acknowledging to the source, and answering those who missed something.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,9 @@ from quorate.protocol.outlet import run_of
 from quorate.protocol.retention import Retention
 from quorate.protocol.runs import RUN_BYTES_MAX, consecutive
 from quorate.protocol.topic import Topic
+
+# Who asks for more than this in one turn asks again for the rest.
+SUPPLY_BYTES_MAX = 2 * RUN_BYTES_MAX
 
 
 @dataclass(slots=True)
@@ -33,6 +37,8 @@ class Scope:
     # Streams whose source must hear from us, and the last word it has.
     ack_due: dict[Stream, Status] = field(default_factory=dict)
     withheld: dict[Stream, None] = field(default_factory=dict)
+    # How many bytes of payload each asker has had in this turn.
+    supplied: Counter[NodeId] = field(default_factory=Counter)
 
     @property
     def others(self) -> tuple[NodeId, ...]:
@@ -45,6 +51,12 @@ class Scope:
         else:
             intake.settle(settled)
         return intake
+
+    def introduce(self, subscriber: NodeId) -> None:
+        """A subscriber has come, perhaps again: say where each stream is by now."""
+        outlet = self.channel.outlets[subscriber]
+        for stream, intake in self.intakes.items():
+            outlet.introduce(stream, intake.floor, self.retention.highest(stream))
 
     def acknowledge(self, stream: Stream, status: Status = Status.OK) -> None:
         """Once per turn, and only while the channel has room (B7)."""
@@ -71,7 +83,7 @@ class Scope:
         stream = Stream(fetch.publisher, fetch.topic, fetch.lane)
         held = [
             (sequence, found)
-            for sequence in fetch.sequences
+            for sequence in dict.fromkeys(fetch.sequences)
             if (found := self.retention.get(stream, sequence)) is not None
         ]
         if not fetch.payload:
@@ -79,11 +91,15 @@ class Scope:
                 self.outbox.send(asker, Vouch(*stream, first, run))
             return
         for part in _within_size([(sequence, h.payload) for sequence, h in held]):
+            if self.supplied[asker] >= SUPPLY_BYTES_MAX:
+                return
             sequences, payloads = [s for s, _ in part], [p for _, p in part]
+            self.supplied[asker] += sum(map(len, payloads))
             self.outbox.send(asker, Supply(*stream, sequences, payloads))
 
     def flush_acks(self) -> None:
         """Acknowledge to sources whose batches have room; push back on the others, once."""
+        self.supplied.clear()
         for stream in self.withheld:
             self.ack_due.setdefault(stream, Status.OK)
         due, self.ack_due = self.ack_due, {}

@@ -1,0 +1,262 @@
+"""What the demo does: real replicas, real traffic, one liar, one death.
+
+Four replicas run as processes of their own. One publisher and two subscribers work on topics
+of different contracts. After a quiet start one replica lies in everything it sends; later it
+is killed, and it comes back before the end. Every value that arrives is compared with what
+was published, so that "lost" and "forged" are counted and not claimed.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quorate.client import Admin, Consumer, Producer, Receipt
+from quorate.core.contract import Contract
+from quorate.core.errors import QuorateError
+from quorate.runtime.launcher import Launcher
+from quorate.runtime.local import OPERATOR, make_local_cluster, write_local_cluster
+from quorate.runtime.ports import free_base_port
+
+PUBLISHER, SUBSCRIBERS = "alice", ("bob", "carol")
+LATENCIES_KEPT = 2000
+EVENTS_PER_TURN = 10
+TURN_S = 0.02
+CATCH_UP_S = 20.0
+
+TOPICS: dict[str, dict[str, object]] = {
+    "metrics": {"protection": "crash"},
+    "alerts": {"broadcast": "vote"},
+    "orders": {"broadcast": "authenticated", "history_every": 64},
+    "prices": {"broadcast": "chain", "history_every": 64},
+    "audit": {"broadcast": "reliable", "order": "fifo"},
+}
+# Shares of the whole time at which the story moves on.
+LIES_AT, DIES_AT, RETURNS_AT, ENDS_AT = 0.2, 0.55, 0.75, 0.9
+
+
+@dataclass(slots=True)
+class Line:
+    """One topic as the audience sees it."""
+
+    name: str
+    contract: Contract
+    published: int = 0
+    receipted: int = 0
+    delivered: int = 0
+    forged: int = 0
+    lost: int = 0
+    latencies_ms: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
+
+    @property
+    def tolerates_lies(self) -> bool:
+        return self.contract.protection == "byzantine"
+
+    def percentile_ms(self, share: float) -> float:
+        ordered = sorted(self.latencies_ms)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+@dataclass(slots=True)
+class Scene:
+    """Everything that happens, for whoever watches."""
+
+    seconds: float
+    lines: dict[str, Line]
+    liar: str
+    started: float = field(default_factory=time.monotonic)
+    act: str = "All four replicas behave."
+    replicas: dict[str, str] = field(default_factory=dict)
+    rejected: Counter[str] = field(default_factory=Counter)
+    values: dict[str, set[bytes]] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        return (time.monotonic() - self.started) / self.seconds
+
+    def result(self) -> dict[str, object]:
+        """The summary. Lost and forged are totalled where the contract promises none."""
+        rows = [self._row(line) for line in self.lines.values()]
+        promised = [line for line in self.lines.values() if line.tolerates_lies]
+        return {
+            "published": sum(line.published for line in self.lines.values()),
+            "delivered": sum(line.delivered for line in self.lines.values()),
+            "lost": sum(line.lost for line in promised),
+            "forged": sum(line.forged for line in promised),
+            "rejected": sum(self.rejected.values()),
+            "rejected_from": dict(self.rejected),
+            "topics": rows,
+        }
+
+    def _row(self, line: Line) -> dict[str, object]:
+        return {
+            "topic": line.name,
+            "protection": line.contract.protection,
+            "protocol": line.contract.protocol,
+            "history_every": line.contract.history_every,
+            "published": line.published,
+            "receipted": line.receipted,
+            "delivered": line.delivered,
+            "lost": line.lost,
+            "forged": line.forged,
+            "promised": line.tolerates_lies,
+            "p50_ms": round(line.percentile_ms(0.5), 2),
+            "p99_ms": round(line.percentile_ms(0.99), 2),
+        }
+
+
+async def play(directory: Path, seconds: float, watch: Callable[[Scene], None]) -> Scene:
+    """Run the whole story in a directory of its own; `watch` is called a few times a second."""
+    contracts = {name: Contract.parse(name, table) for name, table in TOPICS.items()}
+    local = make_local_cluster(
+        clients=(PUBLISHER, *SUBSCRIBERS), topics=contracts, base_port=free_base_port()
+    )
+    write_local_cluster(directory, local)
+    launcher = Launcher(directory)
+    try:
+        launcher.start_all()
+        return await _perform(launcher, seconds, watch)
+    finally:
+        launcher.stop_all()
+
+
+async def _perform(launcher: Launcher, seconds: float, watch: Callable[[Scene], None]) -> Scene:
+    directory, cluster = launcher.directory, launcher.cluster
+    # The liar serves every topic of the weakest contract, so that its lies matter.
+    liar = cluster.member(cluster.placement("metrics")[0]).name
+    lines = {name: Line(name, contract) for name, contract in cluster.topics.items()}
+    scene = Scene(seconds, lines, liar, values={name: set() for name in lines})
+    async with (
+        Admin(directory, OPERATOR) as admin,
+        Producer(directory, PUBLISHER, linger_ms=2) as producer,
+        Consumer(directory, SUBSCRIBERS[0]) as first,
+        Consumer(directory, SUBSCRIBERS[1]) as second,
+    ):
+        consumers = (first, second)
+        for consumer in consumers:
+            consumer.subscribe(list(lines))
+            await consumer.subscribed()
+        scene.started = time.monotonic()
+        seen: list[Counter[bytes]] = [Counter(), Counter()]
+        tasks = [
+            asyncio.create_task(_watch(scene, watch)),
+            asyncio.create_task(_look_after(scene, admin)),
+            *(
+                asyncio.create_task(_read(scene, c, s))
+                for c, s in zip(consumers, seen, strict=True)
+            ),
+        ]
+        try:
+            await asyncio.gather(
+                _direct(scene, launcher, admin), *(_publish(scene, producer, n) for n in lines)
+            )
+            await producer.flush()
+            await _catch_up(scene, seen)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        _settle(scene, seen, consumers)
+        watch(scene)
+    return scene
+
+
+async def _direct(scene: Scene, launcher: Launcher, admin: Admin) -> None:
+    """The story itself."""
+    await _until(scene, LIES_AT)
+    scene.act = f"{scene.liar} lies: it alters everything that it sends."
+    await admin.misbehave(scene.liar, "lie", percent=100)
+    await _until(scene, DIES_AT)
+    scene.act = f"{scene.liar} is killed (kill -9)."
+    launcher.stop(scene.liar, kill=True)
+    await _until(scene, RETURNS_AT)
+    scene.act = f"{scene.liar} is back, and honest."
+    launcher.start(scene.liar)
+
+
+async def _until(scene: Scene, share: float) -> None:
+    await asyncio.sleep(max(0.0, scene.started + share * scene.seconds - time.monotonic()))
+
+
+async def _publish(scene: Scene, producer: Producer, topic: str) -> None:
+    """A steady stream of values that nobody could make up."""
+    line, values = scene.lines[topic], scene.values[topic]
+
+    def receipted(done: "asyncio.Future[Receipt]") -> None:
+        line.receipted += not done.cancelled() and done.exception() is None
+
+    while scene.share < ENDS_AT:
+        for _ in range(EVENTS_PER_TURN):
+            value = f"{topic} {line.published} {secrets.token_hex(16)}".encode()
+            values.add(value)
+            future = await producer.submit(topic, value)
+            future.add_done_callback(receipted)
+            line.published += 1
+        await asyncio.sleep(TURN_S)
+
+
+async def _read(scene: Scene, consumer: Consumer, seen: Counter[bytes]) -> None:
+    async for record in consumer:
+        line = scene.lines[record.topic]
+        if record.value not in scene.values[record.topic]:
+            line.forged += 1
+            continue
+        seen[record.value] += 1
+        line.delivered += 1
+        line.latencies_ms.append(time.time() * 1000 - record.timestamp_us / 1000)
+
+
+async def _catch_up(scene: Scene, seen: list[Counter[bytes]]) -> None:
+    """Give what is under way a bounded time to arrive where the contract promises it."""
+    wanted = [
+        value
+        for name, line in scene.lines.items()
+        if line.tolerates_lies
+        for value in scene.values[name]
+    ]
+    deadline = time.monotonic() + CATCH_UP_S
+    while time.monotonic() < deadline:
+        if all(value in arrived for arrived in seen for value in wanted):
+            return
+        await asyncio.sleep(0.1)
+
+
+def _settle(scene: Scene, seen: list[Counter[bytes]], consumers: tuple[Consumer, ...]) -> None:
+    for name, line in scene.lines.items():
+        line.lost = sum(v not in arrived for arrived in seen for v in scene.values[name])
+    for consumer in consumers:
+        for who_and_what, count in consumer.reports.items():
+            if not who_and_what.endswith((": disagreement", ": late")):
+                scene.rejected[who_and_what] += count
+
+
+async def _look_after(scene: Scene, admin: Admin) -> None:
+    """Ask the replicas how they are, once a second."""
+    while True:
+        for name, status in (await admin.status(timeout_s=0.5)).items():
+            scene.replicas[name] = _word(status)
+        await asyncio.sleep(1.0)
+
+
+def _word(status: dict[str, object]) -> str:
+    if status.get("health") == "down":
+        return "down"
+    return "ok" if status.get("misbehaviour") == "none" else str(status.get("misbehaviour"))
+
+
+async def _watch(scene: Scene, watch: Callable[[Scene], None]) -> None:
+    while True:
+        watch(scene)
+        await asyncio.sleep(0.25)
+
+
+def verdict(result: dict[str, object]) -> None:
+    """Raise if a promise was broken."""
+    if result["lost"] or result["forged"]:
+        raise QuorateError(
+            f"{result['lost']} events were lost and {result['forged']} forged where the "
+            f"contract promises none"
+        )

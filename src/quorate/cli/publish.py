@@ -1,0 +1,160 @@
+"""`quorate publish`: events from the command line, a file or a pipe; receipts on stdout."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from io import BufferedReader
+from pathlib import Path
+from typing import Annotated, cast
+
+import msgspec
+import typer
+
+from quorate.cli.directory import DEFAULT, DirectoryOption, opened, publisher
+from quorate.cli.tables import on_stderr
+from quorate.client.blocking import BlockingProducer
+from quorate.client.producer import BATCH_EVENTS, Receipt
+from quorate.core.errors import ConfigError
+from quorate.core.event import Event
+from quorate.core.limits import BATCH_BYTES_MAX
+
+READ_BYTES = 256 * 1024
+# A batch holds a line that was read in pieces, and what came with its end.
+LINE_BYTES_MAX = BATCH_BYTES_MAX // 2
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command()
+def publish(
+    topic: Annotated[str, typer.Argument(help="Where to publish.")],
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="[VALUE]...", help="An event each.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="Which client to be; one that may, if left out.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The key of every event.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header of every event.")
+    ] = None,
+    urgent: Annotated[
+        bool, typer.Option("--urgent", help="Let them overtake what waits in queues.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option(help="Publish the content of this file as one event.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no receipts.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each receipt as one line of JSON.")
+    ] = False,
+    directory: DirectoryOption = DEFAULT,
+) -> None:
+    """Publish events on a topic, and print what the replicas guarantee.
+
+    Without VALUE and `--file`, every line of the standard input is an event.
+    """
+    launcher = opened(directory)
+    who = publisher(launcher, topic, name)
+    template = Event(_encoded(key), b"", headers_of(header), 0, urgent)
+    batches = _batches(values or [], file)
+    count = 0
+    with BlockingProducer(launcher.directory, who) as producer:
+        with on_stderr().status("Waiting for the replicas ..."):
+            producer.register(topic)
+        for batch in batches:
+            for receipt in _send(producer, topic, template, batch):
+                count += receipt.events
+                if not quiet:
+                    typer.echo(_as_json(receipt) if as_json else _as_words(receipt, who))
+    if not count:
+        on_stderr().print("Nothing came in, so nothing was published.")
+
+
+def headers_of(given: list[str] | None) -> tuple[tuple[str, bytes], ...]:
+    """Headers as they stand on a command line."""
+    headers = []
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--header {text!r} does not have the form NAME=VALUE")
+        headers.append((name, os.fsencode(value)))
+    return tuple(headers)
+
+
+def _send(
+    producer: BlockingProducer, topic: str, template: Event, values: list[bytes]
+) -> Iterator[Receipt]:
+    now_us = time.time_ns() // 1000
+    events = [msgspec.structs.replace(template, value=v, timestamp_us=now_us) for v in values]
+    if not template.urgent:
+        yield producer.send_batch(topic, events)
+        return
+    for event in events:
+        yield producer.send(
+            topic,
+            event.value,
+            key=event.key,
+            headers=event.headers,
+            urgent=True,
+            timestamp_us=event.timestamp_us,
+        )
+
+
+def _batches(values: list[str], file: Path | None) -> Iterator[list[bytes]]:
+    """What to publish, in batches: from exactly one of the three places it can come from."""
+    if values and file is not None:
+        raise ConfigError("give either values or --file, not both")
+    if file is not None:
+        return iter([[_content(file)]])
+    if values:
+        return iter([[os.fsencode(value) for value in values]])
+    if sys.stdin.isatty():
+        on_stderr().print("Every line is an event. Ctrl-D ends.")
+    return _lines(cast(BufferedReader, sys.stdin.buffer))
+
+
+def _lines(stream: BufferedReader) -> Iterator[list[bytes]]:
+    """The lines that are here by now, again and again: a slow pipe makes small batches."""
+    rest = b""
+    while chunk := stream.read1(READ_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LINE_BYTES_MAX:
+            raise ConfigError(f"a line of the input is longer than {LINE_BYTES_MAX} bytes")
+        for start in range(0, len(lines), BATCH_EVENTS):
+            yield lines[start : start + BATCH_EVENTS]
+    if rest:
+        yield [rest]
+
+
+def _content(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(BATCH_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"--file {file} cannot be read: {error.strerror}") from error
+    if len(content) > BATCH_BYTES_MAX:
+        raise ConfigError(
+            f"--file {file} is larger than one event may be, which is a little less than "
+            f"{BATCH_BYTES_MAX} bytes"
+        )
+    return content
+
+
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)
+
+
+def _as_words(receipt: Receipt, publisher: str) -> str:
+    events = "1 event" if receipt.events == 1 else f"{receipt.events} events"
+    return (
+        f"{receipt.topic}: {events} from {publisher}, batch {receipt.sequence}, taken by "
+        f"{', '.join(receipt.replicas)}: {receipt.guarantee}"
+    )
+
+
+def _as_json(receipt: Receipt) -> str:
+    return json.dumps(asdict(receipt))

@@ -1,0 +1,127 @@
+"""`quorate subscribe`: the events of topics, one line each, as they are delivered."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from quorate.cli.directory import DEFAULT, DirectoryOption, opened, subscriber
+from quorate.cli.publish import headers_of
+from quorate.cli.tables import on_stderr, printable
+from quorate.client.blocking import BlockingConsumer
+from quorate.client.consumer import Record
+from quorate.core.errors import ConfigError
+
+RECORDS_AT_ONCE = 1000
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command()
+def subscribe(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="What to listen to.")],
+    name: Annotated[
+        str | None, typer.Option("--as", help="Which client to be; one that may, if left out.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="End after so many events.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="End after so many seconds.")] = None,
+    key_prefix: Annotated[str, typer.Option(help="Only events whose key begins like this.")] = "",
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only events with this header.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each event as one line of JSON.")
+    ] = False,
+    directory: DirectoryOption = DEFAULT,
+) -> None:
+    """Print the events of topics as they are delivered, until Ctrl-C.
+
+    Each comes with who published it and the replicas that vouch for it. A value that is not
+    UTF-8 text is shown in hexadecimal digits, in JSON as `{"hex": "..."}`.
+
+    The exit code is 1 if fewer events than `--count` came within `--seconds`.
+    """
+    for option, value in (("--count", count), ("--seconds", seconds)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{option} is {value:g}, but it must be above 0")
+    launcher = opened(directory)
+    who = subscriber(launcher, topics, name)
+    headers = dict(headers_of(header))
+    shown = 0
+    with BlockingConsumer(launcher.directory, who) as consumer:
+        with on_stderr().status("Waiting for the replicas ..."):
+            consumer.subscribe(topics, key_prefix=os.fsencode(key_prefix), headers=headers)
+        on_stderr().print(f"{who} listens to {', '.join(topics)}; Ctrl-C ends.")
+        try:
+            for records in _arrivals(consumer, count, seconds):
+                typer.echo("\n".join(map(_as_json if as_json else _as_words, records)))
+                shown += len(records)
+        except KeyboardInterrupt:
+            # Without a count this is the way to end, and nothing went wrong.
+            if count is not None:
+                raise
+    if count is not None and shown < count:
+        raise typer.Exit(1)
+
+
+def _arrivals(
+    consumer: BlockingConsumer, count: int | None, seconds: float | None
+) -> Iterator[list[Record]]:
+    """Records as they come, up to so many and for so long."""
+    ends_at = None if seconds is None else time.monotonic() + seconds
+    while count is None or count > 0:
+        timeout_s = None if ends_at is None else ends_at - time.monotonic()
+        if timeout_s is not None and timeout_s <= 0:
+            return
+        wanted = RECORDS_AT_ONCE if count is None else min(count, RECORDS_AT_ONCE)
+        records = consumer.poll_many(wanted, timeout_s)
+        if records:
+            yield records
+        if count is not None:
+            count -= len(records)
+
+
+def _as_words(record: Record) -> str:
+    notes = [
+        *([] if record.key is None else [f"key {_shown(record.key)}"]),
+        *(f"{printable(name)}={_shown(value)}" for name, value in record.headers),
+        *(["urgent"] if record.urgent else []),
+        f"vouched by {', '.join(record.vouchers)}",
+    ]
+    where = f"{record.topic} {record.publisher}#{record.sequence}.{record.index}"
+    return f"{where}  {_shown(record.value)}  ({'; '.join(notes)})"
+
+
+def _as_json(record: Record) -> str:
+    return json.dumps(
+        {
+            "topic": record.topic,
+            "publisher": record.publisher,
+            "sequence": record.sequence,
+            "index": record.index,
+            "key": None if record.key is None else _text_or_hex(record.key),
+            "value": _text_or_hex(record.value),
+            "headers": [[name, _text_or_hex(value)] for name, value in record.headers],
+            "timestamp_us": record.timestamp_us,
+            "urgent": record.urgent,
+            "vouchers": record.vouchers,
+        }
+    )
+
+
+def _shown(data: bytes) -> str:
+    """Text for a terminal, whatever a publisher put in it; or else hexadecimal digits."""
+    try:
+        return printable(data.decode())
+    except UnicodeDecodeError:
+        return f"0x{data.hex()}"
+
+
+def _text_or_hex(data: bytes) -> str | dict[str, str]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"hex": data.hex()}
