@@ -52,7 +52,8 @@ def _print(launcher: Launcher, found: list[Standing]) -> None:
     console = Console()
     console.print(replica_table(launcher.cluster, found, width=console.width))
     if any(standing.is_up for standing in found):
-        console.print(topic_table(launcher.cluster, found))
+        console.print()
+        console.print(topic_table(launcher.cluster, found, width=console.width))
     console.print(remarks(found), soft_wrap=True)
 
 

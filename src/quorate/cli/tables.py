@@ -73,29 +73,22 @@ def standings(launcher: Launcher, reports: Reports) -> list[Standing]:
 
 def replica_table(cluster: Cluster, found: Sequence[Standing], *, width: int) -> Table:
     """One row per replica."""
-    table = Table(
-        title=f"Cluster {cluster.name}: {len(found)} replicas, of which f = {cluster.f} may fail",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+    is_wide = width >= WIDE_COLUMNS
+    columns = [column for column in _COLUMNS if is_wide or not column.only_if_wide]
+    table = _table(is_wide, *((column.title, column.is_number) for column in columns))
+    table.title = (
+        f"Cluster {cluster.name}: {len(found)} replicas, of which {cluster.f} may fail or lie"
     )
-    columns = [column for column in _COLUMNS if width >= WIDE_COLUMNS or not column.only_if_wide]
-    for column in columns:
-        table.add_column(column.title, justify="right" if column.is_number else "left")
     for standing in found:
         table.add_row(*(column.cell(standing) for column in columns))
     return table
 
 
-def topic_table(cluster: Cluster, found: Sequence[Standing]) -> Table:
+def topic_table(cluster: Cluster, found: Sequence[Standing], *, width: int) -> Table:
     """One row per topic: a single number where its replicas agree, else each one's own."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("topic")
-    table.add_column("protocol")
-    table.add_column("served by")
-    for key in _TOPIC_COUNTS:
-        table.add_column(key.replace("_", " "), justify="right")
+    words = [(title, False) for title in ("topic", "protocol", "served by")]
+    numbers = [(title, True) for title in _TOPIC_COUNTS.values()]
+    table = _table(width >= WIDE_COLUMNS, *words, *numbers)
     for topic, contract in cluster.topics.items():
         served_by = [cluster.member(number).name for number in cluster.placement(topic)]
         counts = (_per_replica(found, topic, key) for key in _TOPIC_COUNTS)
@@ -164,20 +157,34 @@ _COLUMNS = (
     _Column("events\nout/s", lambda s: _rate(s, "events_out_per_s")),
     _Column("events\nqueued", lambda s: _sum(s, "queued_events")),
     _Column("sub-\nscribers", lambda s: _sum(s, "subscribers")),
-    _Column("regency", lambda s: "-" if s.report.regency is None else str(s.report.regency)),
+    _Column("re-\ngency", lambda s: "-" if s.report.regency is None else str(s.report.regency)),
     _Column("memory\nMB", lambda s: f"{s.report.memory_mb:.0f}"),
-    _Column("rejected", lambda s: f"{s.report.rejected:,}"),
+    _Column("re-\njected", lambda s: f"{s.report.rejected:,}"),
     _Column("links", lambda s: str(s.report.links)),
 )
 
-_TOPIC_COUNTS = (
-    "publishers",
-    "subscribers",
-    "queued_events",
-    "pushing_back",
-    "discarded",
-    "expired",
-)
+_TOPIC_COUNTS = {
+    "publishers": "pub-\nlishers",
+    "subscribers": "sub-\nscribers",
+    "queued_events": "events\nqueued",
+    "pushing_back": "pushing\nback",
+    "discarded": "dis-\ncarded",
+    "expired": "ex-\npired",
+}
+
+
+def _table(is_wide: bool, *columns: tuple[str, bool]) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1 if is_wide else 0, 0, 0),
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+    )
+    for title, is_number in columns:
+        table.add_column(title, justify="right" if is_number else "left")
+    return table
 
 
 def _read(launcher: Launcher, name: str, said: Mapping[str, object]) -> Report:

@@ -21,7 +21,7 @@ from quorate.cli.tables import Standing, line, on_stderr, remarks, replica_table
 from quorate.client.admin import Admin
 from quorate.core.cluster import Cluster
 from quorate.core.errors import ConfigError, QuorumError
-from quorate.runtime.launcher import START_SECONDS_MAX, LaunchError, Launcher
+from quorate.runtime.launcher import START_SECONDS_MAX, Launcher, LaunchError
 from quorate.runtime.loop import run
 
 REFRESH_EVERY_S = 1.0

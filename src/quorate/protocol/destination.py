@@ -13,7 +13,7 @@ Invariants:
 - what waits is bounded, per stream and replica.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -62,8 +62,10 @@ ASK_BATCHES_MAX = 512
 EARLY_BYTES_MAX = 32 * 1024 * 1024
 # So many decided batches that the lead has not sent make it a late one.
 LATE_BATCHES_MAX = 64
-# Replicas hear of our progress in steps of so many batches, and at every tick.
+# Replicas hear of our progress in steps of so many batches, and at every tick. What stays out
+# while later batches arrive does not count for longer than this: no gap may stop a stream.
 PROGRESS_STEP = 128
+MARK_EVERY_US = 3_000_000
 
 _RULES = {
     "first-answer": first_answer,
@@ -123,6 +125,9 @@ class Incoming:
         self.omitted: dict[Sequence, int] = {}
         # How far we have told the replicas that we have come.
         self._told: Sequence = 0
+        # The highest batch that was done, every `MARK_EVERY_US` from long ago until lately.
+        self._marks = deque([0] * (PATIENCE_US // MARK_EVERY_US + 1))
+        self._marked_at_us = subscription.outbox.now_us
         # Votes as bits, and the replicas that they stand for.
         self._groups: dict[int, tuple[NodeId, ...]] = {}
         self._index = topic.index
@@ -227,6 +232,10 @@ class Incoming:
     # Progress
 
     def tick(self, now_us: int) -> None:
+        if now_us - self._marked_at_us >= MARK_EVERY_US:
+            self._marked_at_us = now_us
+            self._marks.append(self.highest)
+            self._marks.popleft()
         self.tell_progress(1)
         self.ask_for_payloads(now_us)
         self._ask_for_voices(now_us)
@@ -234,8 +243,9 @@ class Incoming:
 
     def tell_progress(self, step: int) -> None:
         """Let the replicas send more, once we have taken so many batches."""
-        if self.low is not None and self.low - 1 >= self._told + step:
-            self._told = self.low - 1
+        through = 0 if self.low is None else max(self.low - 1, self._marks[-1])
+        if through >= self._told + step:
+            self._told = through
             self._outbox.send_all(self._members, Taken(*self.stream, self._told))
 
     def _is_enough(self, sequence: Sequence, equal: int) -> bool:
@@ -342,7 +352,7 @@ class Incoming:
         return target
 
     def _skip(self, low: Sequence, target: Sequence, why: str) -> None:
-        missing = sum(s not in self.done for s in range(low, target))
+        missing = target - low - sum(low <= s < target for s in self.done)
         if missing:
             self._outbox.deliver(Skipped(self.stream, low, missing, why))
 
@@ -427,10 +437,10 @@ class Incoming:
             del self.decided[sequence]
             self._outbox.deliver(Skipped(self.stream, sequence, 1, "nobody supplied its payload"))
             self._mark_done(sequence)
-        if self.held and now_us - self.moved_at_us > PATIENCE_US:
-            target = min(self.held)
-            if self.low is not None and target > self.low:
-                self._skip(self.low, target, "an earlier batch stayed out")
+        target = min([self._marks[0] + 1, *self.decided])
+        if self.low is not None and target > self.low:
+            # Later ones were done long ago: nobody will ever bring these.
+            self._skip(self.low, target, "it stayed out while later ones arrived")
             self._forget_below(target)
             self._move_to(target)
             self._release()

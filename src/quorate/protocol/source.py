@@ -11,12 +11,12 @@ Sequence numbers start from the clock of the session, so that a source that rest
 gives a number twice.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream, TopicId
-from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import (
     Ack,
     Fetch,
@@ -32,6 +32,7 @@ from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import authenticated, chain, first_answer, reliable, vote
 from quorate.protocol.broadcast.history import History
+from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
 from quorate.protocol.machine import Ready, Receipt
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import Requests, Standing
@@ -44,7 +45,6 @@ KEPT_BATCHES_MAX = 2048
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
-RETRY_BATCHES_MAX = 512
 CHAIN_PATIENCE_US = 250_000
 TICK_EVERY_US = 50_000
 # A history goes out after this long even if fewer than alpha batches wait for one.
@@ -178,7 +178,7 @@ class Outgoing:
             if peer.acked >= peer.next - 1 or peer.retry_at_us > now_us:
                 continue
             if peer.status is not Status.WAIT or now_us - peer.retry_at_us > RETRY_AFTER_US_MAX:
-                peer.next = max(peer.acked + 1, self.settled, peer.next - RETRY_BATCHES_MAX)
+                peer.next = max(peer.acked + 1, self.settled)
                 peer.retry_us = min(2 * peer.retry_us, RETRY_AFTER_US_MAX)
                 peer.retry_at_us = now_us + peer.retry_us
         self._trim()
@@ -401,6 +401,10 @@ class Source:
         self._histories: dict[TopicId, Histories] = {}
         self._connected: set[NodeId] = set()
         self._stuck: set[NodeId] = set()
+        # Where the streams of topics that were given back would go on.
+        self._next: dict[TopicId, Sequence] = {}
+        # How many bytes each replica has had in this turn of what it asked for.
+        self._supplied: Counter[NodeId] = Counter()
         self._next_tick_us = 0
 
     # What the application does
@@ -499,6 +503,7 @@ class Source:
         (self._stuck.discard if writable else self._stuck.add)(peer)
 
     def take(self) -> Ready:
+        self._supplied.clear()
         for outgoing in self._streams.values():
             outgoing.flush(self._can_send)
         for histories in self._histories.values():
@@ -537,10 +542,11 @@ class Source:
         outgoing = self._outgoing(fetch.topic, fetch.lane)
         if outgoing is None or sender not in outgoing.peers or fetch.publisher != self.me:
             return
-        have = [s for s in fetch.sequences[:WINDOW_BATCHES] if s in outgoing.kept]
-        for sequence in have:
-            payload = outgoing.kept[sequence].payload
-            self._outbox.send(sender, Supply(*outgoing.stream, [sequence], [payload]))
+        for sequence in dict.fromkeys(fetch.sequences):
+            kept = outgoing.kept.get(sequence)
+            if kept is not None and self._supplied[sender] < SUPPLY_BYTES_MAX:
+                self._supplied[sender] += len(kept.payload)
+                self._outbox.send(sender, Supply(*outgoing.stream, [sequence], [kept.payload]))
 
     # Parts
 

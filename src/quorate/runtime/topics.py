@@ -1,6 +1,7 @@
 """From the cluster file to what the machines need."""
 
 from quorate.core.cluster import Cluster
+from quorate.core.errors import ConfigError
 from quorate.core.ids import MemberId
 from quorate.crypto.identity import Identity, public_of
 from quorate.crypto.macs import PairwiseMacs
@@ -9,6 +10,12 @@ from quorate.protocol.topic import Topic
 
 def topics_of(cluster: Cluster) -> list[Topic]:
     """Every topic with the replicas that serve it and the faults that they tolerate."""
+    for name, contract in cluster.topics.items():
+        if contract.is_log:
+            raise ConfigError(
+                f"topic '{name}' has order = \"total\", which makes it a log topic; this version "
+                f"of Quorate runs live topics only (order = \"none\" or \"fifo\")"
+            )
     return [
         Topic(
             name,
