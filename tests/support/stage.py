@@ -121,8 +121,7 @@ class Stage:
         self.sources = {node: Source(node, topics, self._macs(node, mac), session=1)
                         for node in sources}  # fmt: skip
         self.destinations = {
-            node: destination(node, topics, self._macs(node, mac), sources)
-            for node in destinations
+            node: destination(node, topics, self._macs(node, mac), sources) for node in destinations
         }
         self._names = {node: name_of(node) for node in (*sources, *destinations)}
         self._mac = mac

@@ -2,23 +2,20 @@
 
 Framed TCP over the loopback, one process at each end, the same event loop as everything else
 here, and no security, no protocol and no queue. The sender builds every frame, a length and a
-payload; the receiver looks at every length and takes every payload out as bytes. There are two:
+payload; the receiver looks at every length and takes every payload out as bytes.
 
-    plain       asyncio's streams as their documentation shows them: a frame is written when it
-                is there and read when it is wanted, many of them per turn of the loop. This is
-                the yardstick that ratios refer to.
-    coalesced   what a hand-made protocol gets out of it: the frames of a turn are joined into
-                one write, and split from one buffer without a coroutine between. No program
-                that does something with each frame as it comes is as fast; it is shown as the
-                bound that it is.
-
-A ping sends one frame there and back, with plain streams.
+    coalesced   by hand: the frames of a turn are joined into one write, and whatever one read
+                brought is split from one buffer. It is the fastest that we know how to write,
+                because a slow yardstick flatters.
+    plain       asyncio's streams as their documentation shows them: one `write` and two
+                `readexactly` for each frame. It tells what most programs would get.
+    ping        one frame at a time, there and back.
 """
 
 import argparse
 import asyncio
+import socket
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from struct import Struct
@@ -29,7 +26,9 @@ from quorate.bench.processes import BenchError, Parent, Worker
 from quorate.runtime.loop import run
 
 HOST = "127.0.0.1"
-KINDS = ("plain", "coalesced", "ping")
+KINDS = ("coalesced", "plain", "ping")
+# The pipe that ratios refer to.
+YARDSTICK = "coalesced"
 START_SECONDS_MAX = 30.0
 
 _LENGTH = Struct("<I")
@@ -51,7 +50,7 @@ class PipeRate:
         return self.frames_per_s * self.frame_bytes / 1e6
 
 
-async def measure_rate(frame_bytes: int, seconds: float, kind: str = "plain") -> PipeRate:
+async def measure_rate(frame_bytes: int, seconds: float, kind: str = YARDSTICK) -> PipeRate:
     """Let a pipe run for so long."""
     counted = await _run_pipe(kind, frame_bytes, seconds)
     return PipeRate(frame_bytes, counted["frames"] / counted["seconds"])
@@ -81,55 +80,22 @@ async def _run_pipe(kind: str, frame_bytes: int, seconds: float) -> _Counted:
     return counted
 
 
-# Receiving
+# By hand
 
 
-async def _receive(kind: str) -> None:
-    parent = await Parent.connect()
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_Counted] = loop.create_future()
-    if kind == "coalesced":
-        server = await loop.create_server(lambda: Splitter(done), HOST, 0)
-    else:
-        server = await asyncio.start_server(_reader(kind, done), HOST, 0, limit=_BUFFER_BYTES)
-    parent.say(server.sockets[0].getsockname()[1])
-    parent.say(await done)
-    server.close()
+class Inbox(asyncio.BufferedProtocol):
+    """Splits what arrives into frames; a subclass does something with them."""
 
-
-_OnConnection: TypeAlias = Callable[
-    [asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]
-]
-
-
-def _reader(kind: str, done: "asyncio.Future[_Counted]") -> _OnConnection:
-    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        frames = 0
-        began_s = time.perf_counter()
-        try:
-            while True:
-                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-                payload = await reader.readexactly(length)
-                frames += 1
-                if kind == "ping":
-                    writer.write(_LENGTH.pack(length) + payload)
-        except asyncio.IncompleteReadError:
-            done.set_result({"frames": frames, "seconds": time.perf_counter() - began_s})
-        writer.close()
-
-    return read
-
-
-class Splitter(asyncio.BufferedProtocol):
-    """Splits everything that one read brought."""
-
-    def __init__(self, done: "asyncio.Future[_Counted]") -> None:
-        self._done = done
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._end = 0
-        self._frames = 0
-        self._began_s = time.perf_counter()
+        self._tcp: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._tcp = cast(asyncio.Transport, transport)
+        self._tcp.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view[self._end :]
@@ -146,14 +112,17 @@ class Splitter(asyncio.BufferedProtocol):
                 break
             payloads.append(bytes(view[at + header_bytes : after]))
             at = after
-        self._frames += len(payloads)
         self._end = end - at
         if at and self._end:
             self._buffer[: self._end] = buffer[at:end]
+        if payloads:
+            self.received(payloads)
 
     def connection_lost(self, error: Exception | None) -> None:
-        seconds = time.perf_counter() - self._began_s
-        self._done.set_result({"frames": self._frames, "seconds": seconds})
+        self.closed.set()
+
+    def received(self, payloads: list[bytes]) -> None:
+        raise NotImplementedError
 
     def _make_room_for(self, frame_bytes: int) -> None:
         """A buffer holds at least one frame, however long."""
@@ -163,29 +132,20 @@ class Splitter(asyncio.BufferedProtocol):
             self._buffer, self._view = larger, memoryview(larger)
 
 
-# Sending
+class Counter(Inbox):
+    """The receiving end of a stream."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = 0
+        self.began_s = time.perf_counter()
 
-async def _send_plain(port: int, frame_bytes: int, seconds: float) -> None:
-    _, writer = await asyncio.open_connection(HOST, port)
-    payload, pack = bytes(frame_bytes), _LENGTH.pack
-    until_s = time.perf_counter() + seconds
-    while time.perf_counter() < until_s:
-        for _ in range(_frames_per_turn(frame_bytes)):
-            writer.write(pack(len(payload)) + payload)
-        await writer.drain()
-    writer.close()
-    await writer.wait_closed()
-
-
-async def _send_coalesced(port: int, frame_bytes: int, seconds: float) -> None:
-    loop = asyncio.get_running_loop()
-    _, flood = await loop.create_connection(lambda: Flood(frame_bytes, seconds), HOST, port)
-    await flood.closed.wait()
+    def received(self, payloads: list[bytes]) -> None:
+        self.frames += len(payloads)
 
 
 class Flood(asyncio.Protocol):
-    """Joins the frames of a turn, as often as the transport takes them."""
+    """The sending end of a stream: joins the frames of a turn while the transport takes them."""
 
     def __init__(self, frame_bytes: int, seconds: float) -> None:
         self.closed = asyncio.Event()
@@ -221,19 +181,104 @@ class Flood(asyncio.Protocol):
             self._loop.call_soon(self._write)
 
 
-async def _ping(port: int, frame_bytes: int, seconds: float) -> None:
-    parent = await Parent.connect()
-    reader, writer = await asyncio.open_connection(HOST, port, limit=_BUFFER_BYTES)
-    payload, round_trips_ns = bytes(frame_bytes), []
-    until_ns = time.perf_counter_ns() + int(seconds * 1e9)
-    while (sent_ns := time.perf_counter_ns()) < until_ns:
-        writer.write(_LENGTH.pack(len(payload)) + payload)
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        await reader.readexactly(length)
-        round_trips_ns.append(time.perf_counter_ns() - sent_ns)
+class Echo(Inbox):
+    """The receiving end of a ping: sends back what comes."""
+
+    def received(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            self._tcp.write(_LENGTH.pack(len(payload)) + payload)
+
+
+class Pinger(Inbox):
+    """The sending end of a ping: the next frame leaves when the last one is back."""
+
+    def __init__(self, frame_bytes: int, seconds: float) -> None:
+        super().__init__()
+        self.round_trips_ns: list[int] = []
+        self._payload = bytes(frame_bytes)
+        self._until_ns = time.perf_counter_ns() + int(seconds * 1e9)
+        self._sent_ns = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._ping()
+
+    def received(self, payloads: list[bytes]) -> None:
+        now_ns = time.perf_counter_ns()
+        self.round_trips_ns.append(now_ns - self._sent_ns)
+        if now_ns < self._until_ns:
+            self._ping()
+        else:
+            self._tcp.close()
+
+    def _ping(self) -> None:
+        self._sent_ns = time.perf_counter_ns()
+        self._tcp.write(_LENGTH.pack(len(self._payload)) + self._payload)
+
+
+async def _receive(kind: str) -> None:
+    parent, loop = await Parent.connect(), asyncio.get_running_loop()
+    end = Counter() if kind == "coalesced" else Echo()
+    server = await loop.create_server(lambda: end, HOST, 0)
+    parent.say(server.sockets[0].getsockname()[1])
+    await end.closed.wait()
+    if isinstance(end, Counter):
+        parent.say({"frames": end.frames, "seconds": time.perf_counter() - end.began_s})
+    server.close()
+
+
+async def _send_coalesced(port: int, frame_bytes: int, seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    _, flood = await loop.create_connection(lambda: Flood(frame_bytes, seconds), HOST, port)
+    await flood.closed.wait()
+
+
+async def _send_pings(port: int, frame_bytes: int, seconds: float) -> None:
+    parent, loop = await Parent.connect(), asyncio.get_running_loop()
+    _, pinger = await loop.create_connection(lambda: Pinger(frame_bytes, seconds), HOST, port)
+    await pinger.closed.wait()
+    round_trips = sorted(pinger.round_trips_ns)
+    parent.say({"p50_ms": percentile(round_trips, 50) / 1e6, "count": len(round_trips)})
+
+
+# With streams
+
+
+async def _receive_plain() -> None:
+    parent, loop = await Parent.connect(), asyncio.get_running_loop()
+    done: asyncio.Future[_Counted] = loop.create_future()
+
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        done.set_result(await _count(reader))
+        writer.close()
+
+    server = await asyncio.start_server(read, HOST, 0, limit=_BUFFER_BYTES)
+    parent.say(server.sockets[0].getsockname()[1])
+    parent.say(await done)
+    server.close()
+
+
+async def _count(reader: asyncio.StreamReader) -> _Counted:
+    frames, began_s = 0, time.perf_counter()
+    try:
+        while True:
+            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            await reader.readexactly(length)
+            frames += 1
+    except asyncio.IncompleteReadError:
+        return {"frames": frames, "seconds": time.perf_counter() - began_s}
+
+
+async def _send_plain(port: int, frame_bytes: int, seconds: float) -> None:
+    _, writer = await asyncio.open_connection(HOST, port)
+    payload, pack = bytes(frame_bytes), _LENGTH.pack
+    until_s = time.perf_counter() + seconds
+    while time.perf_counter() < until_s:
+        for _ in range(_frames_per_turn(frame_bytes)):
+            writer.write(pack(len(payload)) + payload)
+        await writer.drain()
     writer.close()
-    round_trips_ns.sort()
-    parent.say({"p50_ms": percentile(round_trips_ns, 50) / 1e6, "count": len(round_trips_ns)})
+    await writer.wait_closed()
 
 
 def _frames_per_turn(frame_bytes: int) -> int:
@@ -249,10 +294,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float)
     given = parser.parse_args()
     if given.end == "receive":
-        run(_receive(given.kind))
+        run(_receive_plain() if given.kind == "plain" else _receive(given.kind))
     else:
-        send = {"plain": _send_plain, "coalesced": _send_coalesced, "ping": _ping}[given.kind]
-        run(send(given.port, given.frame_bytes, given.seconds))
+        senders = {"coalesced": _send_coalesced, "plain": _send_plain, "ping": _send_pings}
+        run(senders[given.kind](given.port, given.frame_bytes, given.seconds))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Worker:
 
     @classmethod
     async def start(cls, module: str, *arguments: str) -> Self:
-        errors = tempfile.TemporaryFile()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when the worker stops
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, *arguments),
             stdin=asyncio.subprocess.PIPE,
@@ -57,7 +57,7 @@ class Worker:
         return json.loads(line)
 
     async def stop(self) -> None:
-        """Let the child end by itself, which the end of its input tells it to; insist if need be."""
+        """Let the child end by itself, as the end of its input tells it to; insist if need be."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -23,7 +23,9 @@ class Values:
 
     def __init__(self, event_bytes: int, run: str) -> None:
         if event_bytes < EVENT_BYTES_MIN:
-            raise BenchError(f"events of {event_bytes} bytes; at least {EVENT_BYTES_MIN} are needed")
+            raise BenchError(
+                f"events of {event_bytes} bytes; at least {EVENT_BYTES_MIN} are needed"
+            )
         self.event_bytes = event_bytes
         self._body = blake3(run.encode()).digest(length=event_bytes - _TAIL.size)
         self._guard = int.from_bytes(self._body[:8].ljust(8, b"\xa5"), "little")

@@ -24,6 +24,7 @@ from quorate.core.limits import BATCH_BYTES_MAX
 READ_BYTES = 256 * 1024
 # A batch holds a line that was read in pieces, and what came with its end.
 LINE_BYTES_MAX = BATCH_BYTES_MAX // 2
+WAITING = "Waiting for the replicas ..."
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -32,7 +33,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 def publish(
     topic: Annotated[str, typer.Argument(help="Where to publish.")],
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="[VALUE]...", help="An event each.")
+        list[str] | None, typer.Argument(metavar="VALUE", help="An event each.")
     ] = None,
     name: Annotated[
         str | None, typer.Option("--as", help="Which client to be; one that may, if left out.")
@@ -63,10 +64,12 @@ def publish(
     batches = _batches(values or [], file)
     count = 0
     with BlockingProducer(launcher.directory, who) as producer:
-        with on_stderr().status("Waiting for the replicas ..."):
+        with on_stderr().status(WAITING):
             producer.register(topic)
-        for batch in batches:
-            for receipt in _send(producer, topic, template, batch):
+        for values_at_once in batches:
+            with on_stderr().status(WAITING):
+                receipts = list(_send(producer, topic, template, values_at_once))
+            for receipt in receipts:
                 count += receipt.events
                 if not quiet:
                     typer.echo(_as_json(receipt) if as_json else _as_words(receipt, who))

@@ -50,7 +50,7 @@ def replica(
     ] = None,
     fields: Annotated[
         str | None,
-        typer.Option(help=f"For lie: what to alter of {','.join(FIELDS)}; any if left out."),
+        typer.Option(help=f"For lie: what to alter of {', '.join(FIELDS)}; any if left out."),
     ] = None,
     delay_ms: Annotated[
         float | None,
@@ -180,7 +180,7 @@ def _check_order(launcher: Launcher, names: list[str], order: Misbehave) -> None
         try:
             wrapper_for(order, cluster, launcher.replica(name).number, Random())
         except LocalProtocolError as error:
-            raise ConfigError(f"{name} cannot {order.behaviour} like that: {error}") from None
+            raise ConfigError(f"{name} cannot do that: {error}") from None
         _refuse_deaf(launcher, name)
 
 

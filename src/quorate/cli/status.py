@@ -54,7 +54,7 @@ def _print(launcher: Launcher, found: list[Standing]) -> None:
     if any(standing.is_up for standing in found):
         console.print()
         console.print(topic_table(launcher.cluster, found, width=console.width))
-    console.print(remarks(found), soft_wrap=True)
+    console.print(remarks(launcher.cluster, found), soft_wrap=True)
 
 
 def _as_json(launcher: Launcher, found: list[Standing], reports: Reports) -> dict[str, object]:

@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @app.command()
 def subscribe(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="What to listen to.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="What to listen to.")],
     name: Annotated[
         str | None, typer.Option("--as", help="Which client to be; one that may, if left out.")
     ] = None,

@@ -96,9 +96,14 @@ def topic_table(cluster: Cluster, found: Sequence[Standing], *, width: int) -> T
     return table
 
 
-def remarks(found: Sequence[Standing]) -> Group:
+def remarks(cluster: Cluster, found: Sequence[Standing]) -> Group:
     """Whatever deserves a sentence: who is down and why, who misbehaves, who is accused."""
     lines = []
+    faulty = sum(standing.health != "ok" for standing in found)
+    if faulty > cluster.f:
+        lines.append(
+            Text(f"{faulty} replicas are not well, and this cluster tolerates {cluster.f}", "red")
+        )
     for standing in found:
         if standing.health != "ok":
             verb = "is down" if not standing.is_up else "misbehaves on purpose"

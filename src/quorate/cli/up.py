@@ -125,7 +125,7 @@ def _display(cluster: Cluster) -> Iterator[_Show]:
         def show(found: Sequence[Standing]) -> None:
             table = replica_table(cluster, found, width=console.width)
             table.caption = "Ctrl-C stops all of them."
-            live.update(Group(table, remarks(found)), refresh=True)
+            live.update(Group(table, remarks(cluster, found)), refresh=True)
 
         yield show
 

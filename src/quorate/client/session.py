@@ -32,9 +32,12 @@ def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Iden
     if isinstance(identity, Identity):
         return cluster, identity
     path = Path(identity)
-    if not path.exists() and directory is not None and path.name == str(identity):
-        member = cluster.named(str(identity))
-        path = key_file(directory, member.name)
+    if directory is not None and path.name == str(identity):
+        # A name means the member, even where a file or directory happens to be called so too.
+        named = key_file(directory, path.name)
+        if named.exists() or not path.exists():
+            cluster.named(path.name)
+            path = named
     return cluster, read_identity(path)
 
 

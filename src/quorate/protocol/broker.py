@@ -66,13 +66,15 @@ class Served:
             return self.histories.broadcast if self.histories else None
         return self.reliable
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
+        """Carry out what this turn asks for. True if some of it is left for the next turn."""
         if self.reliable is not None:
             self.reliable.flush()
         if self.histories is not None:
             self.histories.flush()
-        self.scope.channel.drain()
+        has_more = self.scope.channel.drain()
         self.scope.flush_acks()
+        return has_more
 
     def forget(self, publisher: NodeId) -> None:
         if self.reliable is not None:
@@ -161,9 +163,9 @@ class Broker:
                 self._dirty[topic] = None
 
     def take(self) -> Ready:
-        for topic in self._dirty:
-            self.topics[topic].flush()
-        self._dirty.clear()
+        self._dirty = {topic: None for topic in self._dirty if self.topics[topic].flush()}
+        if self._dirty:
+            self._outbox.wake_at(self._outbox.now_us)
         return self._outbox.take()
 
     def _forget_departed(self, now_us: int) -> None:

@@ -122,12 +122,15 @@ class Channel:
             stream = Stream(taken.publisher, taken.topic, taken.lane)
             outlet.on_taken(stream, taken.through)
 
-    def drain(self) -> None:
-        """Hand to the driver what subscribers can take."""
+    def drain(self) -> bool:
+        """Hand to the driver what subscribers can take. True if there is more for next turn."""
+        has_more = False
         for outlet in list(self.outlets.values()):
             if outlet.open:
                 self.counters["expired"] += outlet.drain(self.topic.contract.expires_after_us)
+                has_more = has_more or outlet.has_more
             self._check_stalled(outlet)
+        return has_more
 
     def announce_frontiers(self) -> None:
         """Tell subscribers how far they should have heard, so that they can miss something."""

@@ -60,8 +60,12 @@ ASK_AFTER_US = 200_000
 PATIENCE_US = 15_000_000
 ASK_BATCHES_MAX = 512
 EARLY_BYTES_MAX = 32 * 1024 * 1024
+# So many streams may one replica speak of while the others know nothing of them.
+STREAMS_MAX = 256
 # So many decided batches that the lead has not sent make it a late one.
 LATE_BATCHES_MAX = 64
+# Publishers come and go: a stream on which nothing moves for so long is forgotten.
+IDLE_STREAM_US = 120_000_000
 # Replicas hear of our progress in steps of so many batches, and at every tick. What stays out
 # while later batches arrive does not count for longer than this: no gap may stop a stream.
 PROGRESS_STEP = 128
@@ -104,6 +108,8 @@ class Incoming:
         topic = subscription.topic
         protocol = "reliable" if stream.lane is Lane.HISTORIES else topic.contract.protocol
         self.stream = stream
+        # The replica that spoke of it first.
+        self.opened_by: NodeId | None = None
         self.ballot = Ballot(len(topic.members))
         # Payloads that are here before their content is decided, from which replica.
         self.early: dict[Sequence, tuple[bytes, Digest, NodeId]] = {}
@@ -136,6 +142,15 @@ class Incoming:
         self._outbox = subscription.outbox
         self._needed: int = _RULES[protocol].copies_to_deliver(topic.quorum)
         self._fifo = topic.contract.order == "fifo" and stream.lane is Lane.EVENTS
+
+    @property
+    def is_hearsay(self) -> bool:
+        """Have so few replicas spoken of this stream that they may have made it up?"""
+        return self.low is None and not self.done and not self.decided
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.ballot.open or self.decided or self.held or self.early)
 
     # Voices
 
@@ -490,12 +505,28 @@ class Subscription:
         self.late: Counter[NodeId] = Counter()
         self._destination = destination
 
+    def incoming_from(self, replica: NodeId, publisher: NodeId, lane: Lane) -> Incoming | None:
+        """The stream that a replica speaks of, unless it has made up too many already."""
+        if Stream(publisher, self.topic.id, lane) not in self.streams:
+            mine = [i for i in self.streams.values() if i.opened_by == replica and i.is_hearsay]
+            if len(mine) >= STREAMS_MAX:
+                return None
+            self.incoming(publisher, lane).opened_by = replica
+        return self.incoming(publisher, lane)
+
     def incoming(self, publisher: NodeId, lane: Lane) -> Incoming:
         stream = Stream(publisher, self.topic.id, lane)
         incoming = self.streams.get(stream)
         if incoming is None:
             incoming = self.streams[stream] = self._destination.make_incoming(stream, self)
+            incoming.moved_at_us = self.outbox.now_us
         return incoming
+
+    def forget_idle_streams(self, now_us: int) -> None:
+        for stream, incoming in list(self.streams.items()):
+            limit_us = PATIENCE_US if incoming.is_hearsay else IDLE_STREAM_US
+            if incoming.is_idle and now_us - incoming.moved_at_us > limit_us:
+                del self.streams[stream]
 
     def deliver(self, delivery: Delivery) -> None:
         if delivery.stream.lane is Lane.EVENTS:
@@ -605,6 +636,7 @@ class Destination:
         for subscription in self._subscriptions.values():
             for incoming in list(subscription.streams.values()):
                 incoming.tick(now_us)
+            subscription.forget_idle_streams(now_us)
 
     def connected(self, peer: NodeId) -> None:
         self._connected.add(peer)
@@ -709,8 +741,9 @@ class Destination:
         if sender not in subscription.topic.index or member_of(publisher) not in self._publishers:
             self._outbox.report(sender, "forgery", f"a stream of unknown publisher {publisher}")
             return None
-        incoming = subscription.incoming(publisher, lane)
-        self._touched[incoming] = None
+        incoming = subscription.incoming_from(sender, publisher, lane)
+        if incoming is not None:
+            self._touched[incoming] = None
         return incoming
 
     def _first_lead(self, topic: Topic) -> NodeId:

@@ -20,6 +20,7 @@ from quorate.core.messages import (
     Ack,
     Echo,
     Forward,
+    Frontier,
     Link,
     Message,
     Publish,
@@ -182,6 +183,12 @@ def _wrong_first(message: Message, _: int) -> Message:
     return msgspec.structs.replace(message, first=message.first + 1)
 
 
+def _wrong_frontier(message: Message, how: int) -> Message:
+    assert isinstance(message, Frontier)
+    lowest, highest = message.lowest + 1 + how, message.highest + 1 + how
+    return msgspec.structs.replace(message, lowest=lowest, highest=highest)
+
+
 def _wrong_ack(message: Message, how: int) -> Message:
     assert isinstance(message, Ack)
     return msgspec.structs.replace(message, through=message.through + 1 + how)
@@ -204,6 +211,7 @@ _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
         (kind, "sequence"): _wrong_first
         for kind in (Publish, Forward, Link, Vouch, Echo, ReadyVote)
     },
+    (Frontier, "sequence"): _wrong_frontier,
     (Ack, "sequence"): _wrong_ack,
     (Reply, "reply"): _wrong_reply,
     (Link, "authenticators"): _no_authenticators,

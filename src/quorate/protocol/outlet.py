@@ -129,6 +129,7 @@ class Outlet:
         self.filter = wanted
         # Whether the subscriber's link takes more.
         self.open = True
+        self.has_more = False
         self.events = 0
         self.moved_at_us = outbox.now_us
         self._lines: dict[Stream, Line] = {}
@@ -191,7 +192,10 @@ class Outlet:
             self.moved_at_us = self._outbox.now_us
 
     def drain(self, expires_after_us: int) -> int:
-        """Send what the subscriber can take, urgent first. Returns how many events expired."""
+        """Send what the subscriber can take, urgent first. Returns how many events expired.
+
+        What one turn may not send any more, `has_more` says to come back for.
+        """
         room, expired = DRAIN_BYTES_MAX, 0
         for urgent in (True, False):
             for line in self._lines.values():
@@ -204,8 +208,7 @@ class Outlet:
                     else:
                         room -= self._send(line, run)
         self._send_omitted()
-        if room <= 0:
-            self._outbox.wake_at(self._outbox.now_us)
+        self.has_more = room <= 0
         return expired
 
     def announce_frontiers(self) -> None:

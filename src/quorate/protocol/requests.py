@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quorate.core.filter import Filter
-from quorate.core.ids import NodeId
+from quorate.core.ids import NodeId, TopicId
 from quorate.core.messages import Operation, Reply, Request
 from quorate.protocol.machine import Answered
 from quorate.protocol.outbox import Outbox
@@ -20,6 +20,8 @@ from quorate.protocol.topic import Topic
 from quorate.protocol.voting import ReplyVoter
 
 REPEAT_AFTER_US = 500_000
+# What a replica that was away need not hear: it gave everything back when the link broke.
+_GIVING_BACK = (Operation.UNREGISTER, Operation.UNSUBSCRIBE)
 
 
 @dataclass(slots=True)
@@ -33,7 +35,15 @@ class Standing:
     voter: ReplyVoter
     lead: NodeId | None = None
     answered: bool = False
+    refused: bool = False
+    # A later request about the same topic holds in its place: it must not be repeated.
+    superseded: bool = False
     repeat_at_us: int = 0
+
+    @property
+    def is_about(self) -> tuple[TopicId, int]:
+        """Registering is about the same as unregistering, and subscribing as unsubscribing."""
+        return self.topic.id, self.operation // 2
 
     def request(self, replica: NodeId) -> Request:
         return Request(
@@ -69,6 +79,8 @@ class Requests:
             ReplyVoter(topic.members, needed), lead,
         )  # fmt: skip
         self._next_number += 1
+        for earlier in self._standing.values():
+            earlier.superseded |= earlier.is_about == standing.is_about
         self._standing[standing.number] = standing
         self.repeat(standing)
         return standing
@@ -87,15 +99,15 @@ class Requests:
             return
         answer = standing.voter.add(replica, reply.sentence)
         if answer is not None and not standing.answered:
-            standing.answered = True
+            standing.answered, standing.refused = True, bool(answer)
             self._outbox.deliver(Answered(standing.number, answer))
-            if answer:
+            if answer or standing.operation in _GIVING_BACK:
                 self.withdraw(standing)
 
     def connected(self, replica: NodeId) -> None:
         """A replica that crashed has forgotten us: say again what holds."""
         for standing in self._standing.values():
-            if replica in standing.topic.index:
+            if replica in standing.topic.index and not standing.superseded:
                 self._outbox.send(replica, standing.request(replica))
 
     def tick(self) -> None:
@@ -103,7 +115,7 @@ class Requests:
         now_us = self._outbox.now_us
         for standing in self._standing.values():
             silent = set(standing.topic.members) - set(standing.voter.replies)
-            if silent and standing.repeat_at_us <= now_us:
+            if silent and standing.repeat_at_us <= now_us and not standing.superseded:
                 standing.repeat_at_us = now_us + REPEAT_AFTER_US
                 for replica in sorted(silent):
                     self._outbox.send(replica, standing.request(replica))

@@ -402,7 +402,7 @@ class Source:
         self._connected: set[NodeId] = set()
         self._stuck: set[NodeId] = set()
         # Where the streams of topics that were given back would go on.
-        self._next: dict[TopicId, Sequence] = {}
+        self._next: dict[Stream, Sequence] = {}
         # How many bytes each replica has had in this turn of what it asked for.
         self._supplied: Counter[NodeId] = Counter()
         self._next_tick_us = 0
@@ -413,10 +413,11 @@ class Source:
         """Ask to publish on a topic; the number comes back in an `Answered`."""
         topic = self._topic(name)
         standing = self._registered.get(topic.id)
-        if standing is None:
+        if standing is None or standing.refused:
             standing = self._requests.ask(topic, Operation.REGISTER)
             self._registered[topic.id] = standing
-            self._open(topic)
+            if topic.id not in self._streams:
+                self._open(topic)
         return standing.number
 
     def unregister(self, name: str) -> int:
@@ -424,6 +425,10 @@ class Source:
         standing = self._registered.pop(topic.id, None)
         if standing is not None:
             self._requests.withdraw(standing)
+        for lane in Lane:
+            outgoing = self._outgoing(topic.id, lane)
+            if outgoing is not None:
+                self._next[outgoing.stream] = outgoing.next
         self._streams.pop(topic.id, None)
         self._histories.pop(topic.id, None)
         return self._requests.ask(topic, Operation.UNREGISTER).number
@@ -552,15 +557,17 @@ class Source:
 
     def _open(self, topic: Topic) -> None:
         stream = Stream(self.me, topic.id)
+        first = self._next.get(stream, self._session)
         outgoing: Outgoing
         if topic.contract.protocol == "chain":
-            outgoing = ChainOutgoing(topic, stream, self._session, self._outbox, self._macs)
+            outgoing = ChainOutgoing(topic, stream, first, self._outbox, self._macs)
         else:
-            outgoing = Outgoing(topic, stream, self._session, self._outbox)
+            outgoing = Outgoing(topic, stream, first, self._outbox)
         self._streams[topic.id] = outgoing
         if topic.contract.history_every:
             lane = stream._replace(lane=Lane.HISTORIES)
-            own = Outgoing(topic, lane, self._session, self._outbox)
+            first = self._next.get(lane, self._session)
+            own = Outgoing(topic, lane, first, self._outbox)
             self._histories[topic.id] = Histories(outgoing, own, topic.contract.history_every)
 
     def _all_streams(self) -> Iterator[Outgoing]:

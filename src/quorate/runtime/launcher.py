@@ -128,8 +128,9 @@ class Launcher:
     def pid(self, name: str) -> int | None:
         """The process of this replica, if it runs."""
         child = self._children.get(name)
-        if child is not None:
-            return child.pid if child.poll() is None else None
+        if child is not None and child.poll() is None:
+            return child.pid
+        # Ours has ended, if there was one; another terminal may have started it again.
         try:
             pid = int(self._file(name, "pid").read_text())
         except (OSError, ValueError):

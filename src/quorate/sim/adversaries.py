@@ -11,7 +11,7 @@ from random import Random
 from typing import TypeAlias
 
 from quorate.core.ids import Lane, NodeId
-from quorate.core.messages import Link, Publish
+from quorate.core.messages import Forward, Link, Message, Omitted, Publish, Vouch
 from quorate.protocol import misbehaviour
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Drop, Equivocate, Lie, Parts, Replay, Silence, Slow
@@ -52,8 +52,30 @@ def _replay(draw: Random, *_: object) -> Rewrite:
     return Replay(draw, 50)
 
 
+def _disown(*_: object) -> Rewrite:
+    return Disown()
+
+
 def _lie_about(field: str) -> Make:
     return lambda draw, *_: Lie(draw, draw.choice((20, 100)), [field])
+
+
+class Disown:
+    """Say of everything that is due to a subscriber that it will not be sent."""
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [(node, self._disowned(message)) for node, message in ready.send]
+        return [(0, ready)]
+
+    @staticmethod
+    def _disowned(message: Message) -> Message:
+        if isinstance(message, Forward):
+            stream = (message.publisher, message.topic, message.lane)
+            return Omitted(*stream, message.first, len(message.payloads))
+        if isinstance(message, Vouch):
+            stream = (message.publisher, message.topic, message.lane)
+            return Omitted(*stream, message.first, len(message.digests))
+        return message
 
 
 class Withhold:
@@ -111,6 +133,7 @@ REPLICAS: Mapping[str, Make] = {
     **{f"lie-{field}": _lie_about(field) for field in misbehaviour.FIELDS},
     "equivocate": _equivocate,
     "replay": _replay,
+    "disown": _disown,
     TWINS: _twin,
 }
 SOURCES: Mapping[str, Make] = {

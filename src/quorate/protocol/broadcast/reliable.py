@@ -23,8 +23,9 @@ Invariants:
 - totality: if one correct destination delivers, f + 1 correct replicas sent READY, so that
   all correct replicas do, and every correct destination delivers;
 - what is kept is bounded: per stream, the source and each replica open at most
-  `WINDOW_BATCHES` instances whose payloads take at most `OPEN_BYTES_MAX`, and as many closed
-  ones are remembered by their digests.
+  `WINDOW_BATCHES` instances, and as many closed ones are remembered by their digests; all
+  sessions of a member together open at most `OPEN_BATCHES_MAX`, whose payloads take at most
+  `OPEN_BYTES_MAX`; and a replica may speak of `STREAMS_MAX` streams of which nobody else does.
 """
 
 from collections import Counter
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TypeAlias
 
-from quorate.core.ids import Digest, NodeId, Sequence, Stream
+from quorate.core.ids import Digest, MemberId, NodeId, Sequence, Stream, member_of
 from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Echo, Fetch, Publish, ReadyVote, Status, Supply, Vouch
 from quorate.core.quorum import Quorum
@@ -48,6 +49,11 @@ PAYLOAD_PATIENCE_US = 100_000
 ABANDON_AFTER_US = 60_000_000
 REPEAT_BATCHES_MAX = 256
 OPEN_BYTES_MAX = 32 * 1024 * 1024
+OPEN_BATCHES_MAX = 4 * WINDOW_BATCHES
+STREAMS_MAX = 256
+
+# Who opened an instance or a stream: a replica by its position, or the source.
+_SOURCE = -1
 
 Vote: TypeAlias = Echo | ReadyVote | Vouch
 
@@ -101,25 +107,44 @@ class Instance:
         self.repeat_at_us = now_us + REPEAT_AFTER_US
 
 
+class Share:
+    """What all sessions of one member together have open."""
+
+    __slots__ = ("batches", "bytes")
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.bytes = 0
+
+
 class Progress:
     """All instances of one stream, open and recently closed."""
 
-    __slots__ = ("ask", "bytes", "closed", "echo", "open", "opened", "ready", "vouch")
+    __slots__ = (
+        "ask",
+        "closed",
+        "echo",
+        "open",
+        "opened",
+        "opened_by",
+        "ready",
+        "share",
+        "vouch",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, opened_by: int, share: Share) -> None:
+        # A replica, as long as the source has not spoken and no quorum either.
+        self.opened_by = opened_by
+        self.share = share
         self.open: dict[Sequence, Instance] = {}
         self.closed: dict[Sequence, Digest] = {}
         # How many open instances the source (-1) and each replica opened.
         self.opened: Counter[int] = Counter()
-        self.bytes = 0
         # What this turn has to say.
         self.echo: list[tuple[Sequence, Digest]] = []
         self.ready: list[tuple[Sequence, Digest]] = []
         self.vouch: list[tuple[Sequence, Instance]] = []
         self.ask: dict[NodeId, list[Sequence]] = {}
-
-
-_SOURCE = -1
 
 
 class Replica:
@@ -143,6 +168,7 @@ class Replica:
         self._admits = admits
         self._on_closed = on_closed
         self._streams: dict[Stream, Progress] = {}
+        self._shares: dict[MemberId, Share] = {}
         self._touched: dict[Stream, None] = {}
 
     @property
@@ -156,7 +182,8 @@ class Replica:
         if scope.channel.is_full(stream):
             scope.acknowledge(stream, Status.WAIT)
             return
-        progress = self._progress(stream)
+        progress = self._progress(stream, _SOURCE)
+        progress.opened_by = _SOURCE
         for offset, payload in enumerate(publish.payloads):
             sequence = publish.first + offset
             if sequence in progress.closed or not intake.is_new(sequence):
@@ -164,15 +191,17 @@ class Replica:
                 scope.acknowledge(stream)
                 continue
             instance = self._instance(progress, sequence, _SOURCE)
-            room = progress.bytes + len(payload) <= OPEN_BYTES_MAX
+            room = progress.share.bytes + len(payload) <= OPEN_BYTES_MAX
             if instance is not None and instance.payload is None and room:
                 instance.urgent = publish.urgent
                 self._hold(progress, instance, payload, digest(payload))
                 self._take_in(stream, progress, sequence, instance)
 
     def on_echo(self, replica: NodeId, echo: Echo) -> None:
-        stream, progress = self._votes_for(echo)
         position = self._index[replica]
+        stream, progress = self._votes_for(echo, position)
+        if progress is None:
+            return
         bit, needed = 1 << position, self._quorum.intersecting
         sequence = echo.first - 1
         for content in echo.digests:
@@ -191,8 +220,10 @@ class Replica:
 
     def on_ready(self, replica: NodeId, vote: ReadyVote | Vouch) -> None:
         """READY, as it is first sent or, as a `Vouch`, repeated because we asked."""
-        stream, progress = self._votes_for(vote)
         position = self._index[replica]
+        stream, progress = self._votes_for(vote, position)
+        if progress is None:
+            return
         bit = 1 << position
         sequence = vote.first - 1
         for content in vote.digests:
@@ -224,20 +255,25 @@ class Replica:
     def forget(self, publisher: NodeId) -> None:
         """This publisher is gone for good."""
         for stream in [s for s in self._streams if s.publisher == publisher]:
-            del self._streams[stream]
+            progress = self._streams.pop(stream)
             self._touched.pop(stream, None)
+            for sequence, instance in list(progress.open.items()):
+                self._forget(progress, sequence, instance)
 
     def reconsider(self, stream: Stream) -> None:
         """What `admits` refused for now may be admitted by now."""
         progress = self._streams.get(stream)
         for sequence, instance in list(progress.open.items()) if progress else ():
-            if instance.payload is not None and instance.echoed is None:
-                self._take_in(stream, self._progress(stream), sequence, instance)
+            if progress and instance.payload is not None and instance.echoed is None:
+                self._take_in(stream, progress, sequence, instance)
 
     def tick(self) -> None:
         """Repeat what stays open, forget what nobody will ever complete."""
         now_us = self._scope.outbox.now_us
-        for stream, progress in self._streams.items():
+        for stream, progress in list(self._streams.items()):
+            if progress.opened_by != _SOURCE and not progress.open:
+                del self._streams[stream]
+                self._touched.pop(stream, None)
             due = [s for s, i in progress.open.items() if i.repeat_at_us <= now_us]
             for sequence in due[:REPEAT_BATCHES_MAX]:
                 instance = progress.open[sequence]
@@ -334,6 +370,7 @@ class Replica:
         if sequence not in progress.open:
             return
         self._forget(progress, sequence, instance)
+        progress.opened_by = _SOURCE
         progress.closed[sequence] = content
         if len(progress.closed) >= 2 * WINDOW_BATCHES:
             progress.closed = dict(islice(progress.closed.items(), WINDOW_BATCHES, None))
@@ -352,15 +389,21 @@ class Replica:
 
     # Bookkeeping
 
-    def _progress(self, stream: Stream) -> Progress:
+    def _progress(self, stream: Stream, opener: int) -> Progress:
         progress = self._streams.get(stream)
         if progress is None:
-            progress = self._streams[stream] = Progress()
+            share = self._shares.setdefault(member_of(stream.publisher), Share())
+            progress = self._streams[stream] = Progress(opener, share)
         return progress
 
-    def _votes_for(self, vote: Vote) -> tuple[Stream, Progress]:
+    def _votes_for(self, vote: Vote, position: int) -> tuple[Stream, Progress | None]:
+        """The stream that a replica votes on, unless it has made up too many already."""
         stream = Stream(vote.publisher, vote.topic, vote.lane)
-        return stream, self._progress(stream)
+        if stream not in self._streams:
+            alone = sum(progress.opened_by == position for progress in self._streams.values())
+            if alone >= STREAMS_MAX:
+                return stream, None
+        return stream, self._progress(stream, position)
 
     def _instance(self, progress: Progress, sequence: Sequence, opener: int) -> Instance | None:
         """The open instance, or a new one as long as its opener has few others open."""
@@ -369,23 +412,28 @@ class Replica:
             return instance
         if sequence in progress.closed or progress.opened[opener] >= WINDOW_BATCHES:
             return None
+        if opener == _SOURCE:
+            if progress.share.batches >= OPEN_BATCHES_MAX:
+                return None
+            progress.share.batches += 1
         progress.opened[opener] += 1
         instance = progress.open[sequence] = Instance(opener, self._scope.outbox.now_us)
         return instance
 
     def _forget(self, progress: Progress, sequence: Sequence, instance: Instance) -> None:
         progress.opened[instance.opened_by] -= 1
-        progress.bytes -= len(instance.payload or b"")
+        progress.share.batches -= instance.opened_by == _SOURCE
+        progress.share.bytes -= len(instance.payload or b"")
         del progress.open[sequence]
 
     def _hold(
         self, progress: Progress, instance: Instance, payload: bytes, content: Digest
     ) -> None:
-        progress.bytes += len(payload) - len(instance.payload or b"")
+        progress.share.bytes += len(payload) - len(instance.payload or b"")
         instance.payload, instance.content = payload, content
 
     def _drop_payload(self, progress: Progress, instance: Instance) -> None:
-        progress.bytes -= len(instance.payload or b"")
+        progress.share.bytes -= len(instance.payload or b"")
         instance.payload = instance.content = None
 
     def _may_echo(self, stream: Stream, sequence: Sequence, payload: bytes) -> bool:

@@ -1,0 +1,221 @@
+"""Running experiments: a cluster, two clients, a fault, and the raw pipe before and after.
+
+The order is: pipe, cluster up, clients ready, fault, warm-up, window, drain, cluster down, pipe.
+The pipe never runs while a cluster does, and a pipe between two experiments with frames of the
+same size serves both.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from statistics import median
+
+import msgspec
+
+from quorate.bench import clients
+from quorate.bench.clients import Published, Received, Task, Window
+from quorate.bench.clusters import memory_mb_max, running_cluster, suffering
+from quorate.bench.experiments import CRASH, ONE_IN_FLIGHT, Experiment
+from quorate.bench.pipe import PipeRate, measure_rate, measure_round_trip_ms
+from quorate.bench.processes import Worker
+from quorate.bench.rows import Row, failed_row, merged, setting, with_costs
+from quorate.core.errors import QuorateError
+from quorate.runtime.launcher import Launcher
+
+# Two crashes and recoveries.
+CRASH_SECONDS_MIN = 6.0
+ANSWER_SECONDS_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long each part of an experiment takes."""
+
+    warm_up_s: float
+    window_s: float
+    pipe_s: float
+
+    @staticmethod
+    def of(window_s: float) -> "Timing":
+        return Timing(
+            warm_up_s=max(0.3, min(1.0, window_s / 3)),
+            window_s=window_s,
+            pipe_s=max(0.3, min(1.0, window_s / 4)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the parts of one run said."""
+
+    task: Task
+    window: Window
+    published: Published
+    received: Received
+    memory_mb_max: float
+
+
+async def run_all(
+    plan: Sequence[Experiment],
+    timing: Timing,
+    *,
+    repeat: int = 1,
+    tell: Callable[[Experiment], None] = lambda _: None,
+) -> list[Row]:
+    """Run every experiment so many times, in rounds, so that all see the same weather."""
+    yardstick = Yardstick(timing.pipe_s)
+    runs: dict[Experiment, list[Row]] = {experiment: [] for experiment in plan}
+    for _ in range(repeat):
+        for experiment in plan:
+            tell(experiment)
+            runs[experiment].append(await _attempt(experiment, timing, yardstick))
+    return with_costs(merged(rows) for rows in runs.values())
+
+
+class Yardstick:
+    """The raw pipe at the frame sizes of a run."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last: PipeRate | None = None
+        self._plain: dict[int, float] = {}
+
+    async def before(self, frame_bytes: int) -> PipeRate:
+        """The last measurement, if nothing but an experiment's end came before it."""
+        if self._last is not None and self._last.frame_bytes == frame_bytes:
+            return self._last
+        return await self.after(frame_bytes)
+
+    async def after(self, frame_bytes: int) -> PipeRate:
+        self._last = await measure_rate(frame_bytes, self._seconds)
+        return self._last
+
+    async def plain_frames_per_s(self, frame_bytes: int) -> float:
+        """The pipe that most programs would write: once per frame size is enough."""
+        if frame_bytes not in self._plain:
+            rate = await measure_rate(frame_bytes, self._seconds, "plain")
+            self._plain[frame_bytes] = rate.frames_per_s
+        return self._plain[frame_bytes]
+
+    async def round_trip_ms(self, frame_bytes: int) -> float:
+        return await measure_round_trip_ms(frame_bytes, self._seconds)
+
+
+async def _attempt(experiment: Experiment, timing: Timing, yardstick: Yardstick) -> Row:
+    """A benchmark of an hour does not end because one experiment fails: its row says why."""
+    try:
+        return await _measure(experiment, timing, yardstick)
+    except QuorateError as error:
+        return failed_row(experiment, str(error))
+
+
+async def _measure(experiment: Experiment, timing: Timing, yardstick: Yardstick) -> Row:
+    frame_bytes = clients.frame_bytes(experiment.events_per_batch, experiment.event_bytes)
+    plain = await yardstick.plain_frames_per_s(frame_bytes)
+    one_in_flight = experiment.name == ONE_IN_FLIGHT
+    round_trip_ms = await yardstick.round_trip_ms(frame_bytes) if one_in_flight else None
+    before = await yardstick.before(frame_bytes)
+    found = await _run(experiment, timing)
+    after = await yardstick.after(frame_bytes)
+    pipe = PipeRate(frame_bytes, median([before.frames_per_s, after.frames_per_s]))
+    return _row(experiment, found, pipe, plain, round_trip_ms)
+
+
+async def _run(experiment: Experiment, timing: Timing) -> Found:
+    async with AsyncExitStack() as stack:
+        launcher = await stack.enter_async_context(running_cluster(experiment))
+        task = Task(
+            cluster=str(launcher.directory),
+            run=secrets.token_hex(8),
+            topics=list(launcher.cluster.topics),
+            events_per_batch=experiment.events_per_batch,
+            event_bytes=experiment.event_bytes,
+            in_flight=experiment.in_flight,
+        )
+        subscriber, publisher = await _ready(stack, task)
+        window = await _publish(experiment, timing, launcher, subscriber, publisher)
+        published = await publisher.hear(ANSWER_SECONDS_MAX)
+        subscriber.say(published["receipts"])
+        received = await subscriber.hear(ANSWER_SECONDS_MAX)
+        memory_mb = await memory_mb_max(launcher)
+    return Found(
+        task, window, msgspec.convert(published, Published), msgspec.convert(received, Received),
+        memory_mb,
+    )  # fmt: skip
+
+
+async def _ready(stack: AsyncExitStack, task: Task) -> tuple[Worker, Worker]:
+    """Start both clients, and wait until both may begin."""
+    described = msgspec.json.encode(task).decode()
+    workers = []
+    for role in ("subscribe", "publish"):
+        worker = await Worker.start("quorate.bench.clients", role, described)
+        stack.push_async_callback(worker.stop)
+        workers.append(worker)
+    for worker in workers:
+        await worker.hear(ANSWER_SECONDS_MAX)
+    return workers[0], workers[1]
+
+
+async def _publish(
+    experiment: Experiment,
+    timing: Timing,
+    launcher: Launcher,
+    subscriber: Worker,
+    publisher: Worker,
+) -> Window:
+    """Warm up, and let the window pass."""
+    window_s = timing.window_s
+    if experiment.fault == CRASH:
+        window_s = max(window_s, CRASH_SECONDS_MIN)
+    async with suffering(experiment, launcher):
+        began_ns = time.monotonic_ns() + int(timing.warm_up_s * 1e9)
+        window = Window(began_ns, began_ns + int(window_s * 1e9))
+        subscriber.say(msgspec.to_builtins(window))
+        publisher.say("go")
+        await asyncio.sleep(timing.warm_up_s + window_s)
+        publisher.say("stop")
+    return window
+
+
+def _row(
+    experiment: Experiment,
+    found: Found,
+    pipe: PipeRate,
+    plain_frames_per_s: float,
+    round_trip_ms: float | None,
+) -> Row:
+    published, received, count = found.published, found.received, experiment.events_per_batch
+    events_per_s = received.events_in_window / found.window.seconds
+    batches_per_s, latencies = events_per_s / count, received.latencies
+    return Row(
+        **setting(experiment),
+        events_per_s=events_per_s,
+        mb_per_s=batches_per_s * pipe.frame_bytes / 1e6,
+        pipe_frames_per_s=pipe.frames_per_s,
+        pipe_mb_per_s=pipe.mb_per_s,
+        plain_pipe_frames_per_s=plain_frames_per_s,
+        # Frames per second over frames per second; with frames of one size, megabytes too.
+        ratio_to_pipe=None if round_trip_ms else batches_per_s / pipe.frames_per_s,
+        pipe_round_trip_ms=round_trip_ms,
+        p50_round_trips=latencies.p50_ms / round_trip_ms if round_trip_ms else None,
+        frame_bytes=pipe.frame_bytes,
+        seconds=found.window.seconds,
+        p50_ms=latencies.p50_ms,
+        p99_ms=latencies.p99_ms,
+        mean_ms=latencies.mean_ms,
+        deviation_ms=latencies.deviation_ms,
+        latency_quantiles_ms=latencies.quantiles_ms,
+        receipt_p50_ms=published.receipt.p50_ms,
+        memory_mb_max=found.memory_mb_max,
+        published=published.receipts * count,
+        unacknowledged=published.failures * count,
+        delivered=received.batches * count,
+        lost=max(0, published.receipts - received.batches) * count,
+        forged=received.forged * count,
+        duplicated=received.duplicated * count,
+        spread=(events_per_s, events_per_s),
+    )

@@ -1,0 +1,278 @@
+"""The two clients of an experiment, each a process of its own: one publisher, one subscriber.
+
+They use what any program uses, `Producer` and `Consumer`. Parent and child talk in lines
+(`quorate.bench.processes`), in this order:
+
+    publisher    says "ready" once it may publish on every topic; hears "go"; publishes until it
+                 hears "stop"; says how much of it has a receipt
+    subscriber   says "ready" once its subscriptions are in force; hears which window of time to
+                 measure; hears how much there is to receive; says what arrived
+"""
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import cycle
+from typing import Any
+
+import msgspec
+
+from quorate.bench.latencies import Latencies, summarise
+from quorate.bench.processes import Parent
+from quorate.bench.values import Values
+from quorate.client import Consumer, Producer, Receipt
+from quorate.core import batch
+from quorate.core.errors import QuorateError
+from quorate.core.ids import topic_id
+from quorate.protocol.machine import Delivery
+from quorate.runtime.loop import run
+
+RECEIPT_SECONDS_MAX = 15.0
+# After so long without anything new, what is missing is lost.
+DRAIN_SECONDS_MAX = 5.0
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What both clients know of their experiment."""
+
+    cluster: str
+    run: str
+    topics: list[str]
+    events_per_batch: int
+    event_bytes: int
+    in_flight: int
+
+
+class Published(msgspec.Struct, frozen=True):
+    """How the publisher fared; receipts and failures are counted in batches."""
+
+    receipts: int
+    failures: int
+    receipt: Latencies
+
+
+class Window(msgspec.Struct, frozen=True):
+    """When to measure, on the clock that all processes of a machine share."""
+
+    began_ns: int
+    ended_ns: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended_ns - self.began_ns) / 1e9
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """What the subscriber got: events of the window, and batches of the whole run."""
+
+    events_in_window: int
+    latencies: Latencies
+    batches: int
+    forged: int
+    duplicated: int
+
+
+def frame_bytes(events_per_batch: int, event_bytes: int) -> int:
+    """The size of such a batch on the wire."""
+    return len(_encode([bytes(event_bytes)] * events_per_batch))
+
+
+# Publishing
+
+
+class Publisher:
+    """Publishes as fast as receipts come in, never with more than so many batches in flight."""
+
+    def __init__(self, producer: Producer, task: Task) -> None:
+        self.stopped = False
+        self.receipts = 0
+        self.failures = 0
+        self.receipts_ns: list[int] = []
+        self._producer = producer
+        self._task = task
+        self._values = Values(task.event_bytes, task.run)
+        self._pending: deque[tuple[int, asyncio.Future[Receipt]]] = deque()
+
+    async def publish(self) -> None:
+        counter = -1
+        for topic in cycle(self._task.topics):
+            counter += topic == self._task.topics[0]
+            if self.stopped:
+                break
+            if len(self._pending) >= self._task.in_flight:
+                await self._oldest()
+            stamp_ns = time.monotonic_ns()
+            future = await self._submit(topic, self._values.make(counter, stamp_ns))
+            self._pending.append((stamp_ns, future))
+        while self._pending:
+            await self._oldest()
+
+    async def _submit(self, topic: str, value: bytes) -> "asyncio.Future[Receipt]":
+        count = self._task.events_per_batch
+        if count == 1:
+            return await self._producer.submit(topic, value)
+        return await self._producer.submit_payload(topic, _encode([value] * count), count)
+
+    async def _oldest(self) -> None:
+        """Wait for the oldest receipt, and take all others that are there too."""
+        pending = self._pending
+        with suppress(QuorateError):
+            await pending[0][1]
+        now_ns = time.monotonic_ns()
+        while pending and pending[0][1].done():
+            stamp_ns, future = pending.popleft()
+            if future.exception() is None:
+                self.receipts += 1
+                self.receipts_ns.append(now_ns - stamp_ns)
+            else:
+                self.failures += 1
+
+
+async def publish(task: Task) -> None:
+    parent = await Parent.connect()
+    options: dict[str, Any] = {"batch_events": 1, "timeout_s": RECEIPT_SECONDS_MAX}
+    async with Producer(task.cluster, "alice", **options) as producer:
+        for topic in task.topics:
+            await producer.register(topic)
+        parent.say("ready")
+        await parent.hear()
+        publisher = Publisher(producer, task)
+        publishing = asyncio.create_task(publisher.publish())
+        await parent.hear()
+        publisher.stopped = True
+        await publishing
+        found = Published(publisher.receipts, publisher.failures, summarise(publisher.receipts_ns))
+        parent.say(msgspec.to_builtins(found))
+
+
+# Subscribing
+
+
+class Counters:
+    """Which counters of one topic have been seen: all below a number, and a few beyond it."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._beyond: set[int] = set()
+
+    def is_new(self, counter: int) -> bool:
+        """Whether this counter is seen for the first time; from now on it has been."""
+        if counter < self._next or counter in self._beyond:
+            return False
+        self._beyond.add(counter)
+        while self._next in self._beyond:
+            self._beyond.remove(self._next)
+            self._next += 1
+        return True
+
+
+class Tally:
+    """Everything that reaches the subscriber, checked and timed."""
+
+    def __init__(self, task: Task) -> None:
+        self.batches = 0
+        self.forged = 0
+        self.duplicated = 0
+        self.news = asyncio.Event()
+        self._count = task.events_per_batch
+        self._values = Values(task.event_bytes, task.run)
+        self._seen = {topic_id(topic): Counters() for topic in task.topics}
+        self._first_sequence: dict[int, int] = {}
+        self._arrivals_ns: list[int] = []
+        self._latencies_ns: list[int] = []
+
+    def add(self, now_ns: int, delivery: Delivery, count: int) -> None:
+        found = self._read(delivery, count)
+        if found is None:
+            self.forged += 1
+            return
+        counter, stamp_ns = found
+        if not self._seen[delivery.stream.topic].is_new(counter):
+            self.duplicated += 1
+            return
+        self.batches += 1
+        self._arrivals_ns.append(now_ns)
+        self._latencies_ns.append(now_ns - stamp_ns)
+
+    def received(self, window: Window) -> Received:
+        latencies_ns = list(self._inside(window))
+        return Received(
+            events_in_window=len(latencies_ns) * self._count,
+            latencies=summarise(latencies_ns),
+            batches=self.batches,
+            forged=self.forged,
+            duplicated=self.duplicated,
+        )
+
+    def _read(self, delivery: Delivery, count: int) -> tuple[int, int] | None:
+        """Counter and stamp, if every event is what the publisher made and in its place."""
+        event_bytes, payload = self._values.event_bytes, delivery.payload
+        value = payload[-event_bytes:]
+        if count != self._count or (count > 1 and payload[-event_bytes * count :] != value * count):
+            return None
+        found = self._values.read(value)
+        if found is None or delivery.stream.topic not in self._seen:
+            return None
+        first = self._first_sequence.setdefault(delivery.stream.topic, delivery.sequence - found[0])
+        return found if delivery.sequence - found[0] == first else None
+
+    def _inside(self, window: Window) -> Iterator[int]:
+        began_ns, ended_ns = window.began_ns, window.ended_ns
+        for arrived_ns, latency_ns in zip(self._arrivals_ns, self._latencies_ns, strict=True):
+            if began_ns <= arrived_ns < ended_ns:
+                yield latency_ns
+
+
+async def subscribe(task: Task) -> None:
+    parent = await Parent.connect()
+    async with Consumer(task.cluster, "bob") as consumer:
+        consumer.subscribe(task.topics)
+        await consumer.subscribed()
+        tally = Tally(task)
+        reading = asyncio.create_task(_read_into(tally, consumer))
+        parent.say("ready")
+        window = msgspec.convert(await parent.hear(), Window)
+        expected: int = await parent.hear() or 0
+        await _drain(tally, expected)
+        reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await reading
+        parent.say(msgspec.to_builtins(tally.received(window)))
+
+
+async def _read_into(tally: Tally, consumer: Consumer) -> None:
+    while True:
+        deliveries = await consumer.poll_batches()
+        now_ns = time.monotonic_ns()
+        for delivery, opened in deliveries:
+            tally.add(now_ns, delivery, opened.count)
+        tally.news.set()
+
+
+async def _drain(tally: Tally, expected: int) -> None:
+    """Wait for what has a receipt, as long as there is still something coming."""
+    while tally.batches < expected:
+        tally.news.clear()
+        try:
+            await asyncio.wait_for(tally.news.wait(), DRAIN_SECONDS_MAX)
+        except TimeoutError:
+            return
+
+
+def _encode(values: list[bytes]) -> bytes:
+    now_us = time.time_ns() // 1000
+    if len(values) == 1:
+        return batch.encode_one(None, values[0], (), now_us, False)
+    return batch.encode_values(values, now_us)
+
+
+def main() -> None:
+    role, task = sys.argv[1], msgspec.json.decode(sys.argv[2], type=Task)
+    run(publish(task) if role == "publish" else subscribe(task))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""A cluster for one experiment: made, started, made to suffer, and taken away again."""
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from quorate.bench.experiments import ALTERING, CRASH, DROPPING, Experiment
+from quorate.bench.processes import BenchError
+from quorate.client import Admin
+from quorate.core.errors import ConfigError
+from quorate.runtime.launcher import Launcher
+from quorate.runtime.local import (
+    OPERATOR,
+    LocalCluster,
+    make_local_cluster,
+    refuse_busy_ports,
+    write_local_cluster,
+)
+
+# Below the ports that systems give to outgoing connections: while a replica is down, the port
+# that it will want again must not go to somebody who dials.
+_PORTS = range(12_000, 31_000, 10)
+_PORT_ATTEMPTS = 50
+_DOWN_SECONDS = 1.0
+_UP_SECONDS = 2.0
+
+_BEHAVIOURS = {DROPPING: "silent", ALTERING: "lie"}
+
+
+@asynccontextmanager
+async def running_cluster(experiment: Experiment) -> AsyncIterator[Launcher]:
+    """A fresh local cluster with the topics of this experiment, each replica a process."""
+    with tempfile.TemporaryDirectory(prefix="quorate-bench-") as parent:
+        directory = Path(parent) / "cluster"
+        write_local_cluster(directory, _make(experiment))
+        launcher = Launcher(directory)
+        try:
+            await asyncio.to_thread(launcher.start_all)
+            yield launcher
+        finally:
+            await asyncio.to_thread(launcher.stop_all)
+
+
+@asynccontextmanager
+async def suffering(experiment: Experiment, launcher: Launcher) -> AsyncIterator[None]:
+    """The fault of this experiment happens from here on, to f replicas of its topics."""
+    if not experiment.fault:
+        yield
+    elif experiment.fault == CRASH:
+        over = asyncio.Event()
+        crashing = asyncio.create_task(_crash_and_recover(launcher, _victims(launcher), over))
+        try:
+            yield
+        finally:
+            over.set()
+            await crashing
+    else:
+        await _misbehave(launcher, _BEHAVIOURS[experiment.fault])
+        # They go on like this until the cluster ends: what is on its way has to arrive all the
+        # same.
+        yield
+
+
+async def memory_mb_max(launcher: Launcher) -> float:
+    """What the largest replica takes."""
+    async with Admin(launcher.directory, OPERATOR) as admin:
+        reports = await admin.status()
+    sizes = [report.get("memory_mb", 0.0) for report in reports.values()]
+    return max((size for size in sizes if isinstance(size, float)), default=0.0)
+
+
+def _make(experiment: Experiment) -> LocalCluster:
+    for _ in range(_PORT_ATTEMPTS):
+        local = make_local_cluster(
+            replicas=experiment.replicas,
+            f=experiment.f,
+            link_security=experiment.link_security,
+            base_port=secrets.choice(_PORTS),
+            topics=experiment.contracts(),
+        )
+        try:
+            refuse_busy_ports(local.cluster)
+        except ConfigError:
+            continue
+        return local
+    raise BenchError("no free ports for a cluster of its own were found on this machine")
+
+
+def _victims(launcher: Launcher) -> list[str]:
+    """The first f replicas that serve the first topic: a fault elsewhere would cost nothing."""
+    cluster = launcher.cluster
+    placement = cluster.placement(next(iter(cluster.topics)))
+    return [cluster.member(number).name for number in placement[: cluster.f]]
+
+
+async def _misbehave(launcher: Launcher, behaviour: str) -> None:
+    async with Admin(launcher.directory, OPERATOR) as admin:
+        for name in _victims(launcher):
+            await admin.misbehave(name, behaviour)
+
+
+async def _crash_and_recover(launcher: Launcher, names: list[str], over: asyncio.Event) -> None:
+    """Kill and start again, until it is over; whoever is down then is started once more."""
+    await _wait(over, _UP_SECONDS)
+    while not over.is_set():
+        for name in names:
+            await asyncio.to_thread(launcher.stop, name, kill=True)
+        await _wait(over, _DOWN_SECONDS)
+        for name in names:
+            launcher.start(name)
+        for name in names:
+            await asyncio.to_thread(launcher.wait_until_up, name)
+        await _wait(over, _UP_SECONDS)
+
+
+async def _wait(over: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(over.wait(), seconds)
+    except TimeoutError:
+        return

@@ -1,0 +1,149 @@
+"""Which experiments there are (B9, and the unordered half of F14).
+
+    protocols x {4, 7} replicas x {1, 4} topics x {single events, batches of 100} x faults
+
+Freeman's combinations with histories stand beside the plain protocols. Three things are left
+out because they would measure nothing: altering where the contract covers crashes only, faults
+of a chain without histories, which stops by design until one repairs it (Freeman 2016, section
+5.8), and TLS with faults or more replicas, because what it costs does not depend on them.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal, TypeAlias
+
+from quorate.bench.theses import Case, Figure, figure_for
+from quorate.core.contract import Contract
+
+PROTOCOLS = ("first-answer", "vote", "authenticated", "reliable", "chain")
+REPLICAS = (4, 7)
+TOPICS = (1, 4)
+BATCHES = (1, 100)
+DROPPING, ALTERING, CRASH = "dropping", "altering", "crash and recovery"
+FAULTS = (DROPPING, ALTERING, CRASH)
+EVENT_BYTES = 253
+
+THROUGHPUT, ONE_IN_FLIGHT = "throughput", "one in flight"
+
+Security: TypeAlias = Literal["tls", "mac"]
+
+_HISTORIES = {"authenticated": (0, 10, 100), "chain": (0, 10, 100)}
+_IN_FLIGHT = {1: 512, 100: 64}
+# A source keeps no more in flight than a quarter of its topic's queue. A longer queue would only
+# be where events spend their time.
+_QUEUE_PER_IN_FLIGHT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One measurement, and everything that decides it."""
+
+    name: str = THROUGHPUT
+    protocol: str
+    history_every: int = 0
+    replicas: int = 4
+    topics: int = 1
+    events_per_batch: int = 1
+    event_bytes: int = EVENT_BYTES
+    fault: str | None = None
+    link_security: Security = "mac"
+
+    @property
+    def f(self) -> int:
+        return (self.replicas - 1) // 3
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches may wait for their receipts."""
+        return 1 if self.name == ONE_IN_FLIGHT else _IN_FLIGHT[self.events_per_batch]
+
+    @property
+    def title(self) -> str:
+        history = f" with a history every {self.history_every}" if self.history_every else ""
+        topics = "1 topic" if self.topics == 1 else f"{self.topics} topics"
+        batches = "" if self.events_per_batch == 1 else f", batches of {self.events_per_batch}"
+        one = f", {ONE_IN_FLIGHT}" if self.name == ONE_IN_FLIGHT else ""
+        tls = ", TLS" if self.link_security == "tls" else ""
+        fault = f", {self.fault}" if self.fault else ""
+        return f"{self.protocol}{history}, {self.replicas} replicas, {topics}" + (
+            f"{batches}{one}{tls}{fault}"
+        )
+
+    @property
+    def thesis(self) -> Figure | None:
+        """What a thesis measured in such a case, if one did. All of them did so under load."""
+        if self.name != THROUGHPUT:
+            return None
+        case = Case(self.protocol, self.history_every, self.f, self.events_per_batch, self.fault)
+        return figure_for(case, self.topics)
+
+    def contracts(self) -> dict[str, Contract]:
+        """The topics of this experiment, by name."""
+        in_flight_events = _IN_FLIGHT[self.events_per_batch] * self.events_per_batch
+        table: dict[str, object] = {"queue_events_max": _QUEUE_PER_IN_FLIGHT * in_flight_events}
+        if self.protocol == "first-answer":
+            table["protection"] = "crash"
+        else:
+            table["broadcast"] = self.protocol
+            table["history_every"] = self.history_every
+        names = [f"topic-{number}" for number in range(self.topics)]
+        return {name: Contract.parse(name, table) for name in names}
+
+
+def quick_plan() -> list[Experiment]:
+    """The figures that matter most, in less than a minute."""
+    return [
+        *(Experiment(protocol=protocol) for protocol in PROTOCOLS),
+        Experiment(protocol="vote", events_per_batch=100),
+        Experiment(name=ONE_IN_FLIGHT, protocol="authenticated"),
+    ]
+
+
+def full_plan() -> list[Experiment]:
+    return [*_matrix(), *_with_tls(), Experiment(name=ONE_IN_FLIGHT, protocol="authenticated")]
+
+
+def chosen(
+    plan: Iterable[Experiment],
+    *,
+    protocols: Collection[str] = (),
+    replicas: Collection[int] = (),
+    topics: Collection[int] = (),
+    faults: Collection[str] = (),
+) -> list[Experiment]:
+    """Those that were asked for; an empty choice means all. Baselines of faults stay."""
+    return [
+        experiment
+        for experiment in plan
+        if (not protocols or experiment.protocol in protocols)
+        and (not replicas or experiment.replicas in replicas)
+        and (not topics or experiment.topics in topics)
+        and (not faults or not experiment.fault or experiment.fault in faults)
+    ]
+
+
+def _matrix() -> Iterable[Experiment]:
+    for replicas, topics, count, protocol in product(REPLICAS, TOPICS, BATCHES, PROTOCOLS):
+        for history_every in _HISTORIES.get(protocol, (0,)):
+            plain = Experiment(
+                protocol=protocol,
+                history_every=history_every,
+                replicas=replicas,
+                topics=topics,
+                events_per_batch=count,
+            )
+            yield plain
+            yield from (replace(plain, fault=fault) for fault in FAULTS if _tolerates(plain, fault))
+
+
+def _with_tls() -> Iterable[Experiment]:
+    for experiment in _matrix():
+        if experiment.f == 1 and not experiment.fault:
+            yield replace(experiment, link_security="tls")
+
+
+def _tolerates(experiment: Experiment, fault: str) -> bool:
+    if experiment.protocol == "first-answer":
+        return fault != ALTERING
+    return experiment.protocol != "chain" or experiment.history_every > 0

@@ -1,0 +1,75 @@
+"""What the theses measured, to stand beside what we measure.
+
+Freeman (2016, chapter 7): events of 56 bytes, each broker on a machine of its own, and as many
+publishers as it took to reach the highest figure. FIT-Broker (section 5.2): events of 253 bytes,
+ten channels, and again the best number of publishers. Their machines and ours differ, so these
+are figures to know, not figures to divide by.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A thesis' own result for an experiment like ours; latencies where it gives them."""
+
+    events_per_s: float | None = None
+    mean_ms: float | None = None
+    p99_ms: float | None = None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What an experiment must have in common with a thesis' to stand beside it."""
+
+    protocol: str
+    history_every: int = 0
+    f: int = 1
+    events_per_batch: int = 1
+    fault: str | None = None
+
+
+def _freeman(
+    section: str,
+    events_per_s: float | None,
+    mean_ms: float | None = None,
+    p99_ms: float | None = None,
+) -> Figure:
+    return Figure(
+        events_per_s=events_per_s,
+        mean_ms=mean_ms,
+        p99_ms=p99_ms,
+        source=f"Freeman 2016, {section}",
+    )
+
+
+def _fit_broker(table: str, events_per_s: float) -> Figure:
+    return Figure(events_per_s=events_per_s, source=f"FIT-Broker, table {table}")
+
+
+FIGURES: dict[Case, Figure] = {
+    Case("authenticated"): _freeman("7.3.1", 11_000, 0.7, 2.4),
+    Case("authenticated", 10): _freeman("7.3.1", None, 2.3, 33.9),
+    Case("authenticated", f=2): _freeman("7.3.2", 7_400),
+    Case("reliable"): _freeman("7.3.1", 850, 29.5, 64.1),
+    Case("chain"): _freeman("7.3.1", 1_750, 1.7, 3.4),
+    Case("chain", 10): _freeman("7.3.1", None, 2.4, 5.8),
+    Case("first-answer"): _fit_broker("5.3", 12_269),
+    Case("vote"): _fit_broker("5.3", 10_362),
+    Case("vote", fault="crash and recovery"): _fit_broker("5.4", 10_416),
+    Case("vote", fault="altering"): _fit_broker("5.5", 10_218),
+    Case("vote", f=2): _fit_broker("5.6", 6_688),
+    Case("vote", events_per_batch=100): _fit_broker("5.7", 641_436),
+}
+
+
+def figure_for(case: Case, topics: int) -> Figure | None:
+    """The thesis' figure for this case, if it has one.
+
+    Freeman gives numbers for one topic, and a plot for four; FIT-Broker always had ten channels.
+    """
+    figure = FIGURES.get(case)
+    if figure is not None and topics > 1 and figure.source.startswith("Freeman"):
+        return None
+    return figure

@@ -1,0 +1,105 @@
+"""`quorate up`: starting a whole cluster, watching it, and ending it."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clusters import TestCluster, quorate, quorate_process, running_cluster, until
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+@pytest.fixture
+def cluster() -> Iterator[TestCluster]:
+    """A cluster that nobody has started yet; whatever a test starts is ended."""
+    with running_cluster(start=False) as made:
+        yield made
+
+
+def test_without_a_cluster_it_says_how_to_make_one(tmp_path: Path) -> None:
+    outcome = quorate("up", tmp_path / "nowhere")
+
+    assert outcome.code == 2
+    assert f"make one with 'quorate init {tmp_path / 'nowhere'}'" in outcome.err
+
+
+def test_for_some_seconds_it_runs_all_replicas_and_then_none(cluster: TestCluster) -> None:
+    outcome = quorate("up", cluster.directory, "--seconds", 0.1)
+
+    assert outcome.code == 0, outcome.err
+    assert [row.split()[::2] for row in outcome.out.splitlines()] == [
+        [name, "ok"] for name in cluster.names
+    ]
+    assert "Stopped: r0, r1, r2, r3" in outcome.err
+    assert running(cluster) == []
+
+
+def test_control_c_ends_every_replica_even_one_that_was_started_again_by_others(
+    cluster: TestCluster,
+) -> None:
+    with quorate_process("up", cluster.directory) as process:
+        assert process.stdout is not None
+        for _ in cluster.names:
+            assert process.stdout.readline().endswith("  ok\n")
+
+        cluster.launcher.stop("r1", kill=True)
+        assert "r1" in (fell := process.stdout.readline())
+        assert fell.endswith("down: its process does not run\n")
+        cluster.launcher.start("r1")
+        assert process.stdout.readline().endswith("  ok\n")
+
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+    assert until(lambda: running(cluster) == [])
+
+
+def test_detached_replicas_go_on_until_they_are_stopped(cluster: TestCluster) -> None:
+    outcome = quorate("up", cluster.directory, "--detach")
+    assert outcome.code == 0, outcome.err
+    assert "quorate replica all stop" in outcome.err
+    assert running(cluster) == cluster.names
+
+    again = quorate("up", cluster.directory, "--detach")
+    assert "Running already: r0, r1, r2, r3" in again.err
+
+    assert quorate("replica", "all", "stop", "-d", cluster.directory).code == 0
+    assert running(cluster) == []
+
+
+def test_if_one_replica_cannot_start_none_is_left_running(cluster: TestCluster) -> None:
+    with socket.socket() as taken:
+        last = cluster.launcher.cluster.replicas[-1]
+        taken.bind((last.host, last.port))
+        taken.listen()
+
+        outcome = quorate("up", cluster.directory)
+
+    assert outcome.code == 2
+    assert f"r3 cannot start: another program listens on port {last.port}" in outcome.err
+    assert running(cluster) == []
+
+
+@pytest.mark.parametrize("options", [("--seconds", 5, "--detach"), ("--seconds", -1)])
+def test_seconds_that_make_no_sense_are_refused(
+    cluster: TestCluster, options: tuple[object, ...]
+) -> None:
+    outcome = quorate("up", cluster.directory, *options)
+
+    assert outcome.code == 2
+    assert "--seconds takes a number above 0, and does not go with --detach" in outcome.err
+
+
+def test_a_directory_without_replica_keys_starts_nothing(cluster: TestCluster) -> None:
+    for name in cluster.names:
+        (cluster.directory / "keys" / f"{name}.key").unlink()
+
+    outcome = quorate("up", cluster.directory)
+
+    assert outcome.code == 2
+    assert "holds the keys of no replica" in outcome.err
+
+
+def running(cluster: TestCluster) -> list[str]:
+    return [name for name in cluster.names if cluster.launcher.pid(name) is not None]

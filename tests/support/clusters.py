@@ -1,0 +1,162 @@
+"""Real clusters on the loopback: replicas as processes, in a directory that goes away.
+
+    with running_cluster(topics={"alerts": {"broadcast": "vote"}}) as cluster:
+        cluster.launcher.stop("r1", kill=True)
+        said = quorate("status", cluster.directory)
+
+Tests that use it carry `@pytest.mark.xdist_group("processes")`, so that they do not compete.
+"""
+
+import contextlib
+import io
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+from unittest import mock
+
+from quorate.cli import main as command_line
+from quorate.core.contract import Contract
+from quorate.core.errors import ConfigError
+from quorate.runtime.launcher import Launcher
+from quorate.runtime.local import (
+    LocalCluster,
+    make_local_cluster,
+    refuse_busy_ports,
+    write_local_cluster,
+)
+
+PATIENCE_S = 30.0
+LOOK_EVERY_S = 0.02
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class TestCluster:
+    """A cluster directory, and the processes that belong to it."""
+
+    __test__ = False
+
+    directory: Path
+    launcher: Launcher
+
+    @property
+    def names(self) -> list[str]:
+        return [replica.name for replica in self.launcher.cluster.replicas]
+
+    def revive(self) -> None:
+        """Bring back whatever a test ended or paused."""
+        for name in self.launcher.held:
+            if self.launcher.is_paused(name):
+                self.launcher.stop(name)
+        self.launcher.start_all()
+
+
+@contextlib.contextmanager
+def running_cluster(
+    *,
+    topics: Mapping[str, Mapping[str, object]] | None = None,
+    replicas: int = 4,
+    f: int = 1,
+    clients: Sequence[str] = ("alice", "bob"),
+    link_security: Literal["tls", "mac"] = "mac",
+    start: bool = True,
+) -> Iterator[TestCluster]:
+    """A local cluster with these topics (the starter topics if none are given).
+
+    Its processes end with the block, however that ends. With `start=False` they do not begin,
+    but those that the block itself starts in the directory are ended all the same.
+    """
+    contracts = None
+    if topics is not None:
+        contracts = {name: Contract.parse(name, table) for name, table in topics.items()}
+    with tempfile.TemporaryDirectory(prefix="quorate-") as folder:
+        directory = Path(folder) / "cluster"
+        local = _with_free_ports(
+            lambda base_port: make_local_cluster(
+                replicas=replicas,
+                f=f,
+                clients=clients,
+                link_security=link_security,
+                base_port=base_port,
+                topics=contracts,
+            )
+        )
+        write_local_cluster(directory, local)
+        launcher = Launcher(directory)
+        try:
+            if start:
+                launcher.start_all()
+            yield TestCluster(directory, launcher)
+        finally:
+            launcher.stop_all()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def quorate(*arguments: object, stdin: bytes = b"") -> Outcome:
+    """Run a `quorate` command in this process, as a user would without a terminal."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch("sys.argv", ["quorate", *map(str, arguments)]),
+        mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin))),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            command_line.main()
+            code: object = 0
+        except SystemExit as ended:
+            code = ended.code
+    return Outcome(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def quorate_process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Run a `quorate` command in a process of its own, which ends with the block at the latest."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "quorate", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(condition: Callable[[], _Found], *, seconds: float = PATIENCE_S) -> _Found:
+    """Wait until the condition finds something, and return that; a test that hangs fails."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(LOOK_EVERY_S)
+    return found
+
+
+def _with_free_ports(make: Callable[[int], LocalCluster]) -> LocalCluster:
+    """A cluster on ports that are free now, and that no system hands out by itself."""
+    for _ in range(50):
+        local = make(random.randrange(10_000, 20_000, 20))
+        with contextlib.suppress(ConfigError):
+            refuse_busy_ports(local.cluster)
+            return local
+    raise AssertionError("no free ports")

@@ -1,0 +1,286 @@
+"""Traffic with its books kept: what was published, delivered, lost, forged, doubled.
+
+Every value is unique and carries a digest of itself, so that an altered value is never taken
+for another one that was published. A flow is paced by its slowest subscriber: it publishes
+while fewer than `AHEAD` values are out, so that a test neither floods a machine nor waits.
+Whoever waits, waits for something that must happen, and fails at a deadline.
+"""
+
+import asyncio
+import urllib.request
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from blake3 import blake3
+
+from quorate.client import Admin, Consumer, Producer, Receipt
+from quorate.core.cluster import Cluster
+from quorate.runtime.local import OPERATOR
+
+PATIENCE_S = 30.0
+LOOK_EVERY_S = 0.02
+AHEAD = 64
+
+# One topic of each kind of live contract. Vote and first-answer topics have 3 and 2 replicas.
+BYZANTINE_TOPICS: Mapping[str, Mapping[str, object]] = {
+    "vote": {"broadcast": "vote"},
+    "authenticated": {"broadcast": "authenticated", "history_every": 64},
+    "reliable": {"broadcast": "reliable"},
+    "chain": {"broadcast": "chain", "history_every": 64},
+    "fifo": {"broadcast": "authenticated", "history_every": 64, "order": "fifo"},
+}
+EVERY_KIND: Mapping[str, Mapping[str, object]] = {
+    "first-answer": {"protection": "crash"},
+    **BYZANTINE_TOPICS,
+}
+
+
+def value_of(topic: str, number: int, size: int = 100) -> bytes:
+    """The value with this number, which no other value can be altered into unseen."""
+    head = f"{topic} {number} ".encode()
+    return (head + blake3(head).hexdigest().encode()).ljust(size, b".")
+
+
+@dataclass
+class Books:
+    """One topic as one subscriber sees it."""
+
+    expected: dict[bytes, int]
+    seen: Counter[bytes] = field(default_factory=Counter)
+    forged: int = 0
+    disordered: int = 0
+    last_number: int = -1
+
+    def note(self, value: bytes) -> None:
+        number = self.expected.get(value)
+        if number is None:
+            self.forged += 1
+            return
+        self.seen[value] += 1
+        self.disordered += number < self.last_number
+        self.last_number = number
+
+    @property
+    def delivered(self) -> int:
+        return len(self.seen)
+
+    @property
+    def doubled(self) -> int:
+        return self.seen.total() - len(self.seen)
+
+    @property
+    def lost(self) -> list[int]:
+        return [number for value, number in self.expected.items() if value not in self.seen]
+
+
+class Traffic:
+    """One publisher and some subscribers on some topics, all in this process."""
+
+    def __init__(
+        self,
+        directory: Path,
+        topics: Iterable[str],
+        *,
+        publisher: str = "alice",
+        subscribers: Iterable[str] = ("bob",),
+        value_bytes: int = 100,
+    ) -> None:
+        self.topics = tuple(topics)
+        self.producer = Producer(directory, publisher, batch_events=1)
+        self.consumers = [Consumer(directory, name) for name in subscribers]
+        self.published: dict[str, dict[bytes, int]] = {topic: {} for topic in self.topics}
+        self.books = [
+            {topic: Books(self.published[topic]) for topic in self.topics} for _ in self.consumers
+        ]
+        self.receipts: list[Receipt] = []
+        self._value_bytes = value_bytes
+        self._changed = asyncio.Event()
+        self._stack = AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._flows: list[asyncio.Task[None]] = []
+        self._waiting: list[asyncio.Future[Receipt]] = []
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self.producer)
+        for consumer, books in zip(self.consumers, self.books, strict=True):
+            await self._stack.enter_async_context(consumer)
+            consumer.subscribe(self.topics)
+            await consumer.subscribed()
+            self._tasks.append(asyncio.create_task(self._collect(consumer, books)))
+        for topic in self.topics:
+            await self.producer.register(topic)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in (*self._flows, *self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._flows, *self._tasks, return_exceptions=True)
+        await self.producer.close(flush=kind is None)
+        await self._stack.aclose()
+
+    # Publishing
+
+    def flow(self) -> None:
+        """Publish on every topic, one event per batch, until `settled`."""
+        self._flows += [asyncio.create_task(self._flow(topic)) for topic in self.topics]
+
+    async def publish(self, topic: str) -> None:
+        number = len(self.published[topic])
+        value = value_of(topic, number, self._value_bytes)
+        self.published[topic][value] = number
+        self._waiting.append(await self.producer.submit(topic, value))
+
+    async def _flow(self, topic: str) -> None:
+        while True:
+            await self._until(lambda: self._out(topic) < AHEAD)
+            await self.publish(topic)
+
+    def _out(self, topic: str) -> int:
+        """How many values the slowest subscriber has not seen."""
+        return len(self.published[topic]) - min(books[topic].delivered for books in self.books)
+
+    # Waiting
+
+    async def passed(self, count: int) -> None:
+        """So many more values have reached every subscriber on every topic."""
+        goals = [
+            (books, books.delivered + count) for each in self.books for books in each.values()
+        ]
+        await self._within(lambda: all(books.delivered >= goal for books, goal in goals))
+
+    async def settled(self) -> None:
+        """Publishing ends; everything has its receipt and has reached every subscriber."""
+        for flow in self._flows:
+            flow.cancel()
+        await asyncio.gather(*self._flows, return_exceptions=True)
+        async with asyncio.timeout(PATIENCE_S):
+            self.receipts = list(await asyncio.gather(*self._waiting))
+        await self._within(lambda: all(self._out(topic) == 0 for topic in self.topics))
+
+    async def _within(self, condition: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._until(condition)
+        except TimeoutError:
+            raise AssertionError(f"nothing of the kind within {PATIENCE_S:g} s: {self}") from None
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._fail_if_flow_failed()
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _fail_if_flow_failed(self) -> None:
+        for flow in self._flows:
+            if flow.done() and not flow.cancelled():
+                flow.result()
+
+    async def _collect(self, consumer: Consumer, books: dict[str, Books]) -> None:
+        async for record in consumer:
+            books[record.topic].note(record.value)
+            self._changed.set()
+
+    # The books
+
+    def check(self, *, fifo: Iterable[str] = ("fifo",)) -> None:
+        """Nothing lost, nothing forged, nothing twice, and in order where that is promised."""
+        for consumer, books in zip(self.consumers, self.books, strict=True):
+            assert consumer.counters["skipped"] == 0, self
+            for topic, each in books.items():
+                assert (each.lost, each.forged, each.doubled) == ([], 0, 0), self
+                assert topic not in fifo or each.disordered == 0, self
+        assert len(self.receipts) == sum(map(len, self.published.values()))
+
+    def reports(self) -> Counter[str]:
+        """What all clients say about replicas, as 'r1: forgery'."""
+        total: Counter[str] = Counter()
+        for client in (self.producer, *self.consumers):
+            total.update(client.reports)
+        return total
+
+    def __str__(self) -> str:
+        lines = [
+            f"{topic} at subscriber {index}: {len(each.expected)} published, {each.delivered} "
+            f"delivered, lost {each.lost[:20]}, {each.forged} forged, {each.doubled} doubled, "
+            f"{each.disordered} out of order"
+            for index, books in enumerate(self.books)
+            for topic, each in books.items()
+        ]
+        counters = [dict(consumer.counters) for consumer in self.consumers]
+        return "\n".join(["", *lines, f"counters {counters}", f"reports {dict(self.reports())}"])
+
+
+# Looking at replicas
+
+
+async def eventually(
+    look: Callable[[], Awaitable[Any]],
+    is_right: Callable[[Any], object] = bool,
+    *,
+    patience_s: float = PATIENCE_S,
+) -> Any:
+    """Look again and again until what is seen is right; fail with the last sight."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + patience_s
+    while not is_right(seen := await look()):
+        assert loop.time() < deadline_s, f"not so within {patience_s:g} s: {seen}"
+        await asyncio.sleep(LOOK_EVERY_S)
+    return seen
+
+
+async def status_of(directory: Path, replica: str) -> dict[str, Any]:
+    """What this replica says of itself now."""
+    async with Admin(directory, OPERATOR) as admin:
+        return (await admin.status())[replica]
+
+
+async def serving(traffic: Traffic, admin: Admin, replica: str) -> None:
+    """Everybody of this traffic has registered with this replica, perhaps again (F10)."""
+    number = admin.cluster.named(replica).number
+    mine = [topic for topic in traffic.topics if number in admin.cluster.placement(topic)]
+
+    async def look() -> dict[str, Any]:
+        report: Any = (await admin.status())[replica]
+        return dict(report.get("topics", {}))
+
+    def is_served(topics: dict[str, Any]) -> bool:
+        return all(
+            topics.get(topic, {}).get("publishers") == 1
+            and topics[topic]["subscribers"] == len(traffic.consumers)
+            for topic in mine
+        )
+
+    await eventually(look, is_served)
+
+
+async def scrape(cluster: Cluster, replica: str) -> str:
+    """The metrics page of one replica."""
+    found = next(each for each in cluster.replicas if each.name == replica)
+
+    def get() -> str:
+        url = f"http://{found.host}:{found.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    return await asyncio.to_thread(get)
+
+
+async def offences(cluster: Cluster, replica: str) -> Counter[tuple[str, str]]:
+    """What one replica holds against others, by member and kind, from its metrics page."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for line in (await scrape(cluster, replica)).splitlines():
+        if line.startswith("quorate_offences_total{"):
+            labels, _, value = line.removeprefix("quorate_offences_total{").partition("} ")
+            pairs = dict(pair.split("=", 1) for pair in labels.split(","))
+            counts[pairs["member"].strip('"'), pairs["kind"].strip('"')] += int(float(value))
+    return counts
