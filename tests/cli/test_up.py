@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import TestCluster, quorate, quorate_process, running_cluster, until
+from clusters import (
+    TestCluster,
+    line_with,
+    quorate,
+    quorate_process,
+    running_cluster,
+    until,
+)
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -40,15 +47,12 @@ def test_control_c_ends_every_replica_even_one_that_was_started_again_by_others(
     cluster: TestCluster,
 ) -> None:
     with quorate_process("up", cluster.directory) as process:
-        assert process.stdout is not None
-        for _ in cluster.names:
-            assert process.stdout.readline().endswith("  ok\n")
-
+        for name in cluster.names:
+            line_with(process.stdout, name, "ok")
         cluster.launcher.stop("r1", kill=True)
-        assert "r1" in (fell := process.stdout.readline())
-        assert fell.endswith("down: its process does not run\n")
+        line_with(process.stdout, "r1", "down: its process does not run")
         cluster.launcher.start("r1")
-        assert process.stdout.readline().endswith("  ok\n")
+        line_with(process.stdout, "r1", "ok")
 
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0

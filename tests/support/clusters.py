@@ -14,11 +14,12 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import IO, Literal, TypeVar
 from unittest import mock
 
 from quorate.cli import main as command_line
@@ -127,7 +128,10 @@ def quorate(*arguments: object, stdin: bytes = b"") -> Outcome:
 
 @contextlib.contextmanager
 def quorate_process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Run a `quorate` command in a process of its own, which ends with the block at the latest."""
+    """Run a `quorate` command in a process of its own, which ends with the block at the latest.
+
+    It also ends when a test has waited for it too long: reading from it then finds the end.
+    """
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "quorate", *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -136,11 +140,23 @@ def quorate_process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
+    patience = threading.Timer(PATIENCE_S, process.kill)
+    patience.start()
     try:
         yield process
     finally:
+        patience.cancel()
         process.kill()
         process.communicate()
+
+
+def line_with(stream: IO[str] | None, *words: str) -> str:
+    """The next line of the stream in which all these words stand."""
+    assert stream is not None
+    for line in stream:
+        if all(word in line for word in words):
+            return line
+    raise AssertionError(f"the stream ended before a line with {words} came")
 
 
 def until(condition: Callable[[], _Found], *, seconds: float = PATIENCE_S) -> _Found:

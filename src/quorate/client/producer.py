@@ -10,8 +10,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core import batch
@@ -22,7 +23,7 @@ from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
 from quorate.protocol import machine
 from quorate.protocol.machine import Answered, Outcome
-from quorate.protocol.source import Source
+from quorate.protocol.source import Outgoing, Source
 from quorate.runtime.topics import macs_of, topics_of
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ CLOSED_BATCHES_MAX = 8
 CHECK_EVERY_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """The contract of this batch is fulfilled; `guarantee` says what that means."""
 
     topic: str
@@ -45,30 +45,40 @@ class Receipt:
     guarantee: str
 
 
-@dataclass(slots=True)
 class Closed:
     """A batch that is complete and waits for its turn, or for its receipt."""
 
-    payload: bytes
-    events: int
-    urgent: bool
-    future: "asyncio.Future[Receipt]"
-    deadline: float
+    __slots__ = ("deadline", "events", "future", "payload", "urgent")
+
+    def __init__(
+        self,
+        payload: bytes,
+        events: int,
+        urgent: bool,
+        future: "asyncio.Future[Receipt]",
+        deadline: float,
+    ) -> None:
+        self.payload = payload
+        self.events = events
+        self.urgent = urgent
+        self.future = future
+        self.deadline = deadline
 
 
 class Outlet:
     """The producer's side of one topic."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, stream: Outgoing) -> None:
         self.name = name
+        self.stream = stream
         self.open: list[Event] = []
         self.open_bytes = 0
         self.open_future: asyncio.Future[Receipt] | None = None
         self.linger: asyncio.Handle | None = None
         self.closed: deque[Closed] = deque()
         self.sent: dict[int, Closed] = {}
+        self.is_full = False
         self.room = asyncio.Event()
-        self.room.set()
 
     @property
     def is_idle(self) -> bool:
@@ -118,6 +128,7 @@ class Producer(Session):
 
     async def start(self) -> None:
         await super().start()
+        self._loop = asyncio.get_running_loop()
         if self._checker is None:
             self._checker = asyncio.create_task(self._check_deadlines())
 
@@ -125,7 +136,7 @@ class Producer(Session):
         """Ask to publish on a topic. `send` does it by itself; this shows a refusal early."""
         number = self._source.register(topic)
         if topic not in self._outlets:
-            outlet = self._outlets[topic] = Outlet(topic)
+            outlet = self._outlets[topic] = Outlet(topic, self._source.stream(topic))
             self._by_id[topic_id(topic)] = outlet
         self.driver.wake()
         try:
@@ -172,16 +183,15 @@ class Producer(Session):
     ) -> "asyncio.Future[Receipt]":
         """Publish one event as soon as there is room, and return its receipt to come."""
         outlet = self._outlets.get(topic) or await self._outlet(topic)
-        if not outlet.room.is_set():
+        if outlet.is_full:
             await self._wait_for_room(outlet)
         if timestamp_us is None:
             timestamp_us = time.time_ns() // 1000
-        event = Event(key, value, tuple(headers), timestamp_us, urgent)
         if self._batch_events == 1 or urgent:
             self._close_open(outlet)
-            payload = batch.encode_one(key, value, event.headers, timestamp_us, urgent)
+            payload = batch.encode_one(key, value, tuple(headers), timestamp_us, urgent)
             return self._enqueue(outlet, payload, 1, urgent)
-        return self._gather(outlet, event)
+        return self._gather(outlet, Event(key, value, tuple(headers), timestamp_us, urgent))
 
     async def send_batch(self, topic: str, events: Iterable[Event]) -> Receipt:
         """Publish these events as one batch."""
@@ -217,7 +227,7 @@ class Producer(Session):
     ) -> "asyncio.Future[Receipt]":
         """Publish a batch that is encoded already."""
         outlet = self._outlets.get(topic) or await self._outlet(topic)
-        if not outlet.room.is_set():
+        if outlet.is_full:
             await self._wait_for_room(outlet)
         self._close_open(outlet)
         return self._enqueue(outlet, payload, events, urgent=False)
@@ -313,7 +323,7 @@ class Producer(Session):
         future: "asyncio.Future[Receipt] | None" = None,
     ) -> "asyncio.Future[Receipt]":
         if future is None:
-            future = asyncio.get_running_loop().create_future()
+            future = self._loop.create_future()
         deadline = time.monotonic() + self._timeout_s
         outlet.closed.append(Closed(payload, events, urgent, future, deadline))
         self._pump(outlet)
@@ -321,20 +331,22 @@ class Producer(Session):
 
     def _pump(self, outlet: Outlet) -> None:
         """Hand closed batches to the machine while it has room for them."""
-        source, name = self._source, outlet.name
-        while outlet.closed and source.has_room(name):
-            closed = outlet.closed.popleft()
-            source.publish(name, closed.payload, urgent=closed.urgent, events=closed.events)
-            outlet.sent[source.last_sequence(name)] = closed
-        if len(outlet.closed) < CLOSED_BATCHES_MAX:
+        waiting, stream, publish_on = outlet.closed, outlet.stream, self._source.publish_on
+        while waiting and stream.has_room:
+            closed = waiting.popleft()
+            sequence = publish_on(stream, closed.payload, closed.urgent, closed.events)
+            outlet.sent[sequence] = closed
+        outlet.is_full = len(waiting) >= CLOSED_BATCHES_MAX
+        if not outlet.is_full:
             outlet.room.set()
-        else:
-            outlet.room.clear()
         self.driver.wake()
 
     async def _wait_for_room(self, outlet: Outlet) -> None:
         try:
-            await asyncio.wait_for(outlet.room.wait(), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                while outlet.is_full:
+                    outlet.room.clear()
+                    await outlet.room.wait()
         except TimeoutError:
             raise BusyError(
                 f"topic '{outlet.name}' took nothing for {self._timeout_s:g} s",

@@ -66,6 +66,7 @@ STREAMS_MAX = 256
 LATE_BATCHES_MAX = 64
 # Publishers come and go: a stream on which nothing moves for so long is forgotten.
 IDLE_STREAM_US = 120_000_000
+PAST_STREAMS_MAX = 16_384
 # Replicas hear of our progress in steps of so many batches, and at every tick. What stays out
 # while later batches arrive does not count for longer than this: no gap may stop a stream.
 PROGRESS_STEP = 128
@@ -151,6 +152,12 @@ class Incoming:
     @property
     def is_idle(self) -> bool:
         return not (self.ballot.open or self.decided or self.held or self.early)
+
+    def resume(self, low: Sequence | None) -> None:
+        """Go on with a stream that was forgotten after a long silence."""
+        if low is not None:
+            self.low, self._is_start_known = low, True
+            self.highest = low - 1
 
     # Voices
 
@@ -503,6 +510,8 @@ class Subscription:
         self.left_out = 0
         self.blames: Counter[NodeId] = Counter()
         self.late: Counter[NodeId] = Counter()
+        # Where streams that were forgotten would go on.
+        self._past: dict[Stream, Sequence] = {}
         self._destination = destination
 
     def incoming_from(self, replica: NodeId, publisher: NodeId, lane: Lane) -> Incoming | None:
@@ -520,6 +529,7 @@ class Subscription:
         if incoming is None:
             incoming = self.streams[stream] = self._destination.make_incoming(stream, self)
             incoming.moved_at_us = self.outbox.now_us
+            incoming.resume(self._past.pop(stream, None))
         return incoming
 
     def forget_idle_streams(self, now_us: int) -> None:
@@ -527,6 +537,14 @@ class Subscription:
             limit_us = PATIENCE_US if incoming.is_hearsay else IDLE_STREAM_US
             if incoming.is_idle and now_us - incoming.moved_at_us > limit_us:
                 del self.streams[stream]
+                self._remember(stream, incoming)
+
+    def _remember(self, stream: Stream, incoming: Incoming) -> None:
+        """Its replicas may go on to speak of it: nothing may be delivered a second time."""
+        if not incoming.is_hearsay:
+            self._past[stream] = max(incoming.low or 0, incoming.highest + 1)
+            if len(self._past) > PAST_STREAMS_MAX:
+                del self._past[next(iter(self._past))]
 
     def deliver(self, delivery: Delivery) -> None:
         if delivery.stream.lane is Lane.EVENTS:

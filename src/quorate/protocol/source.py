@@ -105,6 +105,7 @@ class Outgoing:
         # even those that acknowledged it (a chain's replica may have started later).
         self.unnamed: Sequence | None = None
         self._outbox = outbox
+        self._events_max = max(1, topic.contract.queue_events_max // 4)
         protocol = "reliable" if stream.lane is Lane.HISTORIES else topic.contract.protocol
         rules = _RULES[protocol]
         self._needed = rules.replicas_to_settle(topic.quorum)
@@ -123,6 +124,15 @@ class Outgoing:
     @property
     def in_flight(self) -> int:
         return self.next - self.unreceipted
+
+    @property
+    def has_room(self) -> bool:
+        """May another batch be taken without growing what is in flight beyond its bound?"""
+        return (
+            self.next - self.unreceipted < IN_FLIGHT_BATCHES
+            and self.in_flight_bytes < IN_FLIGHT_BYTES
+            and self.in_flight_events < self._events_max
+        )
 
     @property
     def sent_before(self) -> Sequence:
@@ -436,26 +446,31 @@ class Source:
     def publish(
         self, name: str, payload: bytes, *, urgent: bool = False, events: int = 1
     ) -> Stream:
-        """Take one batch; `sequence_of` its stream tells its number."""
+        """Take one batch; `last_sequence` tells its number."""
         outgoing = self._stream(name)
-        outgoing.add(payload, urgent, events)
-        histories = self._histories.get(outgoing.stream.topic)
-        if histories is not None:
-            histories.note(payload, self._outbox.now_us)
+        self.publish_on(outgoing, payload, urgent, events)
         return outgoing.stream
+
+    def stream(self, name: str) -> "Outgoing":
+        """The stream of a registered topic, for those who publish on it often."""
+        return self._stream(name)
+
+    def publish_on(
+        self, outgoing: "Outgoing", payload: bytes, urgent: bool, events: int
+    ) -> Sequence:
+        """Take one batch and return its number."""
+        sequence = outgoing.add(payload, urgent, events)
+        if self._histories:
+            histories = self._histories.get(outgoing.stream.topic)
+            if histories is not None:
+                histories.note(payload, self._outbox.now_us)
+        return sequence
 
     def last_sequence(self, name: str) -> Sequence:
         return self._stream(name).next - 1
 
     def has_room(self, name: str) -> bool:
-        """May another batch be published without growing what is in flight beyond its bound?"""
-        outgoing = self._stream(name)
-        events_max = max(1, outgoing.topic.contract.queue_events_max // 4)
-        return (
-            outgoing.in_flight < IN_FLIGHT_BATCHES
-            and outgoing.in_flight_bytes < IN_FLIGHT_BYTES
-            and outgoing.in_flight_events < events_max
-        )
+        return self._stream(name).has_room
 
     def in_flight(self, name: str) -> int:
         return self._stream(name).in_flight

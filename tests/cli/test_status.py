@@ -1,0 +1,140 @@
+"""`quorate status`: what replicas say of themselves, and what becomes of nonsense."""
+
+import json
+from collections.abc import Iterator
+from io import StringIO
+from signal import SIGSTOP
+
+import pytest
+from clusters import TestCluster, quorate, running_cluster, until
+from rich.console import Console
+
+from quorate.cli.tables import Standing, remarks, standings, topic_table
+from quorate.core.cluster import Cluster
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[TestCluster]:
+    with running_cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(shared: TestCluster) -> Iterator[TestCluster]:
+    yield shared
+    shared.revive()
+
+
+def test_when_all_are_up_the_exit_code_is_0(cluster: TestCluster) -> None:
+    outcome = quorate("status", cluster.directory)
+
+    assert outcome.code == 0, outcome.err
+    for name in (*cluster.names, *cluster.launcher.cluster.topics):
+        assert name in outcome.out
+    assert "is down" not in outcome.out
+
+
+def test_a_replica_that_is_down_is_named_with_the_reason(cluster: TestCluster) -> None:
+    cluster.launcher.stop("r1", kill=True)
+    cluster.launcher.signal("r2", SIGSTOP)
+    until(lambda: cluster.launcher.is_paused("r2"))
+
+    outcome = quorate("status", cluster.directory)
+
+    assert outcome.code == 1
+    assert "2 replicas are not well, and this cluster tolerates 1" in outcome.out
+    assert "r1 is down: its process does not run" in outcome.out
+    assert "r2 is down: its process is paused" in outcome.out
+    assert "r0 is down" not in outcome.out
+
+
+def test_json_tells_machines_the_same(cluster: TestCluster) -> None:
+    cluster.launcher.stop("r3")
+
+    outcome = quorate("status", cluster.directory, "--json")
+
+    told = json.loads(outcome.out)
+    assert outcome.code == 1
+    assert told["all_up"] is False
+    rows = {row["name"]: row for row in told["replicas"]}
+    assert rows["r3"]["why"] == "its process does not run"
+    assert {name: rows[name]["health"] for name in ("r0", "r1", "r2", "r3")} == {
+        "r0": "ok",
+        "r1": "ok",
+        "r2": "ok",
+        "r3": "down",
+    }
+    assert rows["r0"]["topics"]["audit"]["queued_events"] == 0
+    assert rows["r0"]["regency"] is None
+
+
+def test_without_any_client_keys_nobody_can_ask(cluster: TestCluster) -> None:
+    with running_cluster(start=False) as other:
+        for name in ("alice", "bob", "operator"):
+            (other.directory / "keys" / f"{name}.key").unlink()
+
+        outcome = quorate("status", other.directory)
+
+    assert outcome.code == 2
+    assert "its clients are alice, bob, operator" in outcome.err
+
+
+NONSENSE: list[dict[str, object]] = [
+    {},
+    {"health": "splendid"},
+    {"health": "ok", "links": "many"},
+    {"health": "ok", "topics": {"audit": 7}},
+    {"health": "ok", "rates": {"batches_in_per_s": None}},
+]
+
+
+@pytest.mark.parametrize("said", NONSENSE)
+def test_a_report_that_makes_no_sense_counts_as_none(
+    cluster: TestCluster, said: dict[str, object]
+) -> None:
+    found = standings(cluster.launcher, {"r0": said})[0]
+
+    assert not found.is_up
+    assert "its report makes no sense" in found.health
+
+
+def test_a_report_cannot_reach_the_terminal_itself(cluster: TestCluster) -> None:
+    said = {
+        "health": "misbehaving",
+        "misbehaviour": "\x1b[2J" + "x" * 10_000,
+        "offenders": ["r1\x07: [red]1 x lie[/red]"],
+    }
+
+    found = standings(cluster.launcher, {"r0": said})[:1]
+
+    shown = printed(cluster.launcher.cluster, found)
+    assert "\\x1b[2J" in shown
+    assert "\x1b" not in shown
+    assert "r0 rejected: r1\\x07: [red]1 x lie[/red]" in shown
+    assert len(shown) < 1000
+
+
+def test_where_replicas_differ_each_ones_queue_is_shown(cluster: TestCluster) -> None:
+    reports = {
+        name: {"health": "ok", "topics": {"audit": {"queued_events": depth, "subscribers": 2}}}
+        for name, depth in (("r0", 5), ("r1", 7000))
+    }
+
+    found = standings(cluster.launcher, reports)
+
+    out = StringIO()
+    table = topic_table(cluster.launcher.cluster, found, width=200)
+    Console(file=out, width=200).print(table)
+    row = next(row for row in out.getvalue().splitlines() if row.startswith("audit"))
+    assert "r0:5 r1:7,000" in row
+    assert row.split()[7] == "2"
+
+
+def printed(cluster: Cluster, found: list[Standing]) -> str:
+    out = StringIO()
+    Console(file=out, width=200, force_terminal=False).print(
+        remarks(cluster, found), soft_wrap=True
+    )
+    return out.getvalue()
