@@ -70,7 +70,7 @@ def test_json_tells_machines_the_same(cluster: TestCluster) -> None:
     assert rows["r0"]["regency"] is None
 
 
-def test_without_any_client_keys_nobody_can_ask(cluster: TestCluster) -> None:
+def test_without_any_client_keys_nobody_can_ask() -> None:
     with running_cluster(start=False) as other:
         for name in ("alice", "bob", "operator"):
             (other.directory / "keys" / f"{name}.key").unlink()

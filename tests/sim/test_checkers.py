@@ -189,7 +189,11 @@ def test_receipts_finds_a_receipted_batch_that_was_lost_with_its_source() -> Non
 
 @pytest.mark.parametrize(
     "receipts",
-    [[], [receipt(CORRECT, 1, 2)], [receipt(CORRECT, 1, 2), receipt(CORRECT, 3, 3, Lane.HISTORIES)]],
+    [
+        [],
+        [receipt(CORRECT, 1, 2)],
+        [receipt(CORRECT, 1, 2), receipt(CORRECT, 3, 3, Lane.HISTORIES)],
+    ],
 )
 def test_progress_finds_a_batch_without_a_receipt(receipts: list[Receipt]) -> None:
     record = good_record()

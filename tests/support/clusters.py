@@ -92,12 +92,13 @@ def running_cluster(
         )
         write_local_cluster(directory, local)
         launcher = Launcher(directory)
-        try:
-            if start:
-                launcher.start_all()
-            yield TestCluster(directory, launcher)
-        finally:
-            launcher.stop_all()
+        with _ended_even_if_we_are_killed(directory):
+            try:
+                if start:
+                    launcher.start_all()
+                yield TestCluster(directory, launcher)
+            finally:
+                launcher.stop_all()
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,24 @@ def until(condition: Callable[[], _Found], *, seconds: float = PATIENCE_S) -> _F
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(LOOK_EVERY_S)
     return found
+
+
+@contextlib.contextmanager
+def _ended_even_if_we_are_killed(directory: Path) -> Iterator[None]:
+    """A process that waits for the end of this one, and then ends the cluster if it is there."""
+    script = (
+        "import sys; sys.stdin.read(); from pathlib import Path; "
+        "from quorate.runtime.launcher import Launcher; Launcher(Path(sys.argv[1])).stop_all()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", script, str(directory)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    ) as guard:
+        try:
+            yield
+        finally:
+            guard.kill()
 
 
 def _with_free_ports(make: Callable[[int], LocalCluster]) -> LocalCluster:

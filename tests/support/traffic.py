@@ -14,17 +14,21 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from blake3 import blake3
 
 from quorate.client import Admin, Consumer, Producer, Receipt
 from quorate.core.cluster import Cluster
+from quorate.protocol.destination import Destination
+from quorate.protocol.source import Source
 from quorate.runtime.local import OPERATOR
 
 PATIENCE_S = 30.0
 LOOK_EVERY_S = 0.02
 AHEAD = 64
+# A flow leaves the machine time for what it is meant to disturb.
+PACE_S = 0.002
 
 # One topic of each kind of live contract. Vote and first-answer topics have 3 and 2 replicas.
 BYZANTINE_TOPICS: Mapping[str, Mapping[str, object]] = {
@@ -89,6 +93,7 @@ class Traffic:
         publisher: str = "alice",
         subscribers: Iterable[str] = ("bob",),
         value_bytes: int = 100,
+        pace_s: float = PACE_S,
     ) -> None:
         self.topics = tuple(topics)
         self.producer = Producer(directory, publisher, batch_events=1)
@@ -99,6 +104,7 @@ class Traffic:
         ]
         self.receipts: list[Receipt] = []
         self._value_bytes = value_bytes
+        self._pace_s = pace_s
         self._changed = asyncio.Event()
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -144,6 +150,7 @@ class Traffic:
         while True:
             await self._until(lambda: self._out(topic) < AHEAD)
             await self.publish(topic)
+            await asyncio.sleep(self._pace_s)
 
     def _out(self, topic: str) -> int:
         """How many values the slowest subscriber has not seen."""
@@ -220,7 +227,20 @@ class Traffic:
         return "\n".join(["", *lines, f"counters {counters}", f"reports {dict(self.reports())}"])
 
 
-# Looking at replicas
+# Looking at clients and replicas
+
+
+def lead_of(consumer: Consumer, topic: str) -> str:
+    """The replica from which this consumer takes the payloads of a topic."""
+    lead = cast(Destination, consumer.driver.machine).lead_of(topic)
+    assert lead is not None
+    return consumer.cluster.member(lead).name
+
+
+def lag_of(producer: Producer, topic: str, replica: str) -> int:
+    """How many batches this replica has not acknowledged."""
+    number = producer.cluster.named(replica).number
+    return cast(Source, producer.driver.machine).progress(topic)[number][2]
 
 
 async def eventually(

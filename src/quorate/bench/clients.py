@@ -30,9 +30,9 @@ from quorate.core.ids import topic_id
 from quorate.protocol.machine import Delivery
 from quorate.runtime.loop import run
 
-RECEIPT_SECONDS_MAX = 15.0
+RECEIPT_SECONDS_MAX = 8.0
 # After so long without anything new, what is missing is lost.
-DRAIN_SECONDS_MAX = 5.0
+DRAIN_SECONDS_MAX = 4.0
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

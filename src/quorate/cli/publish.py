@@ -5,7 +5,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, cast
@@ -160,4 +159,4 @@ def _as_words(receipt: Receipt, publisher: str) -> str:
 
 
 def _as_json(receipt: Receipt) -> str:
-    return json.dumps(asdict(receipt))
+    return json.dumps(msgspec.to_builtins(receipt))

@@ -227,11 +227,15 @@ class Broker:
         if served is None:
             return
         served.scope.answer(sender, fetch)
-        if served.chain is not None and fetch.payload and sender in served.scope.channel.outlets:
+        if sender not in served.scope.channel.outlets:
+            return
+        stream = Stream(fetch.publisher, fetch.topic, fetch.lane)
+        broadcast = served.broadcast(fetch.lane)
+        if broadcast is not None and not fetch.payload:
+            broadcast.inquire(stream, fetch.sequences)
+        if served.chain is not None and fetch.payload and stream in served.scope.intakes:
             # A subscriber comes to us for what the chain should have brought: tell its source.
-            stream = Stream(fetch.publisher, fetch.topic, fetch.lane)
-            if stream in served.scope.intakes:
-                served.scope.acknowledge(stream, Status.REPAIR)
+            served.scope.acknowledge(stream, Status.REPAIR)
 
     def _on_taken(self, sender: NodeId, taken: Taken) -> None:
         served = self._served_for(sender, taken.topic)

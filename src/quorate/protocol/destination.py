@@ -62,7 +62,7 @@ ASK_BATCHES_MAX = 512
 EARLY_BYTES_MAX = 32 * 1024 * 1024
 # So many streams may one replica speak of while the others know nothing of them.
 STREAMS_MAX = 256
-# So many decided batches that the lead has not sent make it a late one.
+# A lead that is late with so many decided batches, on balance, is replaced.
 LATE_BATCHES_MAX = 64
 # Publishers come and go: a stream on which nothing moves for so long is forgotten.
 IDLE_STREAM_US = 120_000_000
@@ -142,6 +142,8 @@ class Incoming:
         self._subscription = subscription
         self._outbox = subscription.outbox
         self._needed: int = _RULES[protocol].copies_to_deliver(topic.quorum)
+        # So many replicas may say anything.
+        self._liars = topic.f if topic.contract.protection == "byzantine" else 0
         self._fifo = topic.contract.order == "fifo" and stream.lane is Lane.EVENTS
 
     @property
@@ -164,12 +166,13 @@ class Incoming:
     def on_copies(self, replica: NodeId, first: Sequence, payloads: list[bytes]) -> None:
         """Copies from the lead: payload and voice in one."""
         contents = [digest(payload) for payload in payloads]
-        early, decided = self.early, self.decided
+        early, decided, in_time = self.early, self.decided, 0
         for offset, payload in enumerate(payloads):
             sequence = first + offset
             if self._is_done(sequence):
                 continue
             waiting = decided.get(sequence)
+            in_time += waiting is None or not waiting.asked
             if waiting is None:
                 if sequence not in early:
                     self._keep_early(sequence, payload, contents[offset], replica)
@@ -177,6 +180,7 @@ class Incoming:
                 self._supplied(sequence, waiting, payload)
             else:
                 self._subscription.blame(replica, f"batch {sequence} of {self.stream}")
+        self._subscription.note_in_time(replica, in_time)
         self.on_voices(replica, first, contents)
 
     def on_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
@@ -192,8 +196,11 @@ class Incoming:
                 continue
             equal = vote(sequence, position, content, now_us)
             if equal > 0 and self._is_enough(sequence, equal):
-                vouchers = self._who(self.ballot.open[sequence].votes_for(content))
-                self._decide(sequence, content, vouchers, repaired=False)
+                tally = self.ballot.open[sequence]
+                votes = tally.votes_for(content)
+                if votes != tally.voters:
+                    self._name_outvoted(sequence, tally.voters & ~votes)
+                self._decide(sequence, content, self._who(votes), repaired=False)
             elif equal == TWO_FACED:
                 self._subscription.blame(replica, f"two contents for batch {sequence}")
 
@@ -202,7 +209,7 @@ class Incoming:
         self.frontiers[replica] = frontier.highest
         start = frontier.lowest
         if replica not in self.starts and self._subscription.is_answered_by(replica):
-            # With its answer it named the streams that it knew: this one began later, and we
+            # With the answer came the streams that were known: this one began later, and we
             # were only out of reach.
             start = 1
         if start < self.starts.get(replica, SEQUENCE_MAX):
@@ -274,6 +281,12 @@ class Incoming:
         """Do enough replicas vouch for one content?"""
         return equal >= self._needed
 
+    def _name_outvoted(self, sequence: Sequence, votes: int) -> None:
+        """These stood up for something else: they lied, or their publisher did."""
+        for replica in self._who(votes):
+            what = f"vouched for another content of batch {sequence} than the quorum"
+            self._outbox.report(replica, "outvoted", what)
+
     def _decide(
         self, sequence: Sequence, content: Digest, vouchers: tuple[NodeId, ...], *, repaired: bool
     ) -> None:
@@ -330,12 +343,10 @@ class Incoming:
         Once more than 2f replicas have spoken, one correct one also says that we do not begin
         later than that.
         """
-        topic = self._subscription.topic
-        liars = topic.f if topic.contract.protection == "byzantine" else 0
-        if self._is_start_known or len(self.starts) <= liars:
+        if self._is_start_known or len(self.starts) <= self._liars:
             return
-        self._is_start_known = len(self.starts) > 2 * liars
-        start = sorted(self.starts.values(), reverse=True)[liars]
+        self._is_start_known = len(self.starts) > 2 * self._liars
+        start = sorted(self.starts.values(), reverse=True)[self._liars]
         if self.low is None:
             start = min([start, *self.done])
         start = min([start, *self.decided])
@@ -399,8 +410,7 @@ class Incoming:
 
     def ask_for_payloads(self, now_us: int) -> None:
         due = [(s, d) for s, d in self.decided.items() if d.ask_at_us <= now_us]
-        if sum(not decided.asked and not decided.repaired for _, decided in due) > LATE_BATCHES_MAX:
-            self._subscription.lead_is_late()
+        self._subscription.note_late(sum(not d.asked and not d.repaired for _, d in due))
         per_replica: dict[NodeId, list[Sequence]] = {}
         for sequence, decided in due[:ASK_BATCHES_MAX]:
             replica = decided.vouchers[decided.asked % len(decided.vouchers)]
@@ -436,16 +446,15 @@ class Incoming:
         if end < self.low:
             return []
         self._asked_at_us = now_us
-        known = self.done | self.decided.keys() | self.ballot.open.keys() | self.omitted.keys()
+        omitted = {s for s, voices in self.omitted.items() if voices.bit_count() > self._liars}
+        known = self.done | self.decided.keys() | self.ballot.open.keys() | omitted
         stretch = range(self.low, min(end + 1, self.low + ASK_BATCHES_MAX))
         return [sequence for sequence in stretch if sequence not in known]
 
     def _claimed(self) -> Sequence:
         """The highest frontier that at least one correct replica claims."""
-        topic = self._subscription.topic
-        enough = topic.quorum.one_correct if topic.contract.protection == "byzantine" else 1
         claims = sorted(self.frontiers.values(), reverse=True)
-        return claims[enough - 1] if len(claims) >= enough else 0
+        return claims[self._liars] if len(claims) > self._liars else 0
 
     def _give_up(self, now_us: int) -> None:
         for sequence, tally in list(self.ballot.open.items()):
@@ -510,6 +519,8 @@ class Subscription:
         self.left_out = 0
         self.blames: Counter[NodeId] = Counter()
         self.late: Counter[NodeId] = Counter()
+        # How many batches our lead is late with, on balance.
+        self.overdue = 0
         # Where streams that were forgotten would go on.
         self._past: dict[Stream, Sequence] = {}
         self._destination = destination
@@ -560,16 +571,29 @@ class Subscription:
         events.on_history(history, delivery.vouchers)
 
     def is_answered_by(self, replica: NodeId) -> bool:
+        """Has this replica told us what it knew? Where nobody lies, one of them is enough."""
+        if self.topic.contract.protection != "byzantine":
+            return self.standing.answered
         return replica in self.standing.voter.replies
 
     def hurry(self, incoming: Incoming) -> None:
         """Something is missing that nobody will send by himself: ask at the end of this turn."""
         self._destination.hurry(incoming)
 
-    def lead_is_late(self) -> None:
-        """The quorum is well ahead of what our lead sends: take payloads from another."""
+    def note_in_time(self, replica: NodeId, batches: int) -> None:
+        """The lead sent these before we had to ask for them."""
+        if replica == self.standing.lead:
+            self.overdue = max(0, self.overdue - batches)
+
+    def note_late(self, batches: int) -> None:
+        """The quorum is ahead of what our lead sends: after a while, take another lead.
+
+        Late ones count twice, so that a lead which leaves out every other batch is found out.
+        """
+        self.overdue += 2 * batches
         lead = self.standing.lead
-        if lead is not None:
+        if lead is not None and self.overdue > LATE_BATCHES_MAX:
+            self.overdue = 0
             self.late[lead] += 1
             self.outbox.report(lead, "late", f"as the lead of a subscriber of {self.topic.name}")
             self._destination.choose_lead(self, avoid=lead)

@@ -30,12 +30,15 @@ class Shelf:
         self.runs: deque[tuple[Sequence, int]] = deque()
         self.bytes = 0
 
-    def drop_oldest_run(self) -> None:
+    def drop_oldest_run(self) -> int:
+        """Returns how many bytes that frees."""
         first, count = self.runs.popleft()
+        before = self.bytes
         for sequence in range(first, first + count):
             gone = self.batches.pop(sequence, None)
             if gone is not None:
                 self.bytes -= len(gone[1])
+        return before - self.bytes
 
 
 class Retention:
@@ -44,10 +47,7 @@ class Retention:
     def __init__(self, bytes_max: int = RETAINED_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._shelves: dict[Stream, Shelf] = {}
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(shelf.bytes for shelf in self._shelves.values())
+        self.held_bytes = 0
 
     def keep(
         self, stream: Stream, first: Sequence, digests: list[Digest], payloads: list[bytes]
@@ -69,10 +69,16 @@ class Retention:
             )
         )
         shelf.runs.append((first, len(digests)))
-        shelf.bytes += sum(map(len, payloads))
+        size = sum(map(len, payloads))
+        shelf.bytes += size
+        self.held_bytes += size
         share = self._bytes_max // max(_STREAMS_MIN, len(self._shelves))
         while len(batches) > WINDOW_BATCHES or (shelf.bytes > share and len(shelf.runs) > 1):
-            shelf.drop_oldest_run()
+            self.held_bytes -= shelf.drop_oldest_run()
+        while self.held_bytes > self._bytes_max:
+            # Many streams with a large run each: the largest of them gives way.
+            largest = max(self._shelves.values(), key=lambda shelf: shelf.bytes)
+            self.held_bytes -= largest.drop_oldest_run()
 
     def get(self, stream: Stream, sequence: Sequence) -> Held | None:
         shelf = self._shelves.get(stream)
@@ -86,4 +92,4 @@ class Retention:
 
     def forget(self, publisher: NodeId, topic: TopicId) -> None:
         for stream in [s for s in self._shelves if s[:2] == (publisher, topic)]:
-            del self._shelves[stream]
+            self.held_bytes -= self._shelves.pop(stream).bytes

@@ -1,10 +1,11 @@
 """From an operator's order to a wrapper around a live replica (B8, F13)."""
 
+from collections.abc import Callable, Iterable
 from random import Random
 
 from quorate.core.cluster import Cluster, Replica
 from quorate.core.errors import LocalProtocolError
-from quorate.core.ids import NodeId, member_of
+from quorate.core.ids import MemberId, NodeId, member_of
 from quorate.core.messages import Misbehave
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import (
@@ -41,9 +42,9 @@ def wrapper_for(order: Misbehave, cluster: Cluster, me: NodeId, chance: Random) 
         case "replay":
             return Replay(chance, order.percent)
         case "silent":
-            return SilenceToMembers(_towards(order, cluster, me))
+            return TowardsMembers(Silence, _towards(order, cluster, me))
         case "equivocate":
-            return Equivocate(_towards(order, cluster, me))
+            return TowardsMembers(Equivocate, _towards(order, cluster, me))
     allowed = ", ".join(BEHAVIOURS)
     raise LocalProtocolError(f"cannot {order.behaviour!r} on purpose; allowed are {allowed}")
 
@@ -63,22 +64,22 @@ def describe(order: Misbehave) -> str:
     return words[order.behaviour]
 
 
-class SilenceToMembers:
-    """Silence towards members, whatever session they are connected with.
+class TowardsMembers:
+    """Misbehaviour towards members, whatever session they are connected with."""
 
-    Without names it is Freeman's misbehaving broker: nothing to any client, nothing to f
-    replicas.
-    """
-
-    def __init__(self, members: frozenset[NodeId]) -> None:
+    def __init__(
+        self, make: Callable[[Iterable[NodeId]], Rewrite], members: frozenset[MemberId]
+    ) -> None:
+        self._make = make
         self._members = members
 
     def __call__(self, ready: Ready, now_us: int) -> Parts:
         nodes = {node for node, _ in ready.send if member_of(node) in self._members}
-        return Silence(nodes)(ready, now_us)
+        return self._make(nodes)(ready, now_us)
 
 
-def _towards(order: Misbehave, cluster: Cluster, me: NodeId) -> frozenset[NodeId]:
+def _towards(order: Misbehave, cluster: Cluster, me: NodeId) -> frozenset[MemberId]:
+    """Unless named: f replicas, and for silence all clients too, as Freeman's broker does."""
     if order.towards:
         return frozenset(cluster.named(name).number for name in order.towards)
     after = [r.number for r in cluster.replicas if r.number > me]

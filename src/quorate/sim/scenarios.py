@@ -344,7 +344,7 @@ class _Drawing:
         """In bursts: what is published at one instant travels as one run."""
         count = self._random.randint(20, 120)
         while count > 0:
-            burst = min(count, self._random.choice((1, 1, 2, 8)))
+            burst = min(count, self._random.choice((1, 1, 4, 12)))
             count -= burst
             source, at_us = self._random.choice(self._sources), self._moment()
             for _ in range(burst):

@@ -150,7 +150,8 @@ class Replica:
         at_the_end = len(ahead) < self._reach
         readers = ahead + tuple(scope.channel.outlets) if at_the_end else ahead
         tag = scope.macs.tag
-        kept = [a for a in link.authenticators if a.reader != scope.me]
+        still_to_read = {*path[position + 1 :], *scope.channel.outlets}
+        kept = [a for a in link.authenticators if a.reader in still_to_read]
         kept += [Authenticator(scope.me, reader, tag(reader, covered)) for reader in readers]
         if ahead:
             onward = Link(
@@ -193,10 +194,13 @@ class Replica:
             sequence = first + offset
             if intake.is_new(sequence):
                 continue
-            if self._known(stream, sequence) != content:
+            known = self._known(stream, sequence)
+            if known is not None and known != content:
                 self._scope.outbox.report(
                     stream.publisher, "equivocation", f"two contents for batch {sequence}"
                 )
+            if known != content:
+                # What we no longer know, we cannot vouch for either.
                 return True
         return False
 

@@ -252,6 +252,18 @@ class Replica:
             self._hold(progress, instance, payload, instance.readied)
             self._take_in(stream, progress, sequence, instance)
 
+    def inquire(self, stream: Stream, sequences: list[Sequence]) -> None:
+        """A subscriber asks about batches that we never heard of: ask the others in turn.
+
+        They may have closed them while we were out of reach, and repeat nothing unasked.
+        """
+        progress = self._streams.get(stream)
+        known = progress.open.keys() | progress.closed.keys() if progress else ()
+        unknown = [s for s in sequences[:REPEAT_BATCHES_MAX] if s not in known]
+        if unknown:
+            ask = Fetch(*stream, payload=False, sequences=unknown)
+            self._scope.outbox.send_all(self._scope.others, ask)
+
     def forget(self, publisher: NodeId) -> None:
         """This publisher is gone for good."""
         for stream in [s for s in self._streams if s.publisher == publisher]:

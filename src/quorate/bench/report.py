@@ -1,0 +1,95 @@
+"""Rows as people and programs read them: a table on the screen, Parquet on disk."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from quorate.bench import machine
+from quorate.bench.experiments import Experiment
+from quorate.bench.rows import Row, as_json
+
+PARQUET = "broadcast.parquet"
+
+
+def json_of(rows: Sequence[Row]) -> str:
+    return json.dumps([as_json(row) for row in rows], indent=1)
+
+
+def table_of(rows: Sequence[Row]) -> Group:
+    """Our figure, the raw pipe, the ratio of the two and the thesis' figure, in one line each."""
+    columns = [column for column in _COLUMNS if any(column.text(row) for row in rows)]
+    table = Table(title="Broadcast, with the raw pipe of the same run", expand=False)
+    table.add_column("experiment", ratio=1)
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [column.text(row) for column in columns]
+        table.add_row(_title(row), *cells, style="" if row.is_sound else "red")
+    problems = [Text(f"{_title(row)}: {row.problem}", "red") for row in rows if row.problem]
+    return Group(table, *problems, Text(machine.sentence(), "dim"))
+
+
+def write_parquet(directory: Path, rows: Sequence[Row]) -> Path:
+    """All columns of all rows, with the machine in the file's own metadata."""
+    import pyarrow
+    import pyarrow.parquet
+
+    directory.mkdir(parents=True, exist_ok=True)
+    table = pyarrow.Table.from_pylist([asdict(row) for row in rows])
+    table = table.replace_schema_metadata(machine.describe())
+    pyarrow.parquet.write_table(table, directory / PARQUET)
+    return directory / PARQUET
+
+
+class _Column(NamedTuple):
+    """A column is shown when it says something about at least one row."""
+
+    heading: str
+    text: Callable[[Row], str]
+
+
+_COLUMNS = (
+    _Column("events/s", lambda row: f"{row.events_per_s:,.0f}"),
+    _Column("lowest..highest", lambda row: _spread(row.runs, row.spread)),
+    _Column("MB/s", lambda row: f"{row.mb_per_s:,.1f}"),
+    _Column("pipe\nframes/s", lambda row: f"{row.pipe_frames_per_s:,.0f}"),
+    _Column("pipe\nMB/s", lambda row: f"{row.pipe_mb_per_s:,.0f}"),
+    _Column("ratio", lambda row: _optional(row.ratio_to_pipe, ".3f")),
+    _Column("thesis\nevents/s", lambda row: _optional(row.thesis, ",.0f")),
+    _Column("cost of\nfault", lambda row: _optional(row.cost_of_fault, ".0%")),
+    _Column("mean ± dev\nms", lambda row: f"{row.mean_ms:.1f} ± {row.deviation_ms:.1f}"),
+    _Column("p50\nms", lambda row: f"{row.p50_ms:.2f}"),
+    _Column("p99\nms", lambda row: f"{row.p99_ms:.2f}"),
+    _Column("p50, in\ntrips", lambda row: _optional(row.p50_round_trips, ".1f")),
+    _Column("lost", lambda row: str(row.lost)),
+    _Column("forged", lambda row: str(row.forged)),
+)
+
+
+def _optional(figure: float | None, form: str) -> str:
+    return "" if figure is None else format(figure, form)
+
+
+def _spread(runs: int, spread: tuple[float, float]) -> str:
+    return "" if runs == 1 else f"{spread[0]:,.0f}..{spread[1]:,.0f}"
+
+
+def _title(row: Row) -> str:
+    """The experiment in words, as the progress bar has it."""
+    return Experiment(
+        name=row.experiment,
+        protocol=row.protocol,
+        history_every=row.history_every,
+        replicas=row.replicas,
+        topics=row.topics,
+        events_per_batch=row.events_per_batch,
+        event_bytes=row.event_bytes,
+        fault=row.fault,
+        link_security="tls" if row.link_security == "tls" else "mac",
+    ).title
