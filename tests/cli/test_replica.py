@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from clusters import Outcome, TestCluster, quorate, quorate_process, running_cluster, until
 
+from clusters import Outcome, TestCluster, quorate, quorate_process, running_cluster, until
 from quorate.runtime.files import CLUSTER_FILE
 from quorate.runtime.ports import is_listening
 

@@ -6,9 +6,9 @@ from io import StringIO
 from signal import SIGSTOP
 
 import pytest
-from clusters import TestCluster, quorate, running_cluster, until
 from rich.console import Console
 
+from clusters import TestCluster, quorate, running_cluster, until
 from quorate.cli.tables import Standing, remarks, standings, topic_table
 from quorate.core.cluster import Cluster
 

@@ -9,8 +9,8 @@ from types import FrameType
 
 import pyarrow
 import pytest
-from clusters import TestCluster, running_cluster
 
+from clusters import TestCluster, running_cluster
 from quorate.client import BlockingConsumer, BlockingProducer, Record
 from quorate.core.errors import ClosedError, ConfigError, LocalProtocolError, RefusedError
 from quorate.core.event import Event
@@ -18,7 +18,7 @@ from quorate.core.event import Event
 pytestmark = pytest.mark.xdist_group("processes")
 
 TOPICS: dict[str, dict[str, object]] = {
-    "news": {"protection": "byzantine", "broadcast": "vote"},
+    "news": {"protection": "byzantine", "broadcast": "vote", "order": "fifo"},
     "private": {"protection": "crash", "publish": ["bob"], "subscribe": ["bob"]},
 }
 PATIENCE_S = 30.0
@@ -185,15 +185,8 @@ def test_control_c_ends_the_wait_and_nothing_else(
 
 def test_control_c_does_not_wait_for_receipts_that_cannot_come(cluster: TestCluster) -> None:
     before = loop_threads()
-    with pytest.raises(KeyboardInterrupt), BlockingProducer(cluster.directory, "alice") as producer:
-        producer.register("news")
-        for name in cluster.names:
-            cluster.launcher.stop(name, kill=True)
-        try:
-            with control_c_soon():
-                producer.send("news", b"to nobody")
-        finally:
-            cluster.revive()
+    with pytest.raises(KeyboardInterrupt):
+        send_to_nobody(cluster)
     assert loop_threads() == before
 
 
@@ -202,12 +195,21 @@ def test_after_close_every_call_says_so_and_the_thread_is_gone(cluster: TestClus
     producer = BlockingProducer(cluster.directory, "alice")
     assert loop_threads() != before
 
+    producer.register("news")
     producer.close()
     producer.close()
 
     assert loop_threads() == before
     with pytest.raises(ClosedError, match="this BlockingProducer is closed"):
         producer.send("news", b"late")
+
+
+def test_it_can_be_closed_before_it_has_connected(cluster: TestCluster) -> None:
+    before = loop_threads()
+
+    BlockingConsumer(cluster.directory, "bob").close()
+
+    assert loop_threads() == before
 
 
 def test_whoever_waits_in_another_thread_hears_of_the_close(cluster: TestCluster) -> None:
@@ -228,8 +230,21 @@ def test_whoever_waits_in_another_thread_hears_of_the_close(cluster: TestCluster
             polled.result(PATIENCE_S)
 
 
-def loop_threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("quorate")}
+def send_to_nobody(cluster: TestCluster) -> None:
+    with BlockingProducer(cluster.directory, "alice") as producer:
+        producer.register("news")
+        for name in cluster.names:
+            cluster.launcher.stop(name, kill=True)
+        try:
+            with control_c_soon():
+                producer.send("news", b"to nobody")
+        finally:
+            cluster.revive()
+
+
+def loop_threads() -> set[int | None]:
+    threads = threading.enumerate()
+    return {thread.ident for thread in threads if thread.name.startswith("quorate")}
 
 
 class control_c_soon:  # noqa: N801

@@ -4,7 +4,7 @@ Seeds come in chunks, so that the workers of a parallel run have about the same 
 """
 
 import json
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from typer.testing import CliRunner
@@ -118,7 +118,7 @@ def test_where_any_replica_may_crash_the_others_can_draw_a_breath(f: int) -> Non
             for fault in Stage(scenario).planned
             if fault.kind is not FaultKind.LOSS and fault.nodes[0] in scenario.topic.members
         ]
-        for before, after in zip(faults, faults[1:], strict=False):
+        for before, after in pairwise(faults):
             assert after.from_us >= before.until_us + BREATH_US
         assert len(scenario.dying) < f
         assert all(fault.from_us >= BEGIN_US for fault in faults)

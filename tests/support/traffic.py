@@ -7,6 +7,7 @@ Whoever waits, waits for something that must happen, and fails at a deadline.
 """
 
 import asyncio
+import secrets
 import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -44,16 +45,25 @@ EVERY_KIND: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def value_of(topic: str, number: int, size: int = 100) -> bytes:
+def value_of(run: str, topic: str, number: int, size: int = 100) -> bytes:
     """The value with this number, which no other value can be altered into unseen."""
-    head = f"{topic} {number} ".encode()
+    head = f"{run} {topic} {number} ".encode()
     return (head + blake3(head).hexdigest().encode()).ljust(size, b".")
+
+
+def is_of_another_run(value: bytes, run: str) -> bool:
+    """Whether this was published by an earlier test, and is as good as on the first day."""
+    other, topic, number, *_ = (*value.decode(errors="replace").split(), "", "", "")
+    return other != run and number.isdecimal() and (
+        value_of(other, topic, int(number), len(value)) == value
+    )
 
 
 @dataclass
 class Books:
     """One topic as one subscriber sees it."""
 
+    run: str
     expected: dict[bytes, int]
     seen: Counter[bytes] = field(default_factory=Counter)
     forged: int = 0
@@ -63,7 +73,7 @@ class Books:
     def note(self, value: bytes) -> None:
         number = self.expected.get(value)
         if number is None:
-            self.forged += 1
+            self.forged += not is_of_another_run(value, self.run)
             return
         self.seen[value] += 1
         self.disordered += number < self.last_number
@@ -95,12 +105,14 @@ class Traffic:
         value_bytes: int = 100,
         pace_s: float = PACE_S,
     ) -> None:
+        self.run = secrets.token_hex(4)
         self.topics = tuple(topics)
         self.producer = Producer(directory, publisher, batch_events=1)
         self.consumers = [Consumer(directory, name) for name in subscribers]
         self.published: dict[str, dict[bytes, int]] = {topic: {} for topic in self.topics}
         self.books = [
-            {topic: Books(self.published[topic]) for topic in self.topics} for _ in self.consumers
+            {topic: Books(self.run, self.published[topic]) for topic in self.topics}
+            for _ in self.consumers
         ]
         self.receipts: list[Receipt] = []
         self._value_bytes = value_bytes
@@ -142,7 +154,7 @@ class Traffic:
 
     async def publish(self, topic: str) -> None:
         number = len(self.published[topic])
-        value = value_of(topic, number, self._value_bytes)
+        value = value_of(self.run, topic, number, self._value_bytes)
         self.published[topic][value] = number
         self._waiting.append(await self.producer.submit(topic, value))
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import cycle
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -31,6 +31,9 @@ from quorate.protocol.machine import Delivery
 from quorate.runtime.loop import run
 
 RECEIPT_SECONDS_MAX = 8.0
+# What may be in flight is published in so many bursts, so that publisher, replicas and
+# subscriber work at the same time rather than in turns.
+BURSTS = 4
 # After so long without anything new, what is missing is lost.
 DRAIN_SECONDS_MAX = 4.0
 
@@ -97,24 +100,26 @@ class Publisher:
         self._pending: deque[tuple[int, asyncio.Future[Receipt]]] = deque()
 
     async def publish(self) -> None:
-        counter = -1
-        for topic in cycle(self._task.topics):
-            counter += topic == self._task.topics[0]
+        task, pending = self._task, self._pending
+        burst = max(1, task.in_flight // BURSTS)
+        for number, (counter, topic) in enumerate(_round_robin(task.topics)):
             if self.stopped:
                 break
-            if len(self._pending) >= self._task.in_flight:
+            if len(pending) >= task.in_flight:
                 await self._oldest()
             stamp_ns = time.monotonic_ns()
             future = await self._submit(topic, self._values.make(counter, stamp_ns))
-            self._pending.append((stamp_ns, future))
-        while self._pending:
+            pending.append((stamp_ns, future))
+            if number % burst == 0:
+                await asyncio.sleep(0)
+        while pending:
             await self._oldest()
 
     async def _submit(self, topic: str, value: bytes) -> "asyncio.Future[Receipt]":
-        count = self._task.events_per_batch
-        if count == 1:
+        events = self._task.events_per_batch
+        if events == 1:
             return await self._producer.submit(topic, value)
-        return await self._producer.submit_payload(topic, _encode([value] * count), count)
+        return await self._producer.submit_payload(topic, _encode([value] * events), events)
 
     async def _oldest(self) -> None:
         """Wait for the oldest receipt, and take all others that are there too."""
@@ -148,6 +153,11 @@ async def publish(task: Task) -> None:
         parent.say(msgspec.to_builtins(found))
 
 
+def _round_robin(topics: list[str]) -> Iterator[tuple[int, str]]:
+    """The topics in turn, for ever, each with a counter that goes up by one."""
+    return ((counter, topic) for counter in count() for topic in topics)
+
+
 # Subscribing
 
 
@@ -177,15 +187,15 @@ class Tally:
         self.forged = 0
         self.duplicated = 0
         self.news = asyncio.Event()
-        self._count = task.events_per_batch
+        self._events = task.events_per_batch
         self._values = Values(task.event_bytes, task.run)
         self._seen = {topic_id(topic): Counters() for topic in task.topics}
         self._first_sequence: dict[int, int] = {}
         self._arrivals_ns: list[int] = []
         self._latencies_ns: list[int] = []
 
-    def add(self, now_ns: int, delivery: Delivery, count: int) -> None:
-        found = self._read(delivery, count)
+    def add(self, now_ns: int, delivery: Delivery, events: int) -> None:
+        found = self._read(delivery, events)
         if found is None:
             self.forged += 1
             return
@@ -200,18 +210,20 @@ class Tally:
     def received(self, window: Window) -> Received:
         latencies_ns = list(self._inside(window))
         return Received(
-            events_in_window=len(latencies_ns) * self._count,
+            events_in_window=len(latencies_ns) * self._events,
             latencies=summarise(latencies_ns),
             batches=self.batches,
             forged=self.forged,
             duplicated=self.duplicated,
         )
 
-    def _read(self, delivery: Delivery, count: int) -> tuple[int, int] | None:
+    def _read(self, delivery: Delivery, events: int) -> tuple[int, int] | None:
         """Counter and stamp, if every event is what the publisher made and in its place."""
         event_bytes, payload = self._values.event_bytes, delivery.payload
         value = payload[-event_bytes:]
-        if count != self._count or (count > 1 and payload[-event_bytes * count :] != value * count):
+        if events != self._events:
+            return None
+        if events > 1 and payload[-event_bytes * events :] != value * events:
             return None
         found = self._values.read(value)
         if found is None or delivery.stream.topic not in self._seen:

@@ -41,7 +41,6 @@ def write_plots(directory: Path, rows: Sequence[Row]) -> list[Path]:
     written = []
     for name, figure in drawn.items():
         if figure is not None:
-            figure.supxlabel(machine.sentence(), fontsize=7, color="#777777")
             figure.savefig(directory / name, dpi=140)
             written.append(directory / name)
     return written
@@ -212,9 +211,17 @@ def _name_bars(axes: "Axes", names: Sequence[str]) -> None:
 
 
 def _legend_below(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
+    """What the colours mean, and on which machine it was."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        title=machine.sentence(),
+        title_fontproperties={"size": 7},
     )
 
 

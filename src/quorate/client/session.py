@@ -1,6 +1,7 @@
 """What every client has: an identity, links to all replicas, and a machine behind them."""
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ ClusterLike: TypeAlias = Cluster | str | Path
 IdentityLike: TypeAlias = Identity | str | Path
 
 ANSWER_TIMEOUT_S = 15.0
+CLOSE_TIMEOUT_S = 3.0
 
 
 def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Identity]:
@@ -93,7 +95,9 @@ class Session:
         self._closed = True
         if self._driver is not None and self._transport is not None:
             self._driver.stop()
-            await self._transport.close()
+            # uvloop may never tell the end of a connection that was still being made.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._transport.close(), CLOSE_TIMEOUT_S)
         for future in self._answers.values():
             _fail(future, ClosedError(f"{type(self).__name__} was closed"))
 

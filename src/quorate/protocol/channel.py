@@ -53,11 +53,11 @@ class Channel:
     def unregister(self, client: NodeId) -> None:
         self.publishers.pop(client, None)
 
-    def subscribe(self, client: NodeId, lead: bool, wanted: Filter) -> str:
+    def subscribe(self, client: NodeId, lead: bool, wanted: Filter, *, number: int = 0) -> str:
         contract = self.topic.contract
         outlet = self.outlets.get(client)
         if outlet is not None:
-            outlet.lead, outlet.filter = lead, wanted
+            outlet.lead, outlet.filter, outlet.number = lead, wanted, number
             return ""
         if not self._listed(client, contract.subscribe):
             return f"{self._name(client)} is not on the subscribe list of topic '{self.topic.name}'"
@@ -67,7 +67,7 @@ class Channel:
             )
         if self._sessions(client, self.outlets) >= SESSIONS_PER_MEMBER_MAX:
             return f"{self._name(client)} subscribes in {SESSIONS_PER_MEMBER_MAX} sessions already"
-        self.outlets[client] = Outlet(client, lead, wanted, self._outbox)
+        self.outlets[client] = Outlet(client, lead, wanted, self._outbox, number=number)
         return ""
 
     def unsubscribe(self, client: NodeId) -> None:

@@ -52,12 +52,14 @@ from quorate.protocol.machine import Delivery, Ready, Skipped
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import Requests, Standing
 from quorate.protocol.topic import Topic, by_id
-from quorate.protocol.voting import TWO_FACED, Ballot
+from quorate.protocol.voting import TWO_FACED, Ballot, WholeRun
 
 TICK_EVERY_US = 50_000
 # After this long without a quorum or a payload, ask; after PATIENCE, give up.
 ASK_AFTER_US = 200_000
 PATIENCE_US = 15_000_000
+# A run that stays open for so long is gone on with batch by batch.
+RUN_PATIENCE_US = 100_000
 ASK_BATCHES_MAX = 512
 EARLY_BYTES_MAX = 32 * 1024 * 1024
 # So many streams may one replica speak of while the others know nothing of them.
@@ -127,6 +129,9 @@ class Incoming:
         self._asked_at_us = 0
         # Complete batches that wait for earlier ones, where the topic's order is fifo.
         self.held: dict[Sequence, Delivery] = {}
+        # Runs on which all agree so far, by their first number, and where new ones may begin.
+        self._runs: dict[Sequence, WholeRun] = {}
+        self._unheard_from: Sequence = 0
         self.frontiers: dict[NodeId, Sequence] = {}
         # Batches that some replicas leave out for us, by filter or for lack of room.
         self.omitted: dict[Sequence, int] = {}
@@ -153,7 +158,7 @@ class Incoming:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.ballot.open or self.decided or self.held or self.early)
+        return not (self.ballot.open or self.decided or self.held or self.early or self._runs)
 
     def resume(self, low: Sequence | None) -> None:
         """Go on with a stream that was forgotten after a long silence."""
@@ -166,6 +171,12 @@ class Incoming:
     def on_copies(self, replica: NodeId, first: Sequence, payloads: list[bytes]) -> None:
         """Copies from the lead: payload and voice in one."""
         contents = [digest(payload) for payload in payloads]
+        if not self._agrees(replica, first, contents, payloads):
+            self._count_copies(replica, first, payloads, contents)
+
+    def _count_copies(
+        self, replica: NodeId, first: Sequence, payloads: list[bytes], contents: list[Digest]
+    ) -> None:
         early, decided, in_time = self.early, self.decided, 0
         for offset, payload in enumerate(payloads):
             sequence = first + offset
@@ -181,9 +192,14 @@ class Incoming:
             else:
                 self._subscription.blame(replica, f"batch {sequence} of {self.stream}")
         self._subscription.note_in_time(replica, in_time)
-        self.on_voices(replica, first, contents)
+        self._count_voices(replica, first, contents)
 
     def on_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
+        if not self._agrees(replica, first, contents, None):
+            self._count_voices(replica, first, contents)
+
+    def _count_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
+        self._unheard_from = max(self._unheard_from, first + len(contents))
         position, now_us = self._index[replica], self._outbox.now_us
         vote, decided = self.ballot.vote, self.decided
         sequence = first - 1
@@ -204,6 +220,100 @@ class Incoming:
             elif equal == TWO_FACED:
                 self._subscription.blame(replica, f"two contents for batch {sequence}")
 
+    # Whole runs
+
+    def _agrees(
+        self,
+        replica: NodeId,
+        first: Sequence,
+        contents: list[Digest],
+        payloads: list[bytes] | None,
+    ) -> bool:
+        """Count a run as a whole, if it is new or equals what others said. False if it is not."""
+        end = first + len(contents)
+        if self.low is not None and end <= self.low:
+            return True
+        run = self._runs.get(first)
+        if run is None:
+            run = self._open_run(replica, first, contents)
+            if run is None:
+                return False
+        elif run.contents != contents:
+            self._take_apart()
+            return False
+        run.votes |= 1 << self._index[replica]
+        if payloads is not None and run.payloads is None:
+            self._attach(run, replica, payloads)
+        if run.payloads is not None and run.votes.bit_count() >= self._needed:
+            self._close_run(first, run)
+            self._deliver_run(first, contents, run.payloads, self._who(run.votes))
+        return True
+
+    def _open_run(
+        self, replica: NodeId, first: Sequence, contents: list[Digest]
+    ) -> WholeRun | None:
+        """A run of which nobody has spoken, not even of a part; None if it is not one."""
+        position = self._index[replica]
+        is_new = self._is_start_known and first >= self._unheard_from
+        if not is_new or not self.ballot.reserve(position, len(contents)):
+            return None
+        self._unheard_from = first + len(contents)
+        run = self._runs[first] = WholeRun(position, contents, self._outbox.now_us)
+        return run
+
+    def _attach(self, run: WholeRun, replica: NodeId, payloads: list[bytes]) -> None:
+        size = sum(map(len, payloads))
+        if self._subscription.early_bytes + size <= EARLY_BYTES_MAX:
+            run.payloads, run.copier = payloads, replica
+            self._subscription.early_bytes += size
+            self._subscription.note_in_time(replica, len(payloads))
+
+    def _close_run(self, first: Sequence, run: WholeRun) -> None:
+        del self._runs[first]
+        self.ballot.release(run.opener, len(run.contents))
+        if run.payloads is not None:
+            self._subscription.early_bytes -= sum(map(len, run.payloads))
+
+    def _take_apart(self, opened_before_us: int | None = None) -> None:
+        """Go on batch by batch with runs on which replicas differ, or which stay open."""
+        for first, run in list(self._runs.items()):
+            if opened_before_us is not None and run.since_us > opened_before_us:
+                continue
+            self._close_run(first, run)
+            if run.payloads is not None and run.copier is not None:
+                self._count_copies(run.copier, first, run.payloads, run.contents)
+            for replica in self._who(run.votes):
+                if replica != run.copier:
+                    self._count_voices(replica, first, run.contents)
+
+    def _deliver_run(
+        self,
+        first: Sequence,
+        contents: list[Digest],
+        payloads: list[bytes],
+        vouchers: tuple[NodeId, ...],
+    ) -> None:
+        stream, end = self.stream, first + len(contents)
+        deliveries = [
+            Delivery(stream, sequence, content, payload, vouchers, False)
+            for sequence, content, payload in zip(
+                range(first, end), contents, payloads, strict=True
+            )
+        ]
+        if first == self.low:
+            self.highest = max(self.highest, end - 1)
+            self._move_to(end)
+        else:
+            for sequence in range(first, end):
+                self._mark_done(sequence)
+        if self._fifo:
+            self.held.update((delivery.sequence, delivery) for delivery in deliveries)
+            self._release()
+        else:
+            self._subscription.deliver_all(deliveries)
+
+    # What replicas say beside their voices
+
     def on_frontier(self, replica: NodeId, frontier: Frontier) -> None:
         """How far this replica has come. What we miss of it, `tick` asks for."""
         self.frontiers[replica] = frontier.highest
@@ -218,6 +328,8 @@ class Incoming:
 
     def on_omitted(self, replica: NodeId, omitted: Omitted) -> None:
         """This replica will not send these. Without enough others, they will never be decided."""
+        self._take_apart()
+        self._unheard_from = max(self._unheard_from, omitted.first + omitted.count)
         bit = 1 << self._index[replica]
         low = self.low or self.starts.get(replica, 0)
         for sequence in range(omitted.first, omitted.first + omitted.count):
@@ -227,14 +339,19 @@ class Incoming:
             if len(self._members) - voices.bit_count() < self._needed:
                 self._omit(sequence)
 
-    def on_link(self, link: Link) -> None:
+    def on_link(self, link: Link, contents: list[Digest]) -> None:
         """A run from the tail of a chain, whose authenticators have been verified."""
         vouchers = chain.last_of(self._subscription.topic, link.chain)
+        is_next = link.first == self.low and not (self.done or self.decided or self.ballot.open)
+        if is_next and self._is_start_known:
+            self._deliver_run(link.first, contents, link.payloads, vouchers)
+            return
+        self._unheard_from = max(self._unheard_from, link.first + len(link.payloads))
         for offset, payload in enumerate(link.payloads):
             sequence = link.first + offset
             if self._is_done(sequence):
                 continue
-            content = digest(payload)
+            content = contents[offset]
             waiting = self.decided.get(sequence)
             if waiting is None:
                 self._drop_early(sequence)
@@ -253,6 +370,10 @@ class Incoming:
 
     def on_history(self, history: History, vouchers: tuple[NodeId, ...]) -> None:
         """A history names what was sent: whatever is still open among it is decided now."""
+        if self.low is not None and history.end <= self.low:
+            return
+        self._take_apart()
+        self._unheard_from = max(self._unheard_from, history.end)
         for offset, content in enumerate(history.digests):
             sequence = history.first + offset
             if not self._is_done(sequence) and sequence not in self.decided:
@@ -266,6 +387,7 @@ class Incoming:
             self._marks.append(self.highest)
             self._marks.popleft()
         self.tell_progress(1)
+        self._take_apart(now_us - RUN_PATIENCE_US)
         self.ask_for_payloads(now_us)
         self._ask_for_voices(now_us)
         self._give_up(now_us)
@@ -390,6 +512,7 @@ class Incoming:
             self._outbox.deliver(Skipped(self.stream, low, missing, why))
 
     def _forget_below(self, target: Sequence) -> None:
+        self._take_apart()
         for sequence in [s for s in self.ballot.open if s < target]:
             self.ballot.close(sequence)
         for sequence in [s for s in self.decided if s < target]:
@@ -413,7 +536,9 @@ class Incoming:
         self._subscription.note_late(sum(not d.asked and not d.repaired for _, d in due))
         per_replica: dict[NodeId, list[Sequence]] = {}
         for sequence, decided in due[:ASK_BATCHES_MAX]:
-            replica = decided.vouchers[decided.asked % len(decided.vouchers)]
+            # Not always the same one first: it takes several that are asked for repairs to
+            # convince a source that its chain is bad.
+            replica = decided.vouchers[(sequence + decided.asked) % len(decided.vouchers)]
             decided.asked += 1
             decided.ask_at_us = now_us + ASK_AFTER_US
             per_replica.setdefault(replica, []).append(sequence)
@@ -448,6 +573,8 @@ class Incoming:
         self._asked_at_us = now_us
         omitted = {s for s, voices in self.omitted.items() if voices.bit_count() > self._liars}
         known = self.done | self.decided.keys() | self.ballot.open.keys() | omitted
+        for first, run in self._runs.items():
+            known.update(range(first, first + len(run.contents)))
         stretch = range(self.low, min(end + 1, self.low + ASK_BATCHES_MAX))
         return [sequence for sequence in stretch if sequence not in known]
 
@@ -569,6 +696,14 @@ class Subscription:
             return
         events = self.incoming(delivery.stream.publisher, Lane.EVENTS)
         events.on_history(history, delivery.vouchers)
+
+    def deliver_all(self, deliveries: list[Delivery]) -> None:
+        if deliveries[0].stream.lane is Lane.EVENTS:
+            self.delivered += len(deliveries)
+            self.outbox.ready.deliver.extend(deliveries)
+        else:
+            for delivery in deliveries:
+                self.deliver(delivery)
 
     def is_answered_by(self, replica: NodeId) -> bool:
         """Has this replica told us what it knew? Where nobody lies, one of them is enough."""
@@ -762,12 +897,13 @@ class Destination:
             return
         topic = self._by_id[link.topic]
         makers = chain.last_of(topic, link.chain)
-        covered = chain.authenticated_bytes(link, [digest(p) for p in link.payloads])
+        contents = [digest(payload) for payload in link.payloads]
+        covered = chain.authenticated_bytes(link, contents)
         authentic = chain.are_authentic(link, covered, makers, self.me, self._macs)
         if topic.contract.protocol != "chain" or sender != makers[-1] or not authentic:
             self._outbox.report(sender, "bad-authenticator", f"chain run at {link.first}")
             return
-        incoming.on_link(link)
+        incoming.on_link(link, contents)
 
     def _on_reply(self, sender: NodeId, reply: Reply) -> None:
         self._requests.on_reply(sender, reply)

@@ -24,7 +24,7 @@ from quorate.core import batch
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.filter import Filter
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream
-from quorate.core.limits import RUN_BATCHES_MAX
+from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Authenticator, Forward, Frontier, Link, Omitted, Vouch
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size, consecutive
@@ -108,8 +108,10 @@ class Line:
     def may_send(self, run: Run) -> bool:
         """Is the subscriber near enough for this run to be worth sending?"""
         if run.urgent:
+            # Beyond its window, the subscriber would give up what was overtaken.
             self.urgent_sent = [s for s in self.urgent_sent if s > self.taken]
-            return len(self.urgent_sent) < URGENT_CREDIT_BATCHES
+            is_near = run.last < self.taken + WINDOW_BATCHES
+            return is_near and len(self.urgent_sent) < URGENT_CREDIT_BATCHES
         return run.first <= self.taken + CREDIT_BATCHES
 
     def omit(self, first: Sequence, count: int) -> None:
@@ -224,7 +226,7 @@ class Outlet:
 
     def _line(self, run: Run) -> Line:
         line = self._lines.get(run.stream) or self._open(run.stream, 1, 0)
-        if line.highest < line.lowest:
+        if line.highest < line.lowest and not line.events:
             # The subscriber cannot take before this what it never gets from us.
             line.taken = max(line.taken, run.first - 1)
         return line
@@ -239,7 +241,7 @@ class Outlet:
         if self.filter.is_empty or run.stream.lane is Lane.HISTORIES:
             yield run
             return
-        passes = [self._passes(payload) for payload in run.payloads]
+        passes = [self.filter.passes(payload) for payload in run.payloads]
         if run.authenticators is not None:
             passes = [any(passes)] * len(passes)
         if all(passes):
@@ -249,13 +251,6 @@ class Outlet:
             line.omit(run.first + first, len(gone))
         for first, kept in consecutive((i, None) for i, keep in enumerate(passes) if keep):
             yield run.part(first, first + len(kept))
-
-    def _passes(self, payload: bytes) -> bool:
-        """What is not a batch at all has nothing that anybody could want."""
-        try:
-            return self.filter.passes(payload)
-        except RemoteProtocolError:
-            return False
 
     def _fitting(self, run: Run, events_max: int) -> int:
         """How many batches of a run have room; a chain's run is taken whole or not at all.
@@ -323,10 +318,20 @@ class Outlet:
         return sum(map(len, run.payloads))
 
     def _send_omitted(self) -> None:
+        """Say what is left out, as far as the subscriber has come near.
+
+        Of what lies beyond its window it would conclude that it has lost what still waits.
+        """
         for stream, line in self._lines.items():
+            far = line.taken + CREDIT_BATCHES + 1
             for first, count in line.omitted:
-                line.highest = max(line.highest, first + count - 1)
-                for start in range(first, first + count, RUN_BATCHES_MAX):
-                    part = min(RUN_BATCHES_MAX, first + count - start)
-                    self._outbox.send(self.subscriber, Omitted(*stream, start, part))
-            line.omitted = []
+                near = min(count, far - first)
+                if near > 0:
+                    line.highest = max(line.highest, first + near - 1)
+                    self._outbox.send(self.subscriber, Omitted(*stream, first, near))
+            if line.omitted:
+                line.omitted = [
+                    (max(first, far), first + count - max(first, far))
+                    for first, count in line.omitted
+                    if first + count > far
+                ]

@@ -53,6 +53,24 @@ class Tally:
         return votes.bit_count()
 
 
+class WholeRun:
+    """The voices about a run of batches, as long as all that speak of it agree.
+
+    Replicas hand on the runs of a source as they got them, so that nearly always the same run
+    comes from each of them, and one comparison counts all its batches.
+    """
+
+    __slots__ = ("contents", "copier", "opener", "payloads", "since_us", "votes")
+
+    def __init__(self, opener: int, contents: list[Digest], now_us: int) -> None:
+        self.contents = contents
+        self.votes = 0
+        self.opener = opener
+        self.since_us = now_us
+        self.payloads: list[bytes] | None = None
+        self.copier: NodeId | None = None
+
+
 class Ballot:
     """All open tallies of one stream.
 
@@ -76,6 +94,16 @@ class Ballot:
         self._opened[position] += 1
         self.open[sequence] = Tally(position, content, now_us)
         return 1
+
+    def reserve(self, position: int, batches: int) -> bool:
+        """Count so many batches of a whole run into a replica's share, if they fit."""
+        if self._opened[position] + batches > WINDOW_BATCHES:
+            return False
+        self._opened[position] += batches
+        return True
+
+    def release(self, position: int, batches: int) -> None:
+        self._opened[position] -= batches
 
     def close(self, sequence: Sequence) -> Tally | None:
         tally = self.open.pop(sequence, None)

@@ -99,12 +99,12 @@ class Launcher:
 
     def stop(self, name: str, *, kill: bool = False) -> None:
         """End one replica, at once with `kill`."""
-        self._require_running(name)
+        pid = self._require_running(name)
         self._send(name, Signals.SIGKILL if kill else Signals.SIGTERM)
         # A process that is paused ends only once it goes on.
         self._send(name, Signals.SIGCONT)
         deadline = time.monotonic() + STOP_SECONDS_MAX
-        while self.pid(name) is not None:
+        while not _has_ended(pid):
             if time.monotonic() > deadline:
                 self._send(name, Signals.SIGKILL)
                 deadline = time.monotonic() + STOP_SECONDS_MAX
@@ -180,9 +180,11 @@ class Launcher:
                 )
         (self.directory / "run").mkdir(exist_ok=True)
 
-    def _require_running(self, name: str) -> None:
-        if self.pid(self.replica(name).name) is None:
+    def _require_running(self, name: str) -> int:
+        pid = self.pid(self.replica(name).name)
+        if pid is None:
             raise LaunchError(f"{name} is not running here")
+        return pid
 
     def _send(self, name: str, number: Signals) -> None:
         """Signal the process, unless it has ended in the meantime."""
@@ -206,6 +208,11 @@ def _state_of(pid: int) -> str:
     # The name of the program, in brackets, may hold anything.
     after_name = _process_file(pid, "stat").rpartition(")")[2] if _HAS_PROC else _ps(pid, "state")
     return after_name.strip()
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether nothing is left of a process, or only its exit code."""
+    return _state_of(pid)[:1] in ("", "Z", "X")
 
 
 def _process_file(pid: int, name: str) -> str:

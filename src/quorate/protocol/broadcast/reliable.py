@@ -381,6 +381,8 @@ class Replica:
     ) -> None:
         if sequence not in progress.open:
             return
+        if len(instance.echoes) + len(instance.readies) > 2:
+            self._name_outvoted(stream, sequence, instance, content)
         self._forget(progress, sequence, instance)
         progress.opened_by = _SOURCE
         progress.closed[sequence] = content
@@ -489,6 +491,16 @@ class Replica:
             digests = [i.readied for i in instances if i.readied is not None]
             urgent = any(instance.urgent for instance in instances)
             self._scope.vouch(stream, urgent, first, payloads, digests)
+
+    def _name_outvoted(
+        self, stream: Stream, sequence: Sequence, instance: Instance, content: Digest
+    ) -> None:
+        """These voted for something else: they lied, or the source lied to them."""
+        echoed = instance.echoed_by & ~instance.echoes.get(content, 0)
+        readied = instance.readied_by & ~instance.readies.get(content, 0)
+        for replica in self._replicas((echoed | readied) & ~self._mine):
+            what = f"voted for another content of batch {sequence} of publisher {stream.publisher}"
+            self._scope.outbox.report(replica, "outvoted", what)
 
     def _report_two_faced(self, replica: NodeId, stream: Stream, sequence: Sequence) -> None:
         self._scope.outbox.report(

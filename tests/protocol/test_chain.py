@@ -1,0 +1,201 @@
+"""Chain: who may send what to whom, and how a source finds a chain that works."""
+
+from itertools import combinations
+
+import pytest
+from stage import D1, D2, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
+
+from quorate.core.ids import topic_id
+from quorate.core.messages import Ack, Link, Status
+from quorate.crypto.digests import digest
+from quorate.protocol.broadcast import chain
+from quorate.protocol.machine import Receipt
+from quorate.protocol.topic import Topic
+
+CHAIN: dict[str, object] = {"broadcast": "chain", "history_every": 0}
+T = topic_id("t")
+
+
+def a_link(
+    each: Topic, first: int, *values: bytes, number: int = 0, settled: int = 1, source: int = S1
+) -> Link:
+    """A run as its source would send it."""
+    payloads = [event(value) for value in values]
+    bare = Link(source, each.id, False, first, settled, number, payloads, [])
+    contents = [digest(payload) for payload in payloads]
+    tags = chain.source_authenticators(bare, contents, each, pairwise_macs(source))
+    return Link(source, each.id, False, first, settled, number, payloads, tags)
+
+
+@pytest.mark.parametrize("f", [1, 2, 3])
+def test_any_two_chains_share_a_correct_replica(f: int) -> None:
+    each = topic(CHAIN, f=f)
+    chains = [set(each.chain(number)) for number in range(len(each.members))]
+
+    assert all(len(members) == 2 * f + 1 for members in chains)
+    assert all(len(a & b) >= f + 1 for a, b in combinations(chains, 2))
+
+
+def test_there_is_a_chain_that_starts_with_each_replica() -> None:
+    each = topic(CHAIN)
+
+    assert [each.chain(number)[0] for number in range(4)] == [R1, R2, R3, R4]
+    assert each.chain(3) == (R4, R1, R2)
+    assert each.chain(4) == each.chain(0)
+
+
+def test_a_run_that_comes_from_the_wrong_side_is_refused() -> None:
+    stage = Stage(topic(CHAIN), sources=(S1, S2))
+    link = a_link(stage.topics[0], 1, b"m1")
+
+    stage.say(R3, R2, link)
+    stage.say(S2, R1, link)
+    stage.say(R1, R4, link)
+    stage.settle()
+
+    assert stage.reported("misrouted") == [S2, R3, R1]
+    assert stage.values(D1) == []
+
+
+def test_a_run_for_a_publisher_that_is_not_registered_is_refused() -> None:
+    stage = Stage(topic(CHAIN), sources=(S1, S2), opened=False)
+    stage.say(S1, R1, a_link(stage.topics[0], 1, b"m1"))
+    stage.settle()
+
+    assert stage.reported("rejected", by=R1) == [S1]
+
+
+def test_a_replica_accepts_one_content_per_number_and_names_who_sends_two() -> None:
+    stage = Stage(topic(CHAIN))
+    stage.say(S1, R1, a_link(stage.topics[0], 1, b"m1"))
+    stage.settle()
+
+    stage.say(S1, R1, a_link(stage.topics[0], 1, b"another"))
+    stage.settle()
+
+    assert stage.values(D1) == [b"m1"]
+    assert stage.reported("equivocation", by=R1) == [S1]
+
+
+def test_a_second_content_by_another_chain_is_refused_by_the_replica_that_both_share() -> None:
+    stage = Stage(topic(CHAIN), destinations=(D1, D2))
+    stage.say(S1, R1, a_link(stage.topics[0], 1, b"m1"))
+    stage.settle()
+
+    stage.say(S1, R2, a_link(stage.topics[0], 1, b"another", number=1))
+    stage.say(S1, R4, a_link(stage.topics[0], 1, b"another", number=3))
+    stage.settle()
+
+    assert stage.values(D1) == stage.values(D2) == [b"m1"]
+
+
+def test_what_was_passed_on_once_is_passed_on_again_and_delivered_once() -> None:
+    stage = Stage(topic(CHAIN))
+    lost = stage.drop(Link, sender=R3)
+    stage.say(S1, R1, a_link(stage.topics[0], 1, b"m1"))
+    stage.settle()
+    stage.release(lost)
+
+    for _ in range(3):
+        stage.say(S1, R1, a_link(stage.topics[0], 1, b"m1"))
+        stage.settle()
+
+    assert stage.values(D1) == [b"m1"]
+
+
+def test_a_source_is_not_accused_for_an_old_run_that_its_replica_gave_up() -> None:
+    stage = Stage(topic(CHAIN))
+    stage.say(S1, R1, a_link(stage.topics[0], 9, b"m9", settled=9))
+    stage.settle()
+
+    stage.say(S1, R1, a_link(stage.topics[0], 3, b"m3"))
+    stage.settle()
+
+    assert stage.reported("equivocation") == []
+
+
+def test_a_full_queue_stops_the_run_and_tells_the_source_to_wait() -> None:
+    stage = Stage(topic({**CHAIN, "queue_events_max": 4}))
+    stage.brokers[R3].writable(D1, False)
+    for number in range(1, 20):
+        stage.say(S1, R1, a_link(stage.topics[0], number, b"m%d" % number))
+        stage.settle()
+
+    last = [a.status for a in stage.messages(Ack, sender=R3, receiver=S1)][-1]
+    assert last is Status.WAIT
+    assert stage.brokers[R3].topics[T].scope.channel.depth_events <= 5
+
+
+def test_a_source_has_its_receipt_when_the_last_f_plus_one_of_the_chain_have_it() -> None:
+    stage = Stage(topic(CHAIN))
+    tail = stage.hold(Ack, sender=R3)
+    stage.publish(S1, b"m1")
+    stage.settle()
+    assert stage.receipted(S1) == []
+
+    stage.release(tail)
+    stage.settle()
+    (receipt,) = stage.outcomes_of(S1, Receipt)
+    assert receipt.replicas == (R2, R3)
+
+
+@pytest.mark.parametrize("faulty", [R1, R2])
+def test_a_source_leaves_a_chain_that_makes_no_progress(faulty: int) -> None:
+    stage = Stage(topic(CHAIN))
+    stage.drop(Link, sender=faulty)
+
+    stage.publish(S1, b"m1", b"m2")
+    stage.pass_time(3)
+
+    assert sorted(stage.values(D1)) == [b"m1", b"m2"]
+    assert stage.receipted(S1) == [1, 2]
+    assert stage.reported("chain-abandoned", by=S1)[0] == R1
+
+
+@pytest.mark.parametrize("alpha", [0, 4])
+def test_a_source_leaves_a_chain_whose_tail_acknowledges_and_keeps_everything(alpha: int) -> None:
+    stage = Stage(topic({**CHAIN, "history_every": alpha}))
+    stage.drop(Link, sender=R3, receiver=D1)
+
+    for number in range(8):
+        stage.publish(S1, b"%d" % number)
+        stage.pass_time(0.5)
+
+    assert sorted(stage.values(D1)) == [b"%d" % number for number in range(8)]
+    assert stage.reported("chain-abandoned", by=S1)[0] == R1
+
+
+def test_a_source_leaves_a_chain_whose_head_is_out_of_reach() -> None:
+    stage = Stage(topic(CHAIN))
+    stage.disconnect(S1, R1)
+
+    stage.publish(S1, b"m1")
+    stage.pass_time(2)
+
+    assert stage.values(D1) == [b"m1"]
+
+
+def test_a_source_leaves_a_chain_that_f_plus_one_replicas_complain_of_and_not_one() -> None:
+    stage = Stage(topic(CHAIN))
+    stage.publish(S1, b"m1")
+    stage.settle()
+    complaint = Ack(T, stage.stream().lane, Status.REPAIR, 1)
+
+    for _ in range(3):
+        stage.say(R4, S1, complaint)
+        stage.settle()
+    assert stage.reported("chain-abandoned") == []
+
+    stage.say(R2, S1, complaint)
+    stage.settle()
+    assert stage.reported("chain-abandoned") == [R1]
+
+
+def test_a_chain_without_traffic_is_not_left() -> None:
+    stage = Stage(topic(CHAIN))
+    stage.publish(S1, b"m1")
+    stage.settle()
+
+    stage.pass_time(10)
+
+    assert stage.reported("chain-abandoned") == []

@@ -1,0 +1,175 @@
+"""What a client asked for holds until it is taken back."""
+
+from stage import R1, R2, R3, Outlook, topic
+
+from quorate.core.filter import Filter
+from quorate.core.messages import Operation, Reply, Request
+from quorate.protocol.machine import Answered
+from quorate.protocol.requests import REPEAT_AFTER_US, Requests
+
+VOTE = topic({"broadcast": "vote"})
+CRASH = topic({"protection": "crash"})
+
+
+def asked(outlook: Outlook) -> list[tuple[int, Operation, int]]:
+    """To whom, what, under which number."""
+    return [
+        (node, message.operation, message.number)
+        for node, message in outlook.take().send
+        if isinstance(message, Request)
+    ]
+
+
+def answered(outlook: Outlook) -> list[Answered]:
+    return [outcome for outcome in outlook.take().deliver if isinstance(outcome, Answered)]
+
+
+def test_a_request_goes_to_every_replica_and_only_the_lead_is_asked_to_lead() -> None:
+    outlook = Outlook()
+    wanted = Filter(b"k", {"level": b"high"})
+
+    standing = Requests(outlook.outbox).ask(VOTE, Operation.SUBSCRIBE, wanted=wanted, lead=R2)
+
+    sent = {node: message for node, message in outlook.take().send}
+    assert sent == {
+        replica: Request(
+            standing.number, Operation.SUBSCRIBE, "t", replica == R2, b"k", {"level": b"high"}
+        )
+        for replica in (R1, R2, R3)
+    }
+
+
+def test_under_crashes_the_first_answer_wins_and_under_lies_f_plus_one() -> None:
+    for each, needed in ((CRASH, 1), (VOTE, 2)):
+        outlook = Outlook()
+        requests = Requests(outlook.outbox)
+        number = requests.ask(each, Operation.REGISTER).number
+        for replica in range(needed - 1):
+            requests.on_reply(replica, Reply(number))
+        assert answered(outlook) == []
+
+        requests.on_reply(needed - 1, Reply(number))
+        assert answered(outlook) == [Answered(number, "")]
+
+
+def test_it_is_repeated_to_those_who_have_not_answered() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    number = requests.ask(VOTE, Operation.REGISTER).number
+    requests.on_reply(R1, Reply(number))
+    requests.on_reply(R2, Reply(number))
+    outlook.take()
+
+    outlook.at(REPEAT_AFTER_US - 1)
+    requests.tick()
+    assert asked(outlook) == []
+
+    outlook.at(REPEAT_AFTER_US)
+    requests.tick()
+    requests.tick()
+    assert asked(outlook) == [(R3, Operation.REGISTER, number)]
+
+
+def test_a_replica_that_comes_back_is_told_again_what_holds() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    number = requests.ask(VOTE, Operation.REGISTER).number
+    for replica in (R1, R2, R3):
+        requests.on_reply(replica, Reply(number))
+    outlook.take()
+
+    requests.connected(R2)
+    requests.connected(9)
+
+    assert asked(outlook) == [(R2, Operation.REGISTER, number)]
+
+
+def test_what_was_refused_does_not_hold() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    standing = requests.ask(VOTE, Operation.REGISTER)
+    for replica in (R1, R2):
+        requests.on_reply(replica, Reply(standing.number, "no room"))
+    assert answered(outlook) == [Answered(standing.number, "no room")]
+
+    requests.connected(R1)
+    outlook.at(10 * REPEAT_AFTER_US)
+    requests.tick()
+
+    assert asked(outlook) == []
+    assert standing.refused
+
+
+def test_what_was_withdrawn_does_not_hold() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    standing = requests.ask(VOTE, Operation.SUBSCRIBE)
+    requests.withdraw(standing)
+    outlook.take()
+
+    requests.connected(R1)
+    for replica in (R1, R2):
+        requests.on_reply(replica, Reply(standing.number))
+
+    ready = outlook.take()
+    assert not ready.send
+    assert not ready.deliver
+
+
+def test_a_request_that_a_later_one_overtook_is_never_repeated_after_it() -> None:
+    """A replica that hears "unsubscribe" again after "subscribe" would leave us out for good."""
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    requests.withdraw(requests.ask(VOTE, Operation.SUBSCRIBE))
+    requests.ask(VOTE, Operation.UNSUBSCRIBE)
+    outlook.at(REPEAT_AFTER_US // 2)
+    again = requests.ask(VOTE, Operation.SUBSCRIBE)
+    outlook.take()
+
+    outlook.at(2 * REPEAT_AFTER_US)
+    requests.tick()
+    requests.connected(R1)
+
+    assert {(operation, number) for _, operation, number in asked(outlook)} == {
+        (Operation.SUBSCRIBE, again.number)
+    }
+
+
+def test_a_request_about_something_else_overtakes_nothing() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    requests.ask(VOTE, Operation.REGISTER)
+    requests.ask(VOTE, Operation.SUBSCRIBE)
+    requests.ask(topic({"broadcast": "vote"}, "u"), Operation.UNREGISTER)
+    outlook.take()
+
+    outlook.at(REPEAT_AFTER_US)
+    requests.tick()
+
+    operations = {operation for _, operation, _ in asked(outlook)}
+    assert operations == {Operation.REGISTER, Operation.SUBSCRIBE, Operation.UNREGISTER}
+
+
+def test_what_was_given_back_leaves_nothing_behind() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    for _ in range(100):
+        standing = requests.ask(VOTE, Operation.SUBSCRIBE)
+        requests.withdraw(standing)
+        number = requests.ask(VOTE, Operation.UNSUBSCRIBE).number
+        for replica in (R1, R2, R3):
+            requests.on_reply(replica, Reply(number))
+    outlook.take()
+
+    requests.connected(R1)
+
+    assert asked(outlook) == []
+
+
+def test_what_each_replica_said_can_be_looked_up() -> None:
+    requests = Requests(Outlook().outbox)
+    number = requests.ask(VOTE, Operation.REGISTER).number
+    requests.on_reply(R1, Reply(number, "no"))
+
+    assert requests.replies(number) == {R1: "no"}
+    assert requests.replies(99) == {}
