@@ -12,9 +12,11 @@ from quorate.core.messages import (
     Fetch,
     Forward,
     Frontier,
+    Link,
     Omitted,
     Publish,
     ReadyVote,
+    Reply,
     Status,
     Supply,
     Vouch,
@@ -106,10 +108,10 @@ def test_a_subscriber_that_comes_late_does_not_get_what_went_before() -> None:
 
 
 def test_a_replica_that_lies_about_where_a_stream_begins_hides_nothing() -> None:
-    stage = Stage(topic(VOTE))
+    stage = Stage(topic(VOTE), opened=False)
+    stage.drop(Reply, sender=R1)
     stage.alter(lambda f: Frontier(f.publisher, f.topic, f.lane, 10**6, 10**6), Frontier, sender=R1)
-    stage.say(R1, D1, Frontier(*stage.stream(), 10**6, 10**6))
-    stage.settle()
+    stage.open()
     stage.publish(S1, b"first", b"second")
     stage.pass_time(2)
     assert stage.values() == [b"first", b"second"]
@@ -214,6 +216,16 @@ def test_a_source_moves_to_the_next_chain_when_the_head_of_its_own_is_out_of_rea
     assert stage.receipted() == [1]
 
 
+def test_what_the_tail_of_a_chain_could_not_bring_a_subscriber_asks_the_others_for() -> None:
+    stage = Stage(topic({"broadcast": "chain", "history_every": 0}))
+    lost = stage.drop(Link, receiver=D1)
+    stage.publish(S1, b"event")
+    stage.settle()
+    lost.lifted = True
+    stage.pass_time(3)
+    assert stage.values() == [b"event"]
+
+
 def test_a_source_keeps_what_no_delivered_history_names() -> None:
     """A chain's replica may acknowledge a batch that it started after, and ask for it later."""
     # Given: no history gets through, and every replica says that it has everything.
@@ -223,7 +235,7 @@ def test_a_source_keeps_what_no_delivered_history_names() -> None:
     stage.settle()
     for replica in stage.brokers:
         stage.say(replica, S1, Ack(topic_id("t"), Lane.EVENTS, Status.OK, 1))
-    stage.settle()
+    stage.pass_time(0.1)
     # When
     stage.say(R4, S1, Fetch(*stage.stream(), payload=True, sequences=[1]))
     stage.settle()

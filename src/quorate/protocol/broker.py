@@ -72,9 +72,19 @@ class Served:
             self.reliable.flush()
         if self.histories is not None:
             self.histories.flush()
+            self._let_in()
         has_more = self.scope.channel.drain()
         self.scope.flush_acks()
         return has_more
+
+    def _let_in(self) -> None:
+        """Go on with what waited for a history that is delivered now."""
+        assert self.histories is not None
+        for sender, run in self.histories.take_unblocked():
+            if isinstance(run, Link) and self.chain is not None:
+                self.chain.on_link(sender, run)
+            elif isinstance(run, Publish) and self.forwarding is not None:
+                self.forwarding.on_publish(sender, run)
 
     def forget(self, publisher: NodeId) -> None:
         if self.reliable is not None:
@@ -285,7 +295,7 @@ class Broker:
         except LocalProtocolError as error:
             return str(error)
         is_here = sender in scope.channel.outlets
-        sentence = scope.channel.subscribe(sender, request.lead, wanted)
+        sentence = scope.channel.subscribe(sender, request.lead, wanted, number=request.number)
         if not sentence and not is_here:
             scope.introduce(sender)
         return sentence

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, MemberId, NodeId, Sequence, Stream, member_of
-from quorate.core.messages import Taken
+from quorate.core.messages import Reply, Taken
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.outlet import Outlet, Run
 from quorate.protocol.topic import Topic
@@ -151,12 +151,13 @@ class Channel:
         if not outlet.events:
             outlet.moved_at_us = now_us
         elif now_us - outlet.moved_at_us > STALLED_AFTER_US:
-            self._outbox.report(
-                outlet.subscriber,
-                "stalled",
+            sentence = (
                 f"took nothing for {STALLED_AFTER_US // 1_000_000} s while "
-                f"{outlet.events} events waited; its subscription to '{self.topic.name}' is over",
+                f"{outlet.events} events waited; its subscription to '{self.topic.name}' is over"
             )
+            self._outbox.report(outlet.subscriber, "stalled", sentence)
+            # When it reads again, this is what it finds, and may subscribe anew.
+            self._outbox.send(outlet.subscriber, Reply(outlet.number, sentence))
             self.unsubscribe(outlet.subscriber)
 
     def _listed(self, client: NodeId, names: tuple[str, ...]) -> bool:

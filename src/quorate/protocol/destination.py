@@ -60,6 +60,7 @@ ASK_AFTER_US = 200_000
 PATIENCE_US = 15_000_000
 # A run that stays open for so long is gone on with batch by batch.
 RUN_PATIENCE_US = 100_000
+HISTORIES_WAITING_MAX = 64
 ASK_BATCHES_MAX = 512
 EARLY_BYTES_MAX = 32 * 1024 * 1024
 # So many streams may one replica speak of while the others know nothing of them.
@@ -132,6 +133,8 @@ class Incoming:
         # Runs on which all agree so far, by their first number, and where new ones may begin.
         self._runs: dict[Sequence, WholeRun] = {}
         self._unheard_from: Sequence = 0
+        # Histories that are to be followed when what they name has had time to arrive.
+        self._histories: deque[tuple[int, History, tuple[NodeId, ...]]] = deque()
         self.frontiers: dict[NodeId, Sequence] = {}
         # Batches that some replicas leave out for us, by filter or for lack of room.
         self.omitted: dict[Sequence, int] = {}
@@ -158,7 +161,8 @@ class Incoming:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.ballot.open or self.decided or self.held or self.early or self._runs)
+        waiting = self._runs or self._histories
+        return not (self.ballot.open or self.decided or self.held or self.early or waiting)
 
     def resume(self, low: Sequence | None) -> None:
         """Go on with a stream that was forgotten after a long silence."""
@@ -294,18 +298,21 @@ class Incoming:
         vouchers: tuple[NodeId, ...],
     ) -> None:
         stream, end = self.stream, first + len(contents)
+        batches = zip(range(first, end), contents, payloads, strict=True)
+        if first != self.low or self.done or self.decided or self.ballot.open:
+            # Some of it may have been counted batch by batch meanwhile.
+            for sequence, content, payload in batches:
+                if not self._is_done(sequence):
+                    self.decided.pop(sequence, None)
+                    self._drop_early(sequence)
+                    self._complete(sequence, content, payload, vouchers, False)
+            return
         deliveries = [
             Delivery(stream, sequence, content, payload, vouchers, False)
-            for sequence, content, payload in zip(
-                range(first, end), contents, payloads, strict=True
-            )
+            for sequence, content, payload in batches
         ]
-        if first == self.low:
-            self.highest = max(self.highest, end - 1)
-            self._move_to(end)
-        else:
-            for sequence in range(first, end):
-                self._mark_done(sequence)
+        self.highest = max(self.highest, end - 1)
+        self._move_to(end)
         if self._fifo:
             self.held.update((delivery.sequence, delivery) for delivery in deliveries)
             self._release()
@@ -317,6 +324,9 @@ class Incoming:
     def on_frontier(self, replica: NodeId, frontier: Frontier) -> None:
         """How far this replica has come. What we miss of it, `tick` asks for."""
         self.frontiers[replica] = frontier.highest
+        if frontier.highest < self._told:
+            # It lags behind us, and may have missed how far we have come.
+            self._outbox.send(replica, Taken(*self.stream, self._told))
         start = frontier.lowest
         if replica not in self.starts and self._subscription.is_answered_by(replica):
             # With the answer came the streams that were known: this one began later, and we
@@ -369,7 +379,19 @@ class Incoming:
             self._subscription.blame(replica, f"supplied another content for batch {sequence}")
 
     def on_history(self, history: History, vouchers: tuple[NodeId, ...]) -> None:
-        """A history names what was sent: whatever is still open among it is decided now."""
+        """A history names what was sent. What it names is probably on its way: wait a little."""
+        if self.low is None or history.end > self.low:
+            due_us = self._outbox.now_us + ASK_AFTER_US
+            self._histories.append((due_us, history, vouchers))
+            if len(self._histories) > HISTORIES_WAITING_MAX:
+                self._follow(*self._histories.popleft()[1:])
+
+    def _follow_histories(self, now_us: int) -> None:
+        while self._histories and self._histories[0][0] <= now_us:
+            self._follow(*self._histories.popleft()[1:])
+
+    def _follow(self, history: History, vouchers: tuple[NodeId, ...]) -> None:
+        """Whatever is still open among what a history names is decided now."""
         if self.low is not None and history.end <= self.low:
             return
         self._take_apart()
@@ -388,6 +410,7 @@ class Incoming:
             self._marks.popleft()
         self.tell_progress(1)
         self._take_apart(now_us - RUN_PATIENCE_US)
+        self._follow_histories(now_us)
         self.ask_for_payloads(now_us)
         self._ask_for_voices(now_us)
         self._give_up(now_us)
@@ -492,6 +515,7 @@ class Incoming:
         self._move_to(low)
 
     def _move_to(self, low: Sequence) -> None:
+        low = max(low, self.low or 0)
         while low in self.done:
             self.done.remove(low)
             low += 1

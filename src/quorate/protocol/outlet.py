@@ -24,7 +24,7 @@ from quorate.core import batch
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.filter import Filter
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream
-from quorate.core.limits import WINDOW_BATCHES
+from quorate.core.limits import RUN_BATCHES_MAX, WINDOW_BATCHES
 from quorate.core.messages import Authenticator, Forward, Frontier, Link, Omitted, Vouch
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size, consecutive
@@ -125,10 +125,14 @@ class Line:
 class Outlet:
     """The output queue of one subscriber."""
 
-    def __init__(self, subscriber: NodeId, lead: bool, wanted: Filter, outbox: Outbox) -> None:
+    def __init__(
+        self, subscriber: NodeId, lead: bool, wanted: Filter, outbox: Outbox, *, number: int = 0
+    ) -> None:
         self.subscriber = subscriber
         self.lead = lead
         self.filter = wanted
+        # Of the request that made it.
+        self.number = number
         # Whether the subscriber's link takes more.
         self.open = True
         self.has_more = False
@@ -325,10 +329,11 @@ class Outlet:
         for stream, line in self._lines.items():
             far = line.taken + CREDIT_BATCHES + 1
             for first, count in line.omitted:
-                near = min(count, far - first)
-                if near > 0:
-                    line.highest = max(line.highest, first + near - 1)
-                    self._outbox.send(self.subscriber, Omitted(*stream, first, near))
+                end = min(first + count, far)
+                for start in range(first, end, RUN_BATCHES_MAX):
+                    part = min(RUN_BATCHES_MAX, end - start)
+                    line.highest = max(line.highest, start + part - 1)
+                    self._outbox.send(self.subscriber, Omitted(*stream, start, part))
             if line.omitted:
                 line.omitted = [
                     (max(first, far), first + count - max(first, far))

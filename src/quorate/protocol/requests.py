@@ -97,12 +97,20 @@ class Requests:
         standing = self._standing.get(reply.number)
         if standing is None:
             return
+        if reply.sentence and standing.voter.replies.get(replica) == "":
+            self._renew(replica, standing, reply.sentence)
+            return
         answer = standing.voter.add(replica, reply.sentence)
         if answer is not None and not standing.answered:
             standing.answered, standing.refused = True, bool(answer)
             self._outbox.deliver(Answered(standing.number, answer))
             if answer or standing.operation in _GIVING_BACK:
                 self.withdraw(standing)
+
+    def _renew(self, replica: NodeId, standing: Standing, why: str) -> None:
+        """This replica ended what it had granted, since we took nothing. Now we do: ask again."""
+        self._outbox.report(replica, "cut-off", why)
+        self._outbox.send(replica, standing.request(replica))
 
     def connected(self, replica: NodeId) -> None:
         """A replica that crashed has forgotten us: say again what holds."""

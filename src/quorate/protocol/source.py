@@ -45,7 +45,10 @@ KEPT_BATCHES_MAX = 2048
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
+# A chain has failed after this long without progress, or after four times the longest gap
+# that it showed lately, if that is more.
 CHAIN_PATIENCE_US = 250_000
+CHAIN_PATIENCE_US_MAX = 1_000_000
 TICK_EVERY_US = 50_000
 # A history goes out after this long even if fewer than alpha batches wait for one.
 HISTORY_IDLE_US = 250_000
@@ -257,6 +260,7 @@ class ChainOutgoing(Outgoing):
         self._from = self._sent = first
         self._acked = first - 1
         self._progress_at_us = 0
+        self._gap_us = 0
         # There is something to send, and the head of the chain is out of reach.
         self._is_barred = False
         self._complaints: set[NodeId] = set()
@@ -299,9 +303,13 @@ class ChainOutgoing(Outgoing):
         """
         waited_us = self._outbox.now_us - self._progress_at_us
         is_behind = self._sent > self._from and self._acked < self._sent - 1
-        if (is_behind or self._is_barred) and waited_us > CHAIN_PATIENCE_US:
+        if (is_behind or self._is_barred) and waited_us > self._patience_us:
             self._next_chain("it made no progress")
         self._trim()
+
+    @property
+    def _patience_us(self) -> int:
+        return min(max(CHAIN_PATIENCE_US, 4 * self._gap_us), CHAIN_PATIENCE_US_MAX)
 
     def reconnected(self, replica: NodeId) -> None:
         if replica == self.topic.chain(self.number)[0]:
@@ -312,6 +320,8 @@ class ChainOutgoing(Outgoing):
         ends = chain.last_of(self.topic, self.number)
         last = min(self.peers[replica].acked for replica in ends)
         if last > self._acked:
+            gap_us = self._outbox.now_us - self._progress_at_us
+            self._gap_us = max(gap_us, self._gap_us - self._gap_us // 16)
             self._acked = last
             self._progress_at_us = self._outbox.now_us
         if last >= self.unreceipted:

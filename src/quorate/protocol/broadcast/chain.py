@@ -105,7 +105,8 @@ class Replica:
         if not are_authentic(link, covered, makers, scope.me, scope.macs):
             scope.outbox.report(sender, "bad-authenticator", f"run at {link.first} was altered")
             return
-        self._accept(link, digests, covered, path, position)
+        if not self._accept(link, digests, covered, path, position) and self._histories:
+            self._histories.hold_back(Stream(link.publisher, link.topic), sender, link)
 
     def accept_late(self, stream: Stream, sequence: Sequence, payload: bytes) -> None:
         """A batch that a history named, sent by its source when we asked for it."""
@@ -119,22 +120,23 @@ class Replica:
         covered: bytes,
         path: tuple[NodeId, ...],
         position: int,
-    ) -> None:
+    ) -> bool:
+        """Take a run that is authentic. False if its source owes us a history first."""
         scope = self._scope
         stream = Stream(link.publisher, link.topic)
         intake = scope.intake(stream, link.settled)
         count = len(digests)
         if scope.channel.is_full(stream):
             scope.acknowledge(stream, Status.WAIT)
-            return
-        blocked = self._histories and self._histories.room(stream, link.first) < count
-        if blocked or self._contradicts(stream, link.first, digests):
-            scope.acknowledge(stream, self._status(stream))
-            return
-        intake.accept(link.first, count)
-        self._note(stream, link.first, link.payloads, digests)
-        self._pass_on(link, digests, covered, path, position)
+            return True
+        histories = self._histories
+        is_blocked = histories is not None and histories.room(stream, link.first) < count
+        if not is_blocked and not self._contradicts(stream, link.first, digests):
+            intake.accept(link.first, count)
+            self._note(stream, link.first, link.payloads, digests)
+            self._pass_on(link, digests, covered, path, position)
         scope.acknowledge(stream, self._status(stream))
+        return not is_blocked
 
     def _pass_on(
         self,

@@ -10,6 +10,8 @@ that owes one is blocked.
 Invariant: a correct replica vouches for at most one content per stream and sequence number.
 """
 
+from msgspec import structs
+
 from quorate.core.ids import NodeId, Sequence, Stream
 from quorate.core.messages import Publish, Status
 from quorate.crypto.digests import digest
@@ -34,6 +36,11 @@ class Replica:
         count = len(publish.payloads)
         if self._histories is not None:
             count = min(count, self._histories.room(stream, publish.first))
+            if count < len(publish.payloads):
+                rest = structs.replace(
+                    publish, first=publish.first + count, payloads=publish.payloads[count:]
+                )
+                self._histories.hold_back(stream, publisher, rest)
         fresh = intake.accept(publish.first, count)
         if len(fresh) == count:
             self._forward(stream, publish.urgent, publish.first, publish.payloads[:count])

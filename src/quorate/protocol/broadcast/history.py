@@ -31,13 +31,14 @@ from struct import error as StructError
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream
 from quorate.core.limits import WINDOW_BATCHES
-from quorate.core.messages import Fetch, Publish, Status, Supply
+from quorate.core.messages import Fetch, Link, Publish, Status, Supply
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import reliable
 from quorate.protocol.broadcast.scope import Scope
 
 DIGEST_BYTES = 32
 ASK_SOURCE_AFTER_US = 200_000
+HELD_BACK_BYTES_MAX = 16 * 1024 * 1024
 _HEAD = Struct("<QI")
 
 
@@ -96,6 +97,9 @@ class Replica:
         self._ledgers: dict[Stream, Ledger] = {}
         # Streams for which the last missing batch came in this turn.
         self._complete: dict[Stream, None] = {}
+        # Streams whose source a history unblocked in this turn, and what waits for that.
+        self._unblocked: dict[Stream, None] = {}
+        self._antechamber: dict[Stream, list[tuple[NodeId, Publish | Link]]] = {}
         self.broadcast = reliable.Replica(scope, admits=self._admits, on_closed=self._on_delivered)
 
     def room(self, stream: Stream, first: Sequence) -> int:
@@ -104,6 +108,23 @@ class Replica:
         open_from = ledger.open_from or first
         room: int = open_from + 2 * self._alpha - first
         return max(0, room)
+
+    def hold_back(self, stream: Stream, sender: NodeId, run: Publish | Link) -> None:
+        """Keep a run of a blocked source until its history is delivered.
+
+        A source goes on when f + 1 replicas have delivered a history, and the others may be a
+        little behind. It never sends more than 2 alpha batches ahead; what is more is dropped.
+        """
+        waiting = self._antechamber.setdefault(stream, [])
+        batches = sum(len(held.payloads) for _, held in waiting) + len(run.payloads)
+        size = sum(len(p) for _, held in waiting for p in held.payloads)
+        if batches <= 2 * self._alpha and size <= HELD_BACK_BYTES_MAX:
+            waiting.append((sender, run))
+
+    def take_unblocked(self) -> list[tuple[NodeId, Publish | Link]]:
+        """The runs that need to wait no longer."""
+        unblocked, self._unblocked = self._unblocked, {}
+        return [held for stream in unblocked for held in self._antechamber.pop(stream, [])]
 
     def accepted(self, stream: Stream, sequence: Sequence, content: Digest) -> None:
         """A batch was accepted on its own way: the histories to come must agree with it."""
@@ -166,6 +187,8 @@ class Replica:
         for stream in [s for s in self._ledgers if s.publisher == publisher]:
             del self._ledgers[stream]
             self._complete.pop(stream, None)
+            self._unblocked.pop(stream, None)
+            self._antechamber.pop(stream, None)
         self.broadcast.forget(publisher)
 
     def _ledger(self, stream: Stream) -> Ledger:
@@ -217,6 +240,8 @@ class Replica:
         ledger = self._ledger(stream)
         end = History.decode(payload).end
         ledger.open_from = max(ledger.open_from, end)
+        if stream in self._antechamber:
+            self._unblocked[stream] = None
         ledger.missing = {s: content for s, content in ledger.missing.items() if s >= end}
         if stream in self._scope.intakes:
             self._scope.acknowledge(stream, self.status(stream))
