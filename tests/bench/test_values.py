@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.bench.clients import Counters, Received, Tally, Task, Window
+from quorate.bench.clients import Progress, Received, Tally, Task, Window
 from quorate.bench.processes import BenchError
 from quorate.bench.values import EVENT_BYTES_MIN, Values
 from quorate.core import batch
+from quorate.core.batch import Batch
 from quorate.core.ids import Lane, Stream, topic_id
 from quorate.protocol.machine import Delivery
 
@@ -25,7 +26,7 @@ def test_a_value_gives_back_its_counter_and_its_stamp(size: int, counter: int, s
     made = values.make(counter, stamp)
 
     assert len(made) == size
-    assert values.read(made) == (counter, stamp)
+    assert values.read(made, 1) == (counter, stamp)
 
 
 @given(st.integers(0, 252), st.integers(1, 255))
@@ -34,14 +35,14 @@ def test_a_changed_byte_anywhere_but_in_the_counter_is_noticed(at: int, change: 
     made = bytearray(values.make(7, 99))
     made[at] ^= change
 
-    found = values.read(bytes(made))
+    found = values.read(bytes(made), 1)
 
     # The counter is checked against the sequence number of its batch, further down.
     assert found is None or found[0] != 7
 
 
 def test_a_value_of_another_run_is_noticed() -> None:
-    assert Values(253, "this").read(Values(253, "that").make(1, 2)) is None
+    assert Values(253, "this").read(Values(253, "that").make(1, 2), 1) is None
 
 
 def test_values_too_short_for_their_marks_are_refused() -> None:
@@ -51,7 +52,7 @@ def test_values_too_short_for_their_marks_are_refused() -> None:
 
 @given(st.lists(st.integers(0, 50)))
 def test_a_counter_is_new_exactly_once(counters: list[int]) -> None:
-    seen, known = Counters(), set[int]()
+    seen, known = Progress(), set[int]()
 
     for counter in counters:
         assert seen.is_new(counter) == (counter not in known)
@@ -75,7 +76,7 @@ def tallied(deliveries: Iterable[tuple[int, Delivery]], events_per_batch: int = 
     async def tally() -> Received:
         counted = Tally(task(events_per_batch))
         for now_ns, each in deliveries:
-            counted.add(now_ns, each, batch.count_of(each.payload))
+            counted.add(now_ns, [(each, Batch(each.payload))])
         return counted.received(WINDOW)
 
     return asyncio.run(tally())

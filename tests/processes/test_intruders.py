@@ -44,7 +44,7 @@ async def undisturbed(cluster: TestCluster) -> AsyncIterator[Traffic]:
         traffic.flow()
         await traffic.passed(20)
         yield traffic
-        await traffic.passed(100)
+        await traffic.passed(50)
         await traffic.settled()
         traffic.check()
 
@@ -172,6 +172,7 @@ def test_a_member_that_sends_garbage_inside_its_link_is_named(cluster: TestClust
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("cluster", ["mac"], indirect=True)
 def test_hundreds_of_connections_that_say_nothing_keep_no_member_out(
     cluster: TestCluster,
 ) -> None:

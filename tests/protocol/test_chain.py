@@ -3,7 +3,6 @@
 from itertools import combinations
 
 import pytest
-from stage import D1, D2, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
 
 from quorate.core.ids import topic_id
 from quorate.core.messages import Ack, Link, Status
@@ -11,6 +10,7 @@ from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import chain
 from quorate.protocol.machine import Receipt
 from quorate.protocol.topic import Topic
+from stage import D1, D2, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
 
 CHAIN: dict[str, object] = {"broadcast": "chain", "history_every": 0}
 T = topic_id("t")

@@ -1,13 +1,12 @@
 """A channel knows who takes part, and pushes back where nothing may be lost."""
 
-from stage import D1, D2, S1, S2, Outlook, event, name_of, topic
-
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, Stream, node_of, topic_id
 from quorate.core.messages import Forward, Frontier, Taken
 from quorate.crypto.digests import digest
 from quorate.protocol.channel import SESSIONS_PER_MEMBER_MAX, STALLED_AFTER_US, Channel
 from quorate.protocol.outlet import CREDIT_BATCHES, Run, run_of
+from stage import D1, D2, S1, S2, Outlook, event, name_of, topic
 
 STREAM = Stream(S1, topic_id("t"))
 NAMES = {client: name_of(client) for client in (S1, S2, D1, D2)}

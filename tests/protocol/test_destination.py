@@ -4,7 +4,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stage import D1, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Lane, node_of, topic_id
@@ -18,6 +17,7 @@ from quorate.core.messages import (
     Omitted,
     Publish,
     Request,
+    Status,
     Supply,
     Taken,
     Vouch,
@@ -35,9 +35,11 @@ from quorate.protocol.destination import (
     STREAMS_MAX,
     TICK_EVERY_US,
     Destination,
+    Subscription,
 )
 from quorate.protocol.machine import Delivery, Skipped
 from quorate.protocol.outlet import CREDIT_BATCHES
+from stage import D1, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
 
 AUTHENTICATED: dict[str, object] = {"broadcast": "authenticated", "history_every": 0}
 FIFO: dict[str, object] = {**AUTHENTICATED, "order": "fifo"}
@@ -91,7 +93,7 @@ class Alone:
         return [o.sequence for o in self.machine.take().deliver if isinstance(o, Delivery)]
 
     @property
-    def subscription(self):  # type: ignore[no-untyped-def]
+    def subscription(self) -> Subscription:
         return self.machine._subscriptions[T]
 
 
@@ -364,7 +366,7 @@ def test_topics_that_were_not_subscribed_to_are_not_heard() -> None:
 
 def test_what_is_not_for_a_destination_is_reported() -> None:
     alone = Alone()
-    alone.machine.step(R1, Ack(T, Lane.EVENTS, 0, 1))  # type: ignore[arg-type]
+    alone.machine.step(R1, Ack(T, Lane.EVENTS, Status.OK, 1))
 
     assert [(r.node, r.kind) for r in alone.machine.take().reports] == [(R1, "rejected")]
 

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stage import D1, R1, R2, R3, R4, S1, Stage, event, topic
 
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Lane, topic_id
@@ -11,6 +10,7 @@ from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Echo, Fetch, Forward, Publish, Supply, Vouch
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast.history import History
+from stage import D1, R1, R2, R3, R4, S1, Stage, event, topic
 
 ALPHA = 4
 TABLE: dict[str, object] = {"broadcast": "authenticated", "history_every": ALPHA}
@@ -23,9 +23,7 @@ def batches(stage: Stage, replica: int, first: int, *values: bytes) -> None:
     stage.say(S1, replica, Publish(T, Lane.EVENTS, False, first, 1, payloads))
 
 
-def history(
-    stage: Stage, replica: int, first: int, *values: bytes, number: int = 1
-) -> None:
+def history(stage: Stage, replica: int, first: int, *values: bytes, number: int = 1) -> None:
     named = History(first, tuple(digest(event(value)) for value in values))
     stage.say(S1, replica, Publish(T, Lane.HISTORIES, False, number, 1, [named.encode()]))
 
@@ -127,7 +125,9 @@ def test_it_echoes_as_soon_as_the_source_supplied_the_rest() -> None:
 @pytest.mark.parametrize(
     ("sender", "value"), [(S1, b"forged"), (R2, b"b"), (D1, b"b")], ids=["wrong", "replica", "sub"]
 )
-def test_it_takes_only_the_named_content_and_only_from_the_source(sender: int, value: bytes) -> None:
+def test_it_takes_only_the_named_content_and_only_from_the_source(
+    sender: int, value: bytes
+) -> None:
     stage = Stage(topic(TABLE))
     history(stage, R1, 1, b"a", b"b")
     batches(stage, R1, 1, b"a")

@@ -3,7 +3,6 @@
 from random import Random
 
 import pytest
-from stage import event
 
 from quorate.core.batch import Batch
 from quorate.core.errors import LocalProtocolError
@@ -35,6 +34,7 @@ from quorate.protocol.misbehaviour import (
     alter,
     behave,
 )
+from stage import event
 
 D = bytes(range(32))
 VOUCH = Vouch(1000, 7, Lane.EVENTS, 5, [D])
@@ -56,9 +56,7 @@ MEANS: dict[str, dict[type, str]] = {
         Ack: "through",
     },
     "publisher": dict.fromkeys((Forward, Vouch, Echo, ReadyVote, Supply, Link), "publisher"),
-    "topic": dict.fromkeys(
-        (Publish, Forward, Vouch, Echo, ReadyVote, Supply, Link, Ack), "topic"
-    ),
+    "topic": dict.fromkeys((Publish, Forward, Vouch, Echo, ReadyVote, Supply, Link, Ack), "topic"),
     "content": {
         **dict.fromkeys((Publish, Forward, Supply, Link), "payloads"),
         **dict.fromkeys((Vouch, Echo, ReadyVote), "digests"),
@@ -118,7 +116,7 @@ def test_a_field_that_does_not_exist_is_refused_with_those_that_do() -> None:
 def test_an_equivocator_tells_some_the_truth_and_all_others_the_same_lie() -> None:
     ((_, told),) = Equivocate([1, 2])(Ready(send=[(node, VOUCH) for node in range(4)]), 0)
 
-    said = {node: message for node, message in told.send}
+    said = dict(told.send)
     assert said[0] == said[3] == VOUCH
     assert said[1] == said[2] != VOUCH
 

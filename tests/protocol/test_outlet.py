@@ -5,7 +5,6 @@ from typing import TypeAlias
 
 from hypothesis import given
 from hypothesis import strategies as st
-from stage import D1, S1, S2, Outlook, event, events, topic
 
 from quorate.core.filter import Filter
 from quorate.core.ids import Stream, topic_id
@@ -22,6 +21,7 @@ from quorate.protocol.outlet import (
     events_in,
     run_of,
 )
+from stage import D1, S1, S2, Outlook, event, events, topic
 
 STREAM = Stream(S1, topic_id("t"))
 OTHER = Stream(S2, topic_id("t"))

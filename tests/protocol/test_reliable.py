@@ -2,8 +2,6 @@
 
 from unittest.mock import patch
 
-from stage import D1, R1, R2, R3, R4, S1, S2, Outlook, event, name_of, pairwise_macs, topic
-
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, Stream, node_of, topic_id
 from quorate.core.limits import WINDOW_BATCHES
@@ -30,6 +28,7 @@ from quorate.protocol.broadcast.reliable import (
 from quorate.protocol.broadcast.scope import Scope
 from quorate.protocol.channel import Channel
 from quorate.protocol.retention import Retention
+from stage import D1, R1, R2, R3, R4, S1, S2, Outlook, event, name_of, pairwise_macs, topic
 
 T = topic_id("t")
 STREAM = Stream(S1, T)
@@ -46,9 +45,7 @@ class Alone:
         names = {client: name_of(client) for client in (S1, S2, D1)}
         channel = Channel(each, names, self.outlook.outbox)
         channel.subscribe(D1, True, Filter())
-        self.scope = Scope(
-            R1, each, channel, Retention(), self.outlook.outbox, pairwise_macs(R1)
-        )
+        self.scope = Scope(R1, each, channel, Retention(), self.outlook.outbox, pairwise_macs(R1))
         self.replica = reliable.Replica(self.scope)
 
     def publish(self, *payloads: bytes, first: int = 1, source: int = S1, settled: int = 1) -> None:

@@ -1,11 +1,10 @@
 """What a client asked for holds until it is taken back."""
 
-from stage import R1, R2, R3, Outlook, topic
-
 from quorate.core.filter import Filter
 from quorate.core.messages import Operation, Reply, Request
 from quorate.protocol.machine import Answered
 from quorate.protocol.requests import REPEAT_AFTER_US, Requests
+from stage import R1, R2, R3, Outlook, topic
 
 VOTE = topic({"broadcast": "vote"})
 CRASH = topic({"protection": "crash"})
@@ -30,7 +29,7 @@ def test_a_request_goes_to_every_replica_and_only_the_lead_is_asked_to_lead() ->
 
     standing = Requests(outlook.outbox).ask(VOTE, Operation.SUBSCRIBE, wanted=wanted, lead=R2)
 
-    sent = {node: message for node, message in outlook.take().send}
+    sent = dict(outlook.take().send)
     assert sent == {
         replica: Request(
             standing.number, Operation.SUBSCRIBE, "t", replica == R2, b"k", {"level": b"high"}

@@ -1,5 +1,6 @@
 """Runs: consecutive numbers in one message, and no message larger than a frame takes."""
 
+from itertools import pairwise
 from unittest.mock import patch
 
 from hypothesis import given
@@ -31,7 +32,7 @@ def test_a_run_ends_only_where_the_numbers_do_or_where_it_is_full(numbers: list[
         parts = [(first, len(v)) for first, v in consecutive((n, None) for n in numbers)]
 
     assert all(1 <= length <= FEW for _, length in parts)
-    for (first, length), (next_first, _) in zip(parts, parts[1:], strict=False):
+    for (first, length), (next_first, _) in pairwise(parts):
         assert length == FEW or next_first != first + length
 
 
@@ -71,5 +72,5 @@ def test_a_part_ends_only_where_the_next_payload_has_no_room(
 ) -> None:
     parts = [part for _, part in by_size(1, payloads, bytes_max)]
 
-    for part, following in zip(parts, parts[1:], strict=False):
+    for part, following in pairwise(parts):
         assert sum(map(len, part)) + len(following[0]) > bytes_max

@@ -1,7 +1,6 @@
 """The publishing end: receipts, retransmission, bounds."""
 
 import pytest
-from stage import R1, R2, R3, R4, S1, Stage, event, topic
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Lane, topic_id
@@ -15,6 +14,7 @@ from quorate.protocol.source import (
     RETRY_AFTER_US,
     RETRY_AFTER_US_MAX,
 )
+from stage import R1, R2, R3, R4, S1, Stage, event, topic
 
 AUTHENTICATED: dict[str, object] = {"broadcast": "authenticated", "history_every": 0}
 CONTRACTS: dict[str, dict[str, object]] = {

@@ -176,9 +176,9 @@ def test_a_replica_that_is_ready_before_it_has_the_payload_still_echoes() -> Non
     stage.drop((ReadyVote, Vouch, Forward), sender=R4)
     missed = stage.drop(Publish, receiver=R1)
     stage.publish(S1, b"event")
-    # When: R1 becomes ready by the echoes of the others, and takes the payload from them.
-    stage.pass_time(0.3)
-    assert stage.messages(ReadyVote, sender=R1)
+    # When: R1 becomes ready by the echoes of the others, and takes the payload from R4.
+    stage.pass_time(4)
+    assert stage.messages(Supply, sender=R4, receiver=R1)
     missed.lifted = True
     stage.pass_time(5)
     # Then: without its echo, R2 and R3 would never be ready.
@@ -224,6 +224,16 @@ def test_what_the_tail_of_a_chain_could_not_bring_a_subscriber_asks_the_others_f
     lost.lifted = True
     stage.pass_time(3)
     assert stage.values() == [b"event"]
+
+
+def test_under_fifo_what_only_histories_brought_is_delivered_without_a_long_wait() -> None:
+    """Replicas that never saw a run of the chain must say where its stream begins, too."""
+    stage = Stage(topic({"broadcast": "chain", "history_every": 4, "order": "fifo"}))
+    for replica in (R2, R3, R4):
+        stage.drop(Link, receiver=replica)
+    stage.publish(S1, b"first", b"second")
+    stage.pass_time(5)
+    assert stage.values() == [b"first", b"second"]
 
 
 def test_a_source_keeps_what_no_delivered_history_names() -> None:

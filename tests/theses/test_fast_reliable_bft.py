@@ -9,7 +9,6 @@ from random import Random
 
 import msgspec
 import pytest
-from stage import D1, D2, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
 
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, NodeId, topic_id
@@ -34,6 +33,7 @@ from quorate.protocol.broadcast.history import History
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import FIELDS, Drop, Lie, Silence
+from stage import D1, D2, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
 
 AUTHENTICATED: dict[str, object] = {"broadcast": "authenticated", "history_every": 0}
 RELIABLE: dict[str, object] = {"broadcast": "reliable"}
@@ -55,7 +55,7 @@ def names_of(count: int) -> list[bytes]:
     return [b"m%d" % number for number in range(1, count + 1)]
 
 
-# B1: authenticated broadcast (3.1)
+# B1: authenticated broadcast, section 3.1
 
 
 def test_figure_3_1_a_destination_delivers_the_third_copy_and_discards_the_fourth() -> None:
@@ -160,9 +160,7 @@ def test_two_replicas_that_agree_are_not_enough_with_one_that_differs() -> None:
     """Section 3.1: the destination needs 2f + 1 correct messages, and names who differs."""
     stage = Stage(topic(AUTHENTICATED))
     stage.drop(VOICES, sender=R4)
-    stage.alter(
-        lambda vouch: msgspec.structs.replace(vouch, digests=[bytes(32)]), Vouch, sender=R2
-    )
+    stage.alter(lambda vouch: msgspec.structs.replace(vouch, digests=[bytes(32)]), Vouch, sender=R2)
 
     stage.publish(S1, b"m1")
     stage.settle()
@@ -170,7 +168,7 @@ def test_two_replicas_that_agree_are_not_enough_with_one_that_differs() -> None:
     assert stage.values(D1) == []
 
 
-# B2: Bracha's reliable broadcast (3.2)
+# B2: Bracha's reliable broadcast, section 3.2
 
 
 def test_figure_3_3_source_to_replicas_echo_to_all_ready_to_all_and_destinations() -> None:
@@ -296,7 +294,7 @@ def test_a_replica_that_votes_for_two_contents_counts_once_and_is_named() -> Non
     assert stage.reported("equivocation", by=R1) == [R2, R4]
 
 
-# B3: chain (3.3, 5.6, 6.4.3)
+# B3: chain, sections 3.3, 5.6 and 6.4.3
 
 
 def hops(stage: Stage) -> list[tuple[NodeId, NodeId]]:
@@ -454,7 +452,7 @@ def test_a_source_whose_chain_fails_takes_the_next_one() -> None:
     assert stage.receipted(S1) == [1]
 
 
-# B4: histories (5.8, 6.2)
+# B4: histories, sections 5.8 and 6.2
 
 
 def test_figure_3_2_is_repaired_by_the_history() -> None:
@@ -590,7 +588,7 @@ def test_histories_do_not_interfere_with_the_numbers_of_publications() -> None:
     assert stage.receipted(S1) == list(range(1, 3 * ALPHA + 1))
 
 
-# B5: message authentication codes (2.4, 5.6, 6.6)
+# B5: message authentication codes, sections 2.4, 5.6 and 6.6
 
 
 @pytest.mark.parametrize("algorithm", MAC_ALGORITHMS)
@@ -662,7 +660,7 @@ def test_two_identities_share_a_key_that_a_third_does_not_know() -> None:
     assert not macs[0].verify(1, b"m1", tag), "a tag must not be reflected to its maker"
 
 
-# B6: topics and filters (5.4, 5.8)
+# B6: topics and filters, sections 5.4 and 5.8
 
 
 def test_a_subscriber_gets_the_topics_that_it_asked_for_and_no_other() -> None:
@@ -720,7 +718,7 @@ def test_a_subscriber_may_change_its_filter_at_any_time() -> None:
     assert stage.values(D1) == [b"one", b"four"]
 
 
-# B7: back-pressure (6.2)
+# B7: back-pressure, section 6.2
 
 
 def test_a_busy_broker_tells_its_publisher_to_wait_and_loses_nothing() -> None:
@@ -756,7 +754,7 @@ def test_a_busy_broker_holds_no_more_than_its_bound() -> None:
     assert stage.brokers[R1].topics[T].scope.channel.depth_events <= 8 + 1
 
 
-# B8: misbehaving brokers (6.7, 7.3.4)
+# B8: misbehaving brokers, sections 6.7 and 7.3.4
 
 
 def mute(stage: Stage, replica: NodeId) -> None:

@@ -8,7 +8,6 @@ from random import Random
 
 import msgspec
 import pytest
-from stage import D1, D2, D3, R1, R2, R3, S1, S2, Stage, event, events, topic
 
 from quorate.core.batch import Batch, encode_one
 from quorate.core.contract import Contract
@@ -18,6 +17,7 @@ from quorate.core.ids import Lane, topic_id
 from quorate.core.messages import Forward, Omitted, Operation, Publish, Reply, Request, Vouch
 from quorate.protocol.misbehaviour import Lie, Silence, Slow
 from quorate.protocol.topic import Topic
+from stage import D1, D2, D3, R1, R2, R3, S1, S2, Stage, event, events, topic
 
 CRASH: dict[str, object] = {"protection": "crash"}
 VOTE: dict[str, object] = {"broadcast": "vote"}
@@ -140,7 +140,7 @@ def test_a_request_about_an_unknown_channel_is_refused_with_the_known_ones() -> 
     stage.settle()
 
     sentence = stage.messages(Reply, sender=R1, receiver=D1)[-1].sentence
-    assert sentence == "there is no topic 'nowhere'; this replica serves t"
+    assert sentence == "there is no topic 'nowhere' here; the topics are t"
 
 
 # F2: channels from configuration (3.3.2, table 3.1)

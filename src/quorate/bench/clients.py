@@ -13,7 +13,7 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -25,6 +25,7 @@ from quorate.bench.processes import Parent
 from quorate.bench.values import Values
 from quorate.client import Consumer, Producer, Receipt
 from quorate.core import batch
+from quorate.core.batch import Batch
 from quorate.core.errors import QuorateError
 from quorate.core.ids import topic_id
 from quorate.protocol.machine import Delivery
@@ -161,15 +162,27 @@ def _round_robin(topics: list[str]) -> Iterator[tuple[int, str]]:
 # Subscribing
 
 
-class Counters:
-    """Which counters of one topic have been seen: all below a number, and a few beyond it."""
+class Progress:
+    """Which batches of one topic have arrived: all below a counter, and a few beyond it."""
+
+    __slots__ = ("_beyond", "_first_sequence", "_next")
 
     def __init__(self) -> None:
         self._next = 0
         self._beyond: set[int] = set()
+        self._first_sequence: int | None = None
+
+    def is_in_place(self, counter: int, sequence: int) -> bool:
+        """Whether a counter belongs to this number: both go up by one with each batch."""
+        if self._first_sequence is None:
+            self._first_sequence = sequence - counter
+        return sequence - counter == self._first_sequence
 
     def is_new(self, counter: int) -> bool:
         """Whether this counter is seen for the first time; from now on it has been."""
+        if counter == self._next and not self._beyond:
+            self._next += 1
+            return True
         if counter < self._next or counter in self._beyond:
             return False
         self._beyond.add(counter)
@@ -189,26 +202,34 @@ class Tally:
         self.news = asyncio.Event()
         self._events = task.events_per_batch
         self._values = Values(task.event_bytes, task.run)
-        self._seen = {topic_id(topic): Counters() for topic in task.topics}
-        self._first_sequence: dict[int, int] = {}
-        self._arrivals_ns: list[int] = []
-        self._latencies_ns: list[int] = []
+        self._progress = {topic_id(topic): Progress() for topic in task.topics}
+        # When something arrived, and how old each batch of it was.
+        self._arrivals: list[tuple[int, list[int]]] = []
 
-    def add(self, now_ns: int, delivery: Delivery, events: int) -> None:
-        found = self._read(delivery, events)
-        if found is None:
-            self.forged += 1
-            return
-        counter, stamp_ns = found
-        if not self._seen[delivery.stream.topic].is_new(counter):
-            self.duplicated += 1
-            return
-        self.batches += 1
-        self._arrivals_ns.append(now_ns)
-        self._latencies_ns.append(now_ns - stamp_ns)
+    def add(self, now_ns: int, deliveries: Iterable[tuple[Delivery, Batch]]) -> None:
+        """Look at everything that arrived at one moment."""
+        ages_ns: list[int] = []
+        events, read, progress_of = self._events, self._values.read, self._progress.get
+        for delivery, opened in deliveries:
+            found = read(delivery.payload, events) if opened.count == events else None
+            progress = progress_of(delivery.stream.topic)
+            sequence = delivery.sequence
+            if not (found and progress and progress.is_in_place(found[0], sequence)):
+                self.forged += 1
+            elif not progress.is_new(found[0]):
+                self.duplicated += 1
+            else:
+                ages_ns.append(now_ns - found[1])
+        self.batches += len(ages_ns)
+        self._arrivals.append((now_ns, ages_ns))
 
     def received(self, window: Window) -> Received:
-        latencies_ns = list(self._inside(window))
+        latencies_ns = [
+            age_ns
+            for arrived_ns, ages_ns in self._arrivals
+            if window.began_ns <= arrived_ns < window.ended_ns
+            for age_ns in ages_ns
+        ]
         return Received(
             events_in_window=len(latencies_ns) * self._events,
             latencies=summarise(latencies_ns),
@@ -216,26 +237,6 @@ class Tally:
             forged=self.forged,
             duplicated=self.duplicated,
         )
-
-    def _read(self, delivery: Delivery, events: int) -> tuple[int, int] | None:
-        """Counter and stamp, if every event is what the publisher made and in its place."""
-        event_bytes, payload = self._values.event_bytes, delivery.payload
-        value = payload[-event_bytes:]
-        if events != self._events:
-            return None
-        if events > 1 and payload[-event_bytes * events :] != value * events:
-            return None
-        found = self._values.read(value)
-        if found is None or delivery.stream.topic not in self._seen:
-            return None
-        first = self._first_sequence.setdefault(delivery.stream.topic, delivery.sequence - found[0])
-        return found if delivery.sequence - found[0] == first else None
-
-    def _inside(self, window: Window) -> Iterator[int]:
-        began_ns, ended_ns = window.began_ns, window.ended_ns
-        for arrived_ns, latency_ns in zip(self._arrivals_ns, self._latencies_ns, strict=True):
-            if began_ns <= arrived_ns < ended_ns:
-                yield latency_ns
 
 
 async def subscribe(task: Task) -> None:
@@ -258,9 +259,7 @@ async def subscribe(task: Task) -> None:
 async def _read_into(tally: Tally, consumer: Consumer) -> None:
     while True:
         deliveries = await consumer.poll_batches()
-        now_ns = time.monotonic_ns()
-        for delivery, opened in deliveries:
-            tally.add(now_ns, delivery, opened.count)
+        tally.add(time.monotonic_ns(), deliveries)
         tally.news.set()
 
 

@@ -55,8 +55,14 @@ class Experiment:
 
     @property
     def in_flight(self) -> int:
-        """How many batches may wait for their receipts."""
-        return 1 if self.name == ONE_IN_FLIGHT else _IN_FLIGHT[self.events_per_batch]
+        """How many batches may wait for their receipts.
+
+        Never fewer than a publisher may send without a history: one that waits for its receipts
+        before that would wait for ever when only a history can bring them.
+        """
+        if self.name == ONE_IN_FLIGHT:
+            return 1
+        return max(_IN_FLIGHT[self.events_per_batch], 2 * self.history_every)
 
     @property
     def title(self) -> str:
@@ -80,8 +86,8 @@ class Experiment:
 
     def contracts(self) -> dict[str, Contract]:
         """The topics of this experiment, by name."""
-        in_flight_events = _IN_FLIGHT[self.events_per_batch] * self.events_per_batch
-        table: dict[str, object] = {"queue_events_max": _QUEUE_PER_IN_FLIGHT * in_flight_events}
+        queue_events = _QUEUE_PER_IN_FLIGHT * self.in_flight * self.events_per_batch
+        table: dict[str, object] = {"queue_events_max": queue_events}
         if self.protocol == "first-answer":
             table["protection"] = "crash"
         else:

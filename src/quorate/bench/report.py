@@ -69,6 +69,7 @@ _COLUMNS = (
     _Column("p50, in\ntrips", lambda row: _optional(row.p50_round_trips, ".1f")),
     _Column("lost", lambda row: str(row.lost)),
     _Column("forged", lambda row: str(row.forged)),
+    _Column("without\nreceipt", lambda row: str(row.unacknowledged or "")),
 )
 
 

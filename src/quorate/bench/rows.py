@@ -70,7 +70,8 @@ class Row:
     @property
     def is_sound(self) -> bool:
         """Whether the contract was kept: figures of a cluster that loses events mean nothing."""
-        return not (self.problem or self.lost or self.forged or self.duplicated)
+        wrong = self.lost or self.forged or self.duplicated or self.unacknowledged
+        return not (wrong or self.problem)
 
 
 def as_json(row: Row) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from blake3 import blake3
 from quorate.bench.processes import BenchError
 
 _TAIL = Struct("<QQQ")
+_unpack_tail = _TAIL.unpack_from
 EVENT_BYTES_MIN = _TAIL.size
 
 
@@ -33,9 +34,15 @@ class Values:
     def make(self, counter: int, stamp_ns: int) -> bytes:
         return self._body + _TAIL.pack(counter, stamp_ns ^ self._guard, stamp_ns)
 
-    def read(self, value: bytes) -> tuple[int, int] | None:
-        """Counter and stamp, or None if this is no value of the run."""
-        if len(value) != self.event_bytes or not value.startswith(self._body):
+    def read(self, payload: bytes, events: int) -> tuple[int, int] | None:
+        """Counter and stamp of a batch of equal values, or None if it is none of this run."""
+        size = self.event_bytes
+        start = len(payload) - size
+        if start < 0 or not payload.startswith(self._body, start):
             return None
-        counter, guarded, stamp_ns = _TAIL.unpack_from(value, len(self._body))
-        return (counter, stamp_ns) if guarded ^ self._guard == stamp_ns else None
+        counter, guarded, stamp_ns = _unpack_tail(payload, len(payload) - _TAIL.size)
+        if guarded ^ self._guard != stamp_ns:
+            return None
+        if events > 1 and payload[-size * events :] != payload[start:] * events:
+            return None
+        return counter, stamp_ns

@@ -205,4 +205,7 @@ def _until_done(work: Coroutine[Any, Any, _Result]) -> _Result:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         return await task
 
-    return run(watched())
+    try:
+        return run(watched())
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None

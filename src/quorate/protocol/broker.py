@@ -268,8 +268,9 @@ class Broker:
     def _on_request(self, sender: NodeId, request: Request) -> None:
         named = next((s for s in self.topics.values() if s.scope.topic.name == request.topic), None)
         if named is None:
-            known = ", ".join(sorted(s.scope.topic.name for s in self.topics.values()))
-            sentence = f"there is no topic '{request.topic}'; this replica serves {known}"
+            # The same words from every replica, or no quorum of them would agree.
+            known = ", ".join(sorted(topic.name for topic in self._all_topics.values()))
+            sentence = f"there is no topic '{request.topic}' here; the topics are {known}"
         else:
             sentence = self._carry_out(named.scope, sender, request)
             self._dirty[named.scope.topic.id] = None

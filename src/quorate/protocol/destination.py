@@ -619,6 +619,10 @@ class Incoming:
             del self.decided[sequence]
             self._outbox.deliver(Skipped(self.stream, sequence, 1, "nobody supplied its payload"))
             self._mark_done(sequence)
+        if self.low is None and self.done and self._marks[0]:
+            # Nobody says where the stream begins. We cannot wait for ever.
+            self._move_to(min(self.done))
+            self._release()
         target = min([self._marks[0] + 1, *self.decided])
         if self.low is not None and target > self.low:
             # Later ones were done long ago: nobody will ever bring these.

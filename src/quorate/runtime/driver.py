@@ -25,6 +25,7 @@ from quorate.protocol.misbehaviour import Rewrite, behave
 from quorate.runtime.transport import Transport
 
 PEER_BYTES_MAX = 16 * 1024 * 1024
+TIMER_PRECISION_S = 0.001
 
 _log = logging.getLogger("quorate.driver")
 
@@ -209,4 +210,9 @@ class Driver:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.wake()
+        if now_us() < self._timer_us:
+            # uvloop rounds to milliseconds. A machine that is woken too early has nothing to do
+            # yet and asks for no other timer, so that nothing would ever wake it.
+            self._timer = self._loop.call_later(TIMER_PRECISION_S, self._on_timer)
+        else:
+            self.wake()

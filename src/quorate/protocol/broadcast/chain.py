@@ -112,6 +112,7 @@ class Replica:
         """A batch that a history named, sent by its source when we asked for it."""
         self._scope.intake(stream, 0).accept(sequence, 1)
         self._note(stream, sequence, [payload], [digest(payload)])
+        self._scope.channel.note(stream, sequence)
 
     def _accept(
         self,

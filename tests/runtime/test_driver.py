@@ -1,0 +1,62 @@
+"""The driver takes turns for its machine, and never forgets to wake it."""
+
+import asyncio
+
+import pytest
+
+from quorate.core.ids import NodeId
+from quorate.core.messages import Message
+from quorate.protocol.machine import Ready
+from quorate.runtime.driver import Driver
+
+PATIENCE_S = 10.0
+
+
+class Clockwork:
+    """A machine that does something at its times only, and asks for the next time only then."""
+
+    every_us = 20_000
+
+    def __init__(self) -> None:
+        self.strokes = 0
+        self.turned = asyncio.Event()
+        self._next_us = 0
+        self._ready = Ready()
+
+    def tick(self, now_us: int) -> None:
+        self.turned.set()
+        if now_us >= self._next_us:
+            self.strokes += 1
+            self._next_us = now_us + self.every_us
+            self._ready.timers.append(self._next_us)
+
+    def step(self, sender: NodeId, message: Message) -> None: ...
+
+    def connected(self, peer: NodeId) -> None: ...
+
+    def disconnected(self, peer: NodeId) -> None: ...
+
+    def writable(self, peer: NodeId, writable: bool) -> None: ...
+
+    def take(self) -> Ready:
+        ready, self._ready = self._ready, Ready()
+        return ready
+
+
+def test_a_timer_that_goes_off_early_is_not_the_machine_s_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+        monkeypatch.setattr(loop, "call_later", lambda delay, *call: call_later(delay / 2, *call))
+        machine = Clockwork()
+        owner = Driver(machine)
+        owner.wake()
+        async with asyncio.timeout(PATIENCE_S):
+            while machine.strokes < 5:
+                machine.turned.clear()
+                await machine.turned.wait()
+        owner.stop()
+
+    asyncio.run(story())
