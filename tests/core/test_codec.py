@@ -116,7 +116,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Reply: st.builds(Reply, NUMBERS, TEXTS),
     StatusQuery: st.builds(StatusQuery, NUMBERS),
     StatusReport: st.builds(
-        StatusReport, NUMBERS, st.dictionaries(TEXTS, TREES, max_size=3).map(lambda t: raw(t))
+        StatusReport, NUMBERS, st.dictionaries(TEXTS, TREES, max_size=3).map(raw)
     ),
     Misbehave: st.builds(
         Misbehave,

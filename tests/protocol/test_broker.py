@@ -197,6 +197,23 @@ def test_an_unknown_topic_and_taken_of_strangers_do_no_harm() -> None:
     assert stage.values() == [b"fine"]
 
 
+@pytest.mark.parametrize("table", [AUTHENTICATED, RELIABLE])
+def test_of_a_run_that_overlaps_only_the_new_part_is_handed_on(table: dict[str, object]) -> None:
+    stage = Stage(topic(table))
+    values = [event(b"1"), event(b"2"), event(b"3"), event(b"4")]
+    for first, last in ((2, 3), (1, 4), (1, 4)):
+        for replica in (R1, R2, R3, R4):
+            stage.say(S1, replica, publish(first, *values[first - 1 : last]))
+        stage.settle()
+
+    handed_on = [
+        forward.first + offset
+        for forward in stage.messages(Forward, sender=R1)
+        for offset in range(len(forward.payloads))
+    ]
+    assert sorted(handed_on) == [1, 2, 3, 4]
+
+
 # Acknowledgements and frontiers
 
 

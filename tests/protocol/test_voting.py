@@ -94,6 +94,13 @@ def test_a_request_is_answered_once() -> None:
     assert answers(voter, [(0, ""), (1, ""), (2, "")]) == ["", None, None]
 
 
+def test_a_replica_that_changes_its_mind_is_counted_for_its_first_reply() -> None:
+    voter = ReplyVoter([0, 1, 2], 2)
+
+    assert answers(voter, [(0, "yes"), (0, "no"), (1, "no")]) == [None, None, None]
+    assert voter.replies == {0: "yes", 1: "no"}
+
+
 def test_a_reply_from_outside_does_not_count() -> None:
     voter = ReplyVoter([0, 1, 2], 1)
 

@@ -39,7 +39,8 @@ def observer(launcher: Launcher) -> str:
     if not here:
         raise ConfigError(
             f"replicas are asked by a client of the cluster, and {launcher.directory}/keys holds "
-            f"the keys of none; its clients are {_names(list(launcher.cluster.clients))}"
+            f"the keys of none; its clients are {_names(list(launcher.cluster.clients))} (it takes "
+            f"none to run a replica: quorate replica NAME start)"
         )
     return next((client.name for client in here if client.operator), here[0].name)
 

@@ -108,7 +108,7 @@ class Transport:
 
     def why_down(self, peer: NodeId) -> str:
         """Why the last attempt to keep a link to this peer up failed; empty when it is up."""
-        return "" if peer in self._hub.up else self._down.get(peer, "not dialled yet")
+        return "" if peer in self._hub.up else self._down.get(peer, "no answer yet")
 
     async def close(self) -> None:
         """End all links, after a moment for what is still buffered, and stop listening."""
@@ -156,6 +156,13 @@ class Transport:
             where = f"{replica.name} at {replica.host}:{replica.port}"
             self._down[replica.number] = f"{where} cannot be reached: {str(error) or 'no answer'}"
             return None
+        except asyncio.CancelledError:
+            # uvloop forgets a connection whose opening is cancelled, and never says that it is
+            # lost; whoever waits for the link to be gone would wait for ever.
+            if link in self._hub.all:
+                link.abort()
+                link.connection_lost(None)
+            raise
         await link.settled.wait()
         return link
 

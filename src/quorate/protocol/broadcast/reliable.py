@@ -41,7 +41,7 @@ from quorate.crypto.digests import digest
 from quorate.protocol.broadcast.scope import Scope
 from quorate.protocol.runs import consecutive
 
-GUARANTEE = "every correct subscriber delivers it, or all fail to know of it; a correct one has"
+GUARANTEE = "a correct replica delivered it, so every correct subscriber will"
 REPEAT_AFTER_US = 300_000
 REPEAT_AFTER_US_MAX = 3_000_000
 PAYLOAD_PATIENCE_US = 100_000
