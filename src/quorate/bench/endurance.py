@@ -377,14 +377,15 @@ async def torment(task: Task) -> None:
 
 
 async def _send_for_ever(sessions: list[Producer]) -> None:
-    payload = batch.encode_values([bytes(TORMENT_BYTES)], 0)
+    payloads = [batch.encode_values([bytes(TORMENT_BYTES)], 0)] * TORMENT_RUN
     for turn in count():
+        # It claims that all before is settled, so that no window is ever full.
         first = 1 + turn * TORMENT_RUN
+        session = sessions[turn % len(sessions)]
         for topic in TOPICS:
-            run_of = Publish(topic_id(topic), Lane.EVENTS, False, first, 1, [payload] * TORMENT_RUN)
-            session = sessions[turn % len(sessions)]
+            message = Publish(topic_id(topic), Lane.EVENTS, False, first, first, payloads)
             members = session.cluster.placement(topic)
-            session.driver.send(members[turn % len(members)], run_of)
+            session.driver.send(members[turn // len(sessions) % len(members)], message)
         await asyncio.sleep(TORMENT_EVERY_S)
 
 
