@@ -49,7 +49,7 @@ def test_a_stream_keeps_no_more_than_a_window() -> None:
 
 
 def test_bytes_are_bounded_and_the_oldest_go_first() -> None:
-    retention = Retention(bytes_max=8 * 100)
+    retention = Retention(bytes_max=2 * 100)
     for number in range(1, 50):
         keep(retention, number, bytes(10))
 
@@ -69,7 +69,7 @@ def test_a_batch_that_is_larger_than_its_share_is_kept_alone() -> None:
 
 
 def test_a_stream_that_floods_does_not_push_out_another() -> None:
-    retention = Retention(bytes_max=8 * 100)
+    retention = Retention(bytes_max=2 * 100)
     keep(retention, 1, bytes(50))
 
     for number in range(1, 500):

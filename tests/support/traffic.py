@@ -54,8 +54,10 @@ def value_of(run: str, topic: str, number: int, size: int = 100) -> bytes:
 def is_of_another_run(value: bytes, run: str) -> bool:
     """Whether this was published by an earlier test, and is as good as on the first day."""
     other, topic, number, *_ = (*value.decode(errors="replace").split(), "", "", "")
-    return other != run and number.isdecimal() and (
-        value_of(other, topic, int(number), len(value)) == value
+    return (
+        other != run
+        and number.isdecimal()
+        and (value_of(other, topic, int(number), len(value)) == value)
     )
 
 
@@ -172,9 +174,7 @@ class Traffic:
 
     async def passed(self, count: int) -> None:
         """So many more values have reached every subscriber on every topic."""
-        goals = [
-            (books, books.delivered + count) for each in self.books for books in each.values()
-        ]
+        goals = [(books, books.delivered + count) for each in self.books for books in each.values()]
         await self._within(lambda: all(books.delivered >= goal for books, goal in goals))
 
     async def settled(self) -> None:

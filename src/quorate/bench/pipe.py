@@ -4,12 +4,12 @@ Framed TCP over the loopback, one process at each end, the same event loop as ev
 here, and no security, no protocol and no queue. The sender builds every frame, a length and a
 payload; the receiver looks at every length and takes every payload out as bytes.
 
+    plain       asyncio's streams as their documentation shows them: one `write` and two
+                `readexactly` for each frame. Ratios refer to it (docs/decisions/0007).
+    ping        the same streams, one frame at a time, there and back.
     coalesced   by hand: the frames of a turn are joined into one write, and whatever one read
                 brought is split from one buffer. It is the fastest that we know how to write,
-                because a slow yardstick flatters.
-    plain       asyncio's streams as their documentation shows them: one `write` and two
-                `readexactly` for each frame. It tells what most programs would get.
-    ping        one frame at a time, there and back.
+                and stands beside the other in every row.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from quorate.bench.processes import BenchError, Parent, Worker
 from quorate.runtime.loop import run
 
 HOST = "127.0.0.1"
-KINDS = ("coalesced", "plain", "ping")
+KINDS = ("plain", "ping", "coalesced")
 # The pipe that ratios refer to.
-YARDSTICK = "coalesced"
+YARDSTICK = "plain"
 START_SECONDS_MAX = 30.0
 
 _LENGTH = Struct("<I")
@@ -181,49 +181,13 @@ class Flood(asyncio.Protocol):
             self._loop.call_soon(self._write)
 
 
-class Echo(Inbox):
-    """The receiving end of a ping: sends back what comes."""
-
-    def received(self, payloads: list[bytes]) -> None:
-        for payload in payloads:
-            self._tcp.write(_LENGTH.pack(len(payload)) + payload)
-
-
-class Pinger(Inbox):
-    """The sending end of a ping: the next frame leaves when the last one is back."""
-
-    def __init__(self, frame_bytes: int, seconds: float) -> None:
-        super().__init__()
-        self.round_trips_ns: list[int] = []
-        self._payload = bytes(frame_bytes)
-        self._until_ns = time.perf_counter_ns() + int(seconds * 1e9)
-        self._sent_ns = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._ping()
-
-    def received(self, payloads: list[bytes]) -> None:
-        now_ns = time.perf_counter_ns()
-        self.round_trips_ns.append(now_ns - self._sent_ns)
-        if now_ns < self._until_ns:
-            self._ping()
-        else:
-            self._tcp.close()
-
-    def _ping(self) -> None:
-        self._sent_ns = time.perf_counter_ns()
-        self._tcp.write(_LENGTH.pack(len(self._payload)) + self._payload)
-
-
-async def _receive(kind: str) -> None:
+async def _receive_coalesced() -> None:
     parent, loop = await Parent.connect(), asyncio.get_running_loop()
-    end = Counter() if kind == "coalesced" else Echo()
+    end = Counter()
     server = await loop.create_server(lambda: end, HOST, 0)
     parent.say(server.sockets[0].getsockname()[1])
     await end.closed.wait()
-    if isinstance(end, Counter):
-        parent.say({"frames": end.frames, "seconds": time.perf_counter() - end.began_s})
+    parent.say({"frames": end.frames, "seconds": time.perf_counter() - end.began_s})
     server.close()
 
 
@@ -231,14 +195,6 @@ async def _send_coalesced(port: int, frame_bytes: int, seconds: float) -> None:
     loop = asyncio.get_running_loop()
     _, flood = await loop.create_connection(lambda: Flood(frame_bytes, seconds), HOST, port)
     await flood.closed.wait()
-
-
-async def _send_pings(port: int, frame_bytes: int, seconds: float) -> None:
-    parent, loop = await Parent.connect(), asyncio.get_running_loop()
-    _, pinger = await loop.create_connection(lambda: Pinger(frame_bytes, seconds), HOST, port)
-    await pinger.closed.wait()
-    round_trips = sorted(pinger.round_trips_ns)
-    parent.say({"p50_ms": percentile(round_trips, 50) / 1e6, "count": len(round_trips)})
 
 
 # With streams
@@ -281,6 +237,43 @@ async def _send_plain(port: int, frame_bytes: int, seconds: float) -> None:
     await writer.wait_closed()
 
 
+async def _echo() -> None:
+    parent, done = await Parent.connect(), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                writer.write(await _read_frame(reader))
+        except asyncio.IncompleteReadError:
+            writer.close()
+            done.set()
+
+    server = await asyncio.start_server(answer, HOST, 0)
+    parent.say(server.sockets[0].getsockname()[1])
+    await done.wait()
+    server.close()
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    header = await reader.readexactly(_LENGTH.size)
+    return header + await reader.readexactly(_LENGTH.unpack(header)[0])
+
+
+async def _ping(port: int, frame_bytes: int, seconds: float) -> None:
+    parent = await Parent.connect()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    frame = _LENGTH.pack(frame_bytes) + bytes(frame_bytes)
+    round_trips_ns: list[int] = []
+    until_ns = time.perf_counter_ns() + int(seconds * 1e9)
+    while (sent_ns := time.perf_counter_ns()) < until_ns:
+        writer.write(frame)
+        await _read_frame(reader)
+        round_trips_ns.append(time.perf_counter_ns() - sent_ns)
+    writer.close()
+    round_trips_ns.sort()
+    parent.say({"p50_ms": percentile(round_trips_ns, 50) / 1e6, "count": len(round_trips_ns)})
+
+
 def _frames_per_turn(frame_bytes: int) -> int:
     return max(1, _TURN_BYTES // (frame_bytes + _LENGTH.size))
 
@@ -294,9 +287,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float)
     given = parser.parse_args()
     if given.end == "receive":
-        run(_receive_plain() if given.kind == "plain" else _receive(given.kind))
+        receivers = {"plain": _receive_plain, "ping": _echo, "coalesced": _receive_coalesced}
+        run(receivers[given.kind]())
     else:
-        senders = {"coalesced": _send_coalesced, "plain": _send_plain, "ping": _send_pings}
+        senders = {"plain": _send_plain, "ping": _ping, "coalesced": _send_coalesced}
         run(senders[given.kind](given.port, given.frame_bytes, given.seconds))
 
 

@@ -418,6 +418,9 @@ class Incoming:
     def tell_progress(self, step: int) -> None:
         """Let the replicas send more, once we have taken so many batches."""
         through = 0 if self.low is None else max(self.low - 1, self._marks[-1])
+        if self.decided:
+            # What we may still have to fetch, the replicas must still retain.
+            through = min(through, min(self.decided) - 1)
         if through >= self._told + step:
             self._told = through
             self._outbox.send_all(self._members, Taken(*self.stream, self._told))

@@ -29,7 +29,10 @@ from quorate.core.messages import Authenticator, Forward, Frontier, Link, Omitte
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size, consecutive
 
+# How far ahead of the subscriber, in batches and in the bytes of their payloads, we send. It
+# must not be further than what replicas retain, or a payload that it misses would be gone.
 CREDIT_BATCHES = 1024
+CREDIT_BYTES = 8 * 1024 * 1024
 URGENT_CREDIT_BATCHES = 256
 DRAIN_BYTES_MAX = 1024 * 1024
 OMISSIONS_MAX = 1024
@@ -104,6 +107,9 @@ class Line:
     events: int = 0
     urgent_sent: list[Sequence] = field(default_factory=list)
     omitted: list[tuple[Sequence, int]] = field(default_factory=list)
+    # What was sent and is not taken yet: the last number of each run, and its bytes.
+    outstanding: deque[tuple[Sequence, int]] = field(default_factory=deque)
+    outstanding_bytes: int = 0
 
     def may_send(self, run: Run) -> bool:
         """Is the subscriber near enough for this run to be worth sending?"""
@@ -112,7 +118,17 @@ class Line:
             self.urgent_sent = [s for s in self.urgent_sent if s > self.taken]
             is_near = run.last < self.taken + WINDOW_BATCHES
             return is_near and len(self.urgent_sent) < URGENT_CREDIT_BATCHES
-        return run.first <= self.taken + CREDIT_BATCHES
+        return run.first <= self.taken + CREDIT_BATCHES and self.outstanding_bytes <= CREDIT_BYTES
+
+    def sent(self, run: Run) -> None:
+        size = sum(map(len, run.payloads))
+        self.outstanding.append((run.last, size))
+        self.outstanding_bytes += size
+
+    def take(self, through: Sequence) -> None:
+        self.taken = through
+        while self.outstanding and self.outstanding[0][0] <= through:
+            self.outstanding_bytes -= self.outstanding.popleft()[1]
 
     def omit(self, first: Sequence, count: int) -> None:
         """Remember what to say about these; neighbours are said together."""
@@ -194,7 +210,7 @@ class Outlet:
     def on_taken(self, stream: Stream, through: Sequence) -> None:
         line = self._lines.get(stream)
         if line is not None and through > line.taken:
-            line.taken = through
+            line.take(through)
             self.moved_at_us = self._outbox.now_us
 
     def drain(self, expires_after_us: int) -> int:
@@ -303,6 +319,7 @@ class Outlet:
 
     def _send(self, line: Line, run: Run) -> int:
         line.highest = max(line.highest, run.last)
+        line.sent(run)
         if run.urgent:
             line.urgent_sent.extend(range(run.first, run.last + 1))
         to, stream, send = self.subscriber, run.stream, self._outbox.send

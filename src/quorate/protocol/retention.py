@@ -11,8 +11,8 @@ from quorate.core.ids import Digest, NodeId, Sequence, Stream, TopicId
 from quorate.core.limits import WINDOW_BATCHES
 
 RETAINED_BYTES_MAX = 64 * 1024 * 1024
-# However many streams there are, each may use at least this share of the bytes.
-_STREAMS_MIN = 8
+# One stream alone may not use more than half of the bytes, so that others find room.
+_STREAMS_MIN = 2
 
 
 class Held(NamedTuple):
