@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusters import TestCluster, running_cluster
-from quorate.client import Admin, Consumer, Producer
+from quorate.client import Admin, Consumer, Producer, Receipt
 from quorate.core.errors import BusyError
 from quorate.protocol.channel import STALLED_AFTER_US
 from quorate.protocol.outlet import CREDIT_BATCHES
@@ -152,16 +152,19 @@ async def until_pushed_back(watch: Watch) -> None:
 async def refused_as_busy(cluster: TestCluster) -> None:
     """A producer with little patience is told that the topic is busy, and which replicas are."""
     async with Producer(cluster.directory, "alice", batch_events=1, timeout_s=1.0) as hasty:
-        futures = []
-        with pytest.raises(BusyError, match="busy") as refusal:
+        futures: list[asyncio.Future[Receipt]] = []
+
+        async def submit_many() -> None:
             for number in range(10 * QUEUE_EVENTS):
                 value = value_of("hasty", "never", number)
                 futures.append(await hasty.submit("never", value))
+
+        with pytest.raises(BusyError, match="busy") as refusal:
+            await submit_many()
         assert refusal.value.retriable
-        for future in futures:
-            # What was taken before that may or may not have its receipt by now.
-            future.cancel()
+        # What was taken before that may or may not have its receipt by now.
         await hasty.close(flush=False)
+        await asyncio.gather(*futures, return_exceptions=True)
 
 
 async def until_cut_off(cluster: TestCluster, watch: Watch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from clusters import TestCluster, running_cluster
 from net import Proxy
 from quorate.client import Producer
-from quorate.core.cluster import Cluster
+from quorate.core.cluster import Client, Cluster
 from quorate.crypto.identity import Identity
 from quorate.runtime.files import cluster_file, key_file, read_cluster, read_identity
 from quorate.runtime.links import STRANGERS_PER_HOST_MAX
@@ -75,24 +75,19 @@ def test_a_client_with_the_right_name_and_other_keys_is_refused_and_named(
 ) -> None:
     file = read_cluster(cluster_file(cluster.directory))
     forged = Identity.generate("alice")
-    posing = replace(
-        file.named("alice"),
-        sign_key=forged.public.sign_key,
-        mac_key=forged.public.mac_key,
-        certificate=forged.public.certificate,
-    )
-    others = tuple(client for client in file.clients if client.name != "alice")
+    alice, *others = file.clients
+    posing = Client.of(forged.public, index=0, party=alice.party)
     believed = replace(file, clients=(posing, *others))
 
     async def story() -> None:
         async with undisturbed(cluster):
             impostor = Producer(believed, forged)
             await impostor.start()
-            if file.link_security == "mac":
-                words = ("claims to be alice", "cannot prove it")
-            else:
-                words = ("certificate that the cluster file does not pin",)
-            await until_named(cluster, "stranger", *words)
+            words = {
+                "mac": ("claims to be alice", "cannot prove it"),
+                "tls": ("certificate that the cluster file does not pin",),
+            }
+            await until_named(cluster, "stranger", *words[file.link_security])
             assert not impostor.driver.connected_peers
             await impostor.close(flush=False)
 

@@ -162,7 +162,8 @@ def test_a_publisher_that_completes_no_broadcast_neither_fills_a_replica_nor_slo
         ):
 
             async def memory_mb() -> dict[str, float]:
-                return {name: float(s["memory_mb"]) for name, s in (await admin.status()).items()}
+                status: dict[str, Any] = await admin.status()
+                return {name: report["memory_mb"] for name, report in status.items()}
 
             traffic.flow()
             await mallory.register(topic)

@@ -314,6 +314,28 @@ def test_a_replica_that_lies_about_where_a_stream_begins_hides_nothing(lowest: i
     assert stage.values() == values_of(10)
 
 
+@pytest.mark.parametrize("lowest", [0, 7, 10**6, 2**63])
+def test_where_a_stream_begins_is_not_for_one_replica_to_say(lowest: int) -> None:
+    alone = Alone(begun=False)
+    alone.hear(R4, begin(lowest, lowest))
+    for replica in (R1, R2, R3):
+        alone.hear(replica, begin())
+
+    delivered = [n for r in (R1, R2, R3) for n in alone.hear(r, forward(1, b"a"))]
+
+    assert delivered == [1]
+
+
+def test_a_subscriber_that_came_late_begins_where_the_replicas_say() -> None:
+    alone = Alone(begun=False)
+    for replica in REPLICAS:
+        alone.hear(replica, begin(50, 49))
+
+    delivered = [n for r in REPLICAS for n in alone.hear(r, forward(49, b"old", b"new"))]
+
+    assert delivered == [50]
+
+
 @pytest.mark.parametrize("first", [1, 5, 10**6, 2**63])
 def test_a_replica_that_claims_to_omit_hides_nothing(first: int) -> None:
     stage = Stage(topic(AUTHENTICATED))
@@ -463,9 +485,10 @@ def test_a_replica_that_lags_far_behind_is_not_cut_off() -> None:
 
 
 def test_a_gap_that_nobody_can_fill_does_not_stop_a_stream() -> None:
-    """One replica is down and another discarded: too few are left for a quorum."""
+    """One replica is down and another discarded and forgot: too few are left for a quorum."""
     stage = Stage(topic({**AUTHENTICATED, "queue_events_max": 10, "discard": "oldest"}))
     stage.crash(R4)
+    stage.drop(Fetch, receiver=R1)
     stage.brokers[R1].writable(D1, False)
     stage.publish(S1, *values_of(8))
     stage.settle()
@@ -565,8 +588,9 @@ def test_a_replica_that_invents_numbers_fills_its_share_and_nothing_else() -> No
     assert delivered == [1]
 
 
-def test_payloads_that_nobody_vouches_for_take_so_many_bytes() -> None:
-    alone = Alone()
+@pytest.mark.parametrize("begun", [True, False])
+def test_payloads_that_nobody_vouches_for_take_so_many_bytes(begun: bool) -> None:
+    alone = Alone(begun=begun)
     large = event(bytes(EARLY_BYTES_MAX // 8))
     for number in range(1, 30):
         alone.hear(R1, Forward(S1, T, Lane.EVENTS, False, number, [large]))

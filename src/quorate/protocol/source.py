@@ -49,6 +49,8 @@ RETRY_AFTER_US_MAX = 3_000_000
 # that it showed lately, if that is more.
 CHAIN_PATIENCE_US = 250_000
 CHAIN_PATIENCE_US_MAX = 1_000_000
+# A chain that has brought so many batches to its end works.
+CHAIN_PROVEN_BATCHES = 256
 TICK_EVERY_US = 50_000
 # A history goes out after this long even if fewer than alpha batches wait for one.
 HISTORY_IDLE_US = 250_000
@@ -264,6 +266,8 @@ class ChainOutgoing(Outgoing):
         # There is something to send, and the head of the chain is out of reach.
         self._is_barred = False
         self._complaints: set[NodeId] = set()
+        # How often each chain has failed us; one that works is forgiven.
+        self._failures = [0] * len(topic.members)
 
     @property
     def cares_from(self) -> Sequence:
@@ -324,12 +328,20 @@ class ChainOutgoing(Outgoing):
             self._gap_us = max(gap_us, self._gap_us - self._gap_us // 16)
             self._acked = last
             self._progress_at_us = self._outbox.now_us
+            if last - self._from >= CHAIN_PROVEN_BATCHES:
+                self._failures[self.number] = 0
         if last >= self.unreceipted:
             self.receipt_through(last, ends, chain.GUARANTEE)
 
     def _next_chain(self, why: str) -> None:
         suspects = self.topic.chain(self.number)
-        self.number = (self.number + 1) % len(self.topic.members)
+        self._failures[self.number] += 1
+        # The one that failed least, and of several the next: a liar's chains are soon avoided,
+        # and a good one that was only slow is tried again.
+        chains = len(self._failures)
+        self.number = min(
+            range(chains), key=lambda n: (self._failures[n], (n - self.number - 1) % chains)
+        )
         self._complaints.clear()
         self._sent = self._from = self.unreceipted
         self._acked = self._from - 1
