@@ -595,7 +595,7 @@ def test_payloads_that_nobody_vouches_for_take_so_many_bytes(begun: bool) -> Non
     for number in range(1, 30):
         alone.hear(R1, Forward(S1, T, Lane.EVENTS, False, number, [large]))
 
-    assert alone.subscription.early_bytes <= EARLY_BYTES_MAX
+    assert alone.subscription.early.held_bytes <= EARLY_BYTES_MAX
 
 
 def test_payloads_that_nobody_ever_vouches_for_are_forgotten() -> None:
@@ -606,7 +606,7 @@ def test_payloads_that_nobody_ever_vouches_for_are_forgotten() -> None:
     alone.machine.tick(RUN_PATIENCE_US)
     alone.machine.tick(RUN_PATIENCE_US + PATIENCE_US)
 
-    assert alone.subscription.early_bytes == 0
+    assert alone.subscription.early.held_bytes == 0
 
 
 def test_an_unknown_topic_is_named_with_the_known_ones() -> None:

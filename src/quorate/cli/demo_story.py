@@ -47,6 +47,7 @@ class Line:
     published: int = 0
     receipted: int = 0
     delivered: int = 0
+    duplicates: int = 0
     forged: int = 0
     lost: int = 0
     latencies_ms: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
@@ -100,6 +101,7 @@ class Scene:
             "published": line.published,
             "receipted": line.receipted,
             "delivered": line.delivered,
+            "duplicates": line.duplicates,
             "lost": line.lost,
             "forged": line.forged,
             "promised": line.tolerates_lies,
@@ -205,6 +207,9 @@ async def _read(scene: Scene, consumer: Consumer, seen: Counter[bytes]) -> None:
             line.forged += 1
             continue
         seen[record.value] += 1
+        if seen[record.value] > 1:
+            line.duplicates += 1
+            continue
         line.delivered += 1
         line.latencies_ms.append(time.time() * 1000 - record.timestamp_us / 1000)
 

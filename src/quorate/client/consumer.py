@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 QUEUE_EVENTS = 100_000
+QUEUE_BYTES = 64 * 1024 * 1024
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -81,6 +82,7 @@ class Consumer(Session):
         self._names: dict[TopicId, str] = {}
         self._deliveries: deque[tuple[Delivery, int]] = deque()
         self._events = 0
+        self._bytes = 0
         self._records: deque[Record] = deque()
         self._arrived = asyncio.Event()
         self._paused = False
@@ -193,13 +195,14 @@ class Consumer(Session):
                 count = _count(outcome)
                 self._deliveries.append((outcome, count))
                 self._events += count
+                self._bytes += len(outcome.payload)
             elif isinstance(outcome, Answered):
                 self._on_answered(outcome)
             elif isinstance(outcome, Skipped):
                 self.counters["skipped"] += outcome.count
         if self._deliveries:
             self._arrived.set()
-        if self._events > self._queue_events:
+        if self._events > self._queue_events or self._bytes > QUEUE_BYTES:
             self._pause(True)
 
     # Parts
@@ -223,7 +226,9 @@ class Consumer(Session):
     def _take(self) -> Delivery:
         delivery, count = self._deliveries.popleft()
         self._events -= count
-        if self._paused and self._events <= self._queue_events // 2:
+        self._bytes -= len(delivery.payload)
+        is_short = self._events <= self._queue_events // 2 and self._bytes <= QUEUE_BYTES // 2
+        if self._paused and is_short:
             self._pause(False)
         return delivery
 

@@ -85,11 +85,11 @@ class Channel:
 
     def is_busy(self, stream: Stream) -> bool:
         """A queue that may not overflow is more than half full of this stream (B7)."""
-        return self._holds_more(stream, self.topic.contract.queue_events_max // 2)
+        return self._holds_more(stream, 0.5)
 
     def is_full(self, stream: Stream) -> bool:
         """There is no room at all for this stream: its batches must come again."""
-        return self._holds_more(stream, self.topic.contract.queue_events_max)
+        return self._holds_more(stream, 1.0)
 
     @property
     def depth_events(self) -> int:
@@ -141,9 +141,12 @@ class Channel:
         for outlet in self.outlets.values():
             outlet.forget(publisher)
 
-    def _holds_more(self, stream: Stream, events: int) -> bool:
-        return self.topic.contract.discard == "never" and any(
-            outlet.waiting_events(stream) > events for outlet in self.outlets.values()
+    def _holds_more(self, stream: Stream, part: float) -> bool:
+        """Does some queue hold more of this stream than this part of what it may?"""
+        contract = self.topic.contract
+        events = int(part * contract.queue_events_max)
+        return contract.discard == "never" and any(
+            outlet.holds_more(stream, events, part) for outlet in self.outlets.values()
         )
 
     def _check_stalled(self, outlet: Outlet) -> None:

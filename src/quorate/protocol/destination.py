@@ -48,6 +48,7 @@ from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import authenticated, chain, first_answer, reliable, vote
 from quorate.protocol.broadcast.history import History
+from quorate.protocol.budget import Budget
 from quorate.protocol.machine import Delivery, Ready, Skipped
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import Requests, Standing
@@ -267,16 +268,17 @@ class Incoming:
 
     def _attach(self, run: WholeRun, replica: NodeId, payloads: list[bytes]) -> None:
         size = sum(map(len, payloads))
-        if self._subscription.early_bytes + size <= EARLY_BYTES_MAX:
+        if self._subscription.early.has_room(self.stream.publisher, size):
             run.payloads, run.copier = payloads, replica
-            self._subscription.early_bytes += size
+            self._subscription.early.take(self.stream.publisher, size)
             self._subscription.note_in_time(replica, len(payloads))
 
     def _close_run(self, first: Sequence, run: WholeRun) -> None:
         del self._runs[first]
         self.ballot.release(run.opener, len(run.contents))
         if run.payloads is not None:
-            self._subscription.early_bytes -= sum(map(len, run.payloads))
+            size = sum(map(len, run.payloads))
+            self._subscription.early.give_back(self.stream.publisher, size)
 
     def _take_apart(self, opened_before_us: int | None = None) -> None:
         """Go on batch by batch with runs on which replicas differ, or which stay open."""
@@ -438,9 +440,8 @@ class Incoming:
     def _decide(
         self, sequence: Sequence, content: Digest, vouchers: tuple[NodeId, ...], *, repaired: bool
     ) -> None:
-        here = self.early.pop(sequence, None)
+        here = self._drop_early(sequence)
         if here is not None:
-            self._subscription.early_bytes -= len(here[0])
             if here[1] == content:
                 self._complete(sequence, content, here[0], vouchers, repaired)
                 return
@@ -645,14 +646,15 @@ class Incoming:
         subscription = self._subscription
         if len(self.early) >= WINDOW_BATCHES:
             self._drop_early(next(iter(self.early)))
-        if subscription.early_bytes + len(payload) <= EARLY_BYTES_MAX:
+        if subscription.early.has_room(self.stream.publisher, len(payload)):
             self.early[sequence] = (payload, content, replica)
-            subscription.early_bytes += len(payload)
+            subscription.early.take(self.stream.publisher, len(payload))
 
-    def _drop_early(self, sequence: Sequence) -> None:
+    def _drop_early(self, sequence: Sequence) -> tuple[bytes, Digest, NodeId] | None:
         here = self.early.pop(sequence, None)
         if here is not None:
-            self._subscription.early_bytes -= len(here[0])
+            self._subscription.early.give_back(self.stream.publisher, len(here[0]))
+        return here
 
     def _who(self, votes: int) -> tuple[NodeId, ...]:
         who = self._groups.get(votes)
@@ -672,7 +674,8 @@ class Subscription:
         self.outbox = outbox
         self.standing = standing
         self.streams: dict[Stream, Incoming] = {}
-        self.early_bytes = 0
+        # Payloads that are here before their content is decided.
+        self.early = Budget(EARLY_BYTES_MAX)
         self.delivered = 0
         self.left_out = 0
         self.blames: Counter[NodeId] = Counter()

@@ -110,10 +110,13 @@ class Lie:
     def _perhaps(self, message: Message) -> Message:
         if self._chance.random() >= self._share:
             return message
-        field = self._fields[self._chance.randrange(len(self._fields))]
-        lie = alter(message, field, self._chance.randrange(256))
-        self.altered += lie is not message
-        return lie
+        start, how = self._chance.randrange(len(self._fields)), self._chance.randrange(256)
+        for field in (*self._fields[start:], *self._fields[:start]):
+            lie = alter(message, field, how)
+            if lie is not message:
+                self.altered += 1
+                return lie
+        return message
 
 
 class Equivocate:

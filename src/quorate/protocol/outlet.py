@@ -26,6 +26,7 @@ from quorate.core.filter import Filter
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream
 from quorate.core.limits import RUN_BATCHES_MAX, WINDOW_BATCHES
 from quorate.core.messages import Authenticator, Forward, Frontier, Link, Omitted, Vouch
+from quorate.protocol.budget import Budget
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size, consecutive
 
@@ -35,6 +36,8 @@ CREDIT_BATCHES = 1024
 CREDIT_BYTES = 8 * 1024 * 1024
 URGENT_CREDIT_BATCHES = 256
 DRAIN_BYTES_MAX = 1024 * 1024
+# Whatever a contract says about events, no more than this waits for one subscriber.
+QUEUE_BYTES_MAX = 32 * 1024 * 1024
 OMISSIONS_MAX = 1024
 _VOUCH_BYTES = 40
 
@@ -58,6 +61,10 @@ class Run:
     @property
     def last(self) -> Sequence:
         return self.first + len(self.digests) - 1
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.payloads))
 
     @property
     def may_be_cut(self) -> bool:
@@ -121,7 +128,7 @@ class Line:
         return run.first <= self.taken + CREDIT_BATCHES and self.outstanding_bytes <= CREDIT_BYTES
 
     def sent(self, run: Run) -> None:
-        size = sum(map(len, run.payloads))
+        size = run.size_bytes
         self.outstanding.append((run.last, size))
         self.outstanding_bytes += size
 
@@ -154,12 +161,18 @@ class Outlet:
         self.has_more = False
         self.events = 0
         self.moved_at_us = outbox.now_us
+        # The payloads of what waits; a publisher that floods must not keep others out.
+        self._budget = Budget(QUEUE_BYTES_MAX)
         self._lines: dict[Stream, Line] = {}
         self._outbox = outbox
 
-    def waiting_events(self, stream: Stream) -> int:
+    def holds_more(self, stream: Stream, events: int, bytes_part: float) -> bool:
+        """More events of this stream than this, or more of its publisher's part in bytes?"""
         line = self._lines.get(stream)
-        return line.events if line else 0
+        if line is None or not line.events:
+            return False
+        held = self._budget.held_by(stream.publisher)
+        return line.events > events or held > bytes_part * self._budget.part_bytes
 
     def introduce(self, stream: Stream, lowest: Sequence, highest: Sequence) -> None:
         """This stream was there before the subscriber, who may have been here before, too."""
@@ -193,7 +206,7 @@ class Outlet:
         The very last batch stays, or one that is larger than the bound would never arrive.
         """
         discarded = 0
-        while self.events > events_max:
+        while self.events > events_max or self._budget.held_bytes > QUEUE_BYTES_MAX:
             queues = [
                 queue
                 for stream, line in self._lines.items()
@@ -204,7 +217,7 @@ class Outlet:
             if not queues or (spare and not queues[0][0].may_be_cut):
                 break
             queue = min(queues, key=lambda q: (q[0].urgent, q[0].arrived_us))
-            discarded += self._discard_from(queue, self.events - events_max, spare)
+            discarded += self._discard_from(queue, max(1, self.events - events_max), spare)
         return discarded
 
     def on_taken(self, stream: Stream, through: Sequence) -> None:
@@ -242,7 +255,10 @@ class Outlet:
     def forget(self, publisher: NodeId) -> None:
         """This publisher is gone for good."""
         for stream in [s for s in self._lines if s.publisher == publisher]:
-            self.events -= self._lines.pop(stream).events
+            line = self._lines.pop(stream)
+            self.events -= line.events
+            for run in (*line.waiting, *line.urgent):
+                self._budget.give_back(publisher, run.size_bytes)
 
     def _line(self, run: Run) -> Line:
         line = self._lines.get(run.stream) or self._open(run.stream, 1, 0)
@@ -277,23 +293,28 @@ class Outlet:
 
         One always has room in an empty queue, or a larger one would never arrive.
         """
+        room_bytes = QUEUE_BYTES_MAX - self._budget.held_bytes
         if run.authenticators is not None:
-            fits = not self.events or self.events + sum(run.events) <= events_max
-            return len(run.events) if fits else 0
+            fits = self.events + sum(run.events) <= events_max and run.size_bytes <= room_bytes
+            return len(run.events) if fits or not self.events else 0
         room, count = events_max - self.events, 0
-        while count < len(run.events) and run.events[count] <= room:
-            room -= run.events[count]
+        for events, payload in zip(run.events, run.payloads, strict=True):
+            room, room_bytes = room - events, room_bytes - len(payload)
+            if room < 0 or room_bytes < 0:
+                break
             count += 1
         return count or int(not self.events)
 
     def _queue(self, line: Line, run: Run) -> None:
         (line.urgent if run.urgent else line.waiting).append(run)
+        self._budget.take(run.stream.publisher, run.size_bytes)
         size = sum(run.events)
         line.events += size
         self.events += size
 
     def _pop(self, line: Line, queue: deque[Run]) -> Run:
         run = queue.popleft()
+        self._budget.give_back(run.stream.publisher, run.size_bytes)
         size = sum(run.events)
         line.events -= size
         self.events -= size
@@ -313,6 +334,7 @@ class Outlet:
         if count < len(run.events):
             rest = run.part(count, len(run.events))
             queue.appendleft(rest)
+            self._budget.take(rest.stream.publisher, rest.size_bytes)
             line.events += sum(rest.events)
             self.events += sum(rest.events)
         return dropped

@@ -1,13 +1,15 @@
 """The last batches that a replica vouched for, kept for those who missed them.
 
-Bounded twice, in batches per stream and in bytes altogether; the oldest go first. Live
-topics promise no more: who lags further behind than this has missed something.
+Bounded twice, in batches per stream and in bytes altogether; the oldest go first. The bytes are
+shared between publishing members, and each member's part between its streams, so that nobody
+pushes out what others published by opening sessions. Live topics promise no more: who lags
+further behind than this has missed something.
 """
 
-from collections import deque
+from collections import Counter, deque
 from typing import NamedTuple
 
-from quorate.core.ids import Digest, NodeId, Sequence, Stream, TopicId
+from quorate.core.ids import Digest, MemberId, NodeId, Sequence, Stream, TopicId, member_of
 from quorate.core.limits import WINDOW_BATCHES
 
 RETAINED_BYTES_MAX = 64 * 1024 * 1024
@@ -47,6 +49,8 @@ class Retention:
     def __init__(self, bytes_max: int = RETAINED_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._shelves: dict[Stream, Shelf] = {}
+        # How many shelves each member has.
+        self._members: Counter[MemberId] = Counter()
         self.held_bytes = 0
 
     def keep(
@@ -56,6 +60,7 @@ class Retention:
         shelf = self._shelves.get(stream)
         if shelf is None:
             shelf = self._shelves[stream] = Shelf()
+            self._members[member_of(stream.publisher)] += 1
         batches = shelf.batches
         if not batches.keys().isdisjoint(range(first, first + len(digests))):
             # Kept before, at least in part: what is here already stays as it is.
@@ -72,7 +77,8 @@ class Retention:
         size = sum(map(len, payloads))
         shelf.bytes += size
         self.held_bytes += size
-        share = self._bytes_max // max(_STREAMS_MIN, len(self._shelves))
+        shelves = len(self._members) * self._members[member_of(stream.publisher)]
+        share = self._bytes_max // max(_STREAMS_MIN, shelves)
         while len(batches) > WINDOW_BATCHES or (shelf.bytes > share and len(shelf.runs) > 1):
             self.held_bytes -= shelf.drop_oldest_run()
         while self.held_bytes > self._bytes_max:
@@ -93,3 +99,6 @@ class Retention:
     def forget(self, publisher: NodeId, topic: TopicId) -> None:
         for stream in [s for s in self._shelves if s[:2] == (publisher, topic)]:
             self.held_bytes -= self._shelves.pop(stream).bytes
+            self._members[member_of(publisher)] -= 1
+        # Whoever has none left takes no part in the sharing.
+        self._members = +self._members
