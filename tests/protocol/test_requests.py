@@ -172,3 +172,16 @@ def test_what_each_replica_said_can_be_looked_up() -> None:
 
     assert requests.replies(number) == {R1: "no"}
     assert requests.replies(99) == {}
+
+
+def test_a_replica_that_cuts_us_off_again_and_again_is_not_asked_in_a_loop() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    standing = requests.ask(VOTE, Operation.SUBSCRIBE)
+    requests.on_reply(R1, Reply(standing.number))
+    outlook.take()
+
+    for _ in range(100):
+        requests.on_reply(R1, Reply(standing.number, "no"))
+
+    assert len(outlook.sent(Request)) == 1

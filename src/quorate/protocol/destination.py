@@ -204,7 +204,7 @@ class Incoming:
             self._count_voices(replica, first, contents)
 
     def _count_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
-        self._unheard_from = max(self._unheard_from, first + len(contents))
+        self._note_heard(first + len(contents))
         position, now_us = self._index[replica], self._outbox.now_us
         vote, decided = self.ballot.vote, self.decided
         sequence = first - 1
@@ -259,12 +259,20 @@ class Incoming:
     ) -> WholeRun | None:
         """A run of which nobody has spoken, not even of a part; None if it is not one."""
         position = self._index[replica]
-        is_new = self._is_start_known and first >= self._unheard_from
+        is_new = self._is_start_known and first >= self._unheard_from and self._is_near(first)
         if not is_new or not self.ballot.reserve(position, len(contents)):
             return None
         self._unheard_from = first + len(contents)
         run = self._runs[first] = WholeRun(position, contents, self._outbox.now_us)
         return run
+
+    def _note_heard(self, end: Sequence) -> None:
+        """Somebody spoke of batches before `end`; what is far away does not count."""
+        if end > self._unheard_from and self._is_near(end):
+            self._unheard_from = end
+
+    def _is_near(self, sequence: Sequence) -> bool:
+        return self.low is None or sequence <= self.low + 2 * WINDOW_BATCHES
 
     def _attach(self, run: WholeRun, replica: NodeId, payloads: list[bytes]) -> None:
         size = sum(map(len, payloads))
@@ -341,7 +349,7 @@ class Incoming:
     def on_omitted(self, replica: NodeId, omitted: Omitted) -> None:
         """This replica will not send these. Without enough others, they will never be decided."""
         self._take_apart()
-        self._unheard_from = max(self._unheard_from, omitted.first + omitted.count)
+        self._note_heard(omitted.first + omitted.count)
         bit = 1 << self._index[replica]
         low = self.low or self.starts.get(replica, 0)
         for sequence in range(omitted.first, omitted.first + omitted.count):

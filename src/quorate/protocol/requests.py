@@ -9,7 +9,7 @@ live topic needs.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quorate.core.filter import Filter
 from quorate.core.ids import NodeId, TopicId
@@ -39,6 +39,7 @@ class Standing:
     # A later request about the same topic holds in its place: it must not be repeated.
     superseded: bool = False
     repeat_at_us: int = 0
+    renew_at_us: dict[NodeId, int] = field(default_factory=dict)
 
     @property
     def is_about(self) -> tuple[TopicId, int]:
@@ -108,7 +109,14 @@ class Requests:
                 self.withdraw(standing)
 
     def _renew(self, replica: NodeId, standing: Standing, why: str) -> None:
-        """This replica ended what it had granted, since we took nothing. Now we do: ask again."""
+        """This replica ended what it had granted, since we took nothing. Now we do: ask again.
+
+        Not at once if it does so again: one that lies would keep both of us busy.
+        """
+        now_us = self._outbox.now_us
+        if now_us < standing.renew_at_us.get(replica, 0):
+            return
+        standing.renew_at_us[replica] = now_us + REPEAT_AFTER_US
         self._outbox.report(replica, "cut-off", why)
         self._outbox.send(replica, standing.request(replica))
 

@@ -7,8 +7,8 @@ they have come; when enough of them have a batch, its receipt is due. Batches ar
 replicas that lag, within bounds, and sent again when a link breaks or an acknowledgement
 stays out.
 
-Sequence numbers start from the clock of the session, so that a source that restarts never
-gives a number twice.
+A client that restarts is another node (its session is new), so sequence numbers can start at 1
+and none is ever given twice.
 """
 
 from collections import Counter
