@@ -145,6 +145,7 @@ def test_a_private_file_with_the_keys_of_two_members_is_refused() -> None:
         (ALICE.public.certificate * 3, "private key in this key file cannot be read"),
         (ALICE.private_pem().replace("MC4CAQ", "MC4CAR", 1), "cannot be read"),
     ],
+    ids=["empty", "a certificate alone", "three certificates", "an altered key"],
 )
 def test_a_broken_private_file_is_refused_with_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):

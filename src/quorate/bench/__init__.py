@@ -5,5 +5,6 @@ plain sender and one plain receiver reach on the same machine, with frames of th
 moments before and after (`pipe`); the ratio of the two means something anywhere.
 
     broadcast    protocols x replicas x topics x batches x faults, through a local cluster
+    endurance    ten million events, and the memory of the replicas meanwhile
     pipe         the yardstick
 """

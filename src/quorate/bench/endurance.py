@@ -27,7 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
+from quorate.bench import machine
 from quorate.bench.clients import Progress, frame_bytes
 from quorate.bench.experiments import EVENT_BYTES
 from quorate.bench.latencies import summarise
@@ -46,7 +50,7 @@ from quorate.runtime.loop import run
 from quorate.runtime.ports import free_base_port
 
 EVENTS = 10_000_000
-EVENTS_QUICK = 200_000
+EVENTS_QUICK = 1_000_000
 MEMORY_MB_MAX = 300.0
 FAULT = "a publisher that completes nothing"
 
@@ -64,6 +68,7 @@ SAY_EVERY_S = 1.0
 PIPE_SECONDS = 0.5
 # A latency of every batch of ten million events would be remembered for nothing.
 LATENCIES_KEPT = 100_000
+TABLE_LINES = 20
 
 # What the tormentor sends per turn, and how many of its sessions there are.
 TORMENT_SESSIONS = 8
@@ -183,6 +188,26 @@ async def endure(events: int, tell: Callable[[Sample, int], None] = lambda *_: N
         for worker in workers:
             await worker.hear(RECEIPT_SECONDS_MAX)
         return await _observed(workers, admin, rounds, pipe, tell)
+
+
+def table_of(found: Endured) -> Group:
+    """The memory of each replica over time, and what came of the events."""
+    table = Table(title=f"{found.events:,} events, and {FAULT}")
+    names = sorted(found.samples[-1].memory_mb)
+    for heading in ("seconds", "events", *(f"{name}, MB" for name in names)):
+        table.add_column(heading, justify="right")
+    step = max(1, len(found.samples) // TABLE_LINES)
+    for sample in [*found.samples[:-1:step], found.samples[-1]]:
+        sizes = (f"{sample.memory_mb.get(name, 0.0):.0f}" for name in names)
+        table.add_row(f"{sample.seconds:.0f}", f"{sample.events:,}", *sizes)
+    received = found.received
+    verdict = (
+        f"{found.events / found.seconds:,.0f} events/s; at most {found.memory_mb_max:.0f} MB, "
+        f"where {MEMORY_MB_MAX:.0f} are allowed; {found.lost} lost, {received.forged} forged, "
+        f"{received.duplicated} twice, {found.unacknowledged} batches without a receipt"
+    )
+    style = "" if found.is_sound else "red"
+    return Group(table, Text(verdict, style), Text(machine.sentence(), "dim"))
 
 
 async def _observed(

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from quorate.bench import endurance as endurance_run
 from quorate.bench import plots, report
 from quorate.bench.broadcast import Timing, run_all
 from quorate.bench.experiments import (
@@ -50,6 +51,12 @@ class Fault(StrEnum):
     crash = "crash"
 
 
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+)
 _FAULT_NAMES = {Fault.dropping: DROPPING, Fault.altering: ALTERING, Fault.crash: CRASH}
 
 _Result = TypeVar("_Result")
@@ -143,15 +150,38 @@ def simulator(
         typer.echo(f"{nodes:,} nodes: {deliveries_per_s:,.0f} deliveries per second")
 
 
+@app.command()
+def endurance(
+    events: Annotated[int, typer.Option(min=1, help="How many events to publish.")] = (
+        endurance_run.EVENTS
+    ),
+    quick: Annotated[bool, typer.Option(help="Far fewer events; ends in a minute.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of rows.")] = False,
+) -> None:
+    """The memory of every replica while ten million events pass, and a client floods them.
+
+    Exit code 1 says that a replica took too much, or that events were lost or forged.
+    """
+    wanted = endurance_run.EVENTS_QUICK if quick else events
+    with Progress(*_COLUMNS, console=Console(stderr=True), refresh_per_second=1) as progress:
+        bar = progress.add_task("publishing", total=wanted)
+
+        def tell(sample: endurance_run.Sample, expected: int) -> None:
+            words = f"publishing, {max(sample.memory_mb.values()):.0f} MB"
+            progress.update(bar, description=words, total=expected, completed=sample.events)
+
+        found = _until_done(endurance_run.endure(wanted, tell))
+    if as_json:
+        typer.echo(json.dumps(found.rows(), indent=1))
+    else:
+        Console().print(endurance_run.table_of(found))
+    if not found.is_sound:
+        raise typer.Exit(1)
+
+
 def _measured(plan: list[Experiment], timing: Timing, repeat: int) -> list[Row]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     # It is drawn rarely, because drawing takes time from what is measured.
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=1) as progress:
+    with Progress(*_COLUMNS, console=Console(stderr=True), refresh_per_second=1) as progress:
         bar = progress.add_task("starting", total=repeat * len(plan))
         begun = 0
 
