@@ -147,11 +147,14 @@ async def flood(publishers: list[Producer], topic: str, bytes_sent: int) -> None
         publisher, first = publishers[turn % len(publishers)], 1 + 50 * turn
         run = Publish(topic_id(topic), Lane.EVENTS, False, first, first, payloads)
         publisher.driver.send(replica, run)
+        await until_sent(publisher, replica)
 
-        async def taken() -> bool:
-            return publisher.transport.buffered_bytes(replica) < 1_000_000
 
-        await eventually(taken)
+async def until_sent(publisher: Producer, replica: int) -> None:
+    async def is_sent() -> bool:
+        return publisher.transport.buffered_bytes(replica) < 1_000_000
+
+    await eventually(is_sent)
 
 
 @pytest.mark.parametrize("topic", ["vote", "reliable", "authenticated"])

@@ -43,7 +43,7 @@ class Timing:
         return Timing(
             warm_up_s=max(0.3, min(1.0, window_s / 3)),
             window_s=window_s,
-            pipe_s=max(0.3, min(1.0, window_s / 4)),
+            pipe_s=max(0.6, min(1.5, window_s / 3)),
         )
 
 
@@ -75,6 +75,10 @@ async def run_all(
     return with_costs(merged(rows) for rows in runs.values())
 
 
+PIPE_SAMPLES = 3
+PIPE_SECONDS_MIN = 0.3
+
+
 class Yardstick:
     """The raw pipe at the frame sizes of a run."""
 
@@ -90,7 +94,10 @@ class Yardstick:
         return await self.after(frame_bytes)
 
     async def after(self, frame_bytes: int) -> PipeRate:
-        self._last = await measure_rate(frame_bytes, self._seconds)
+        """The median of a few pipes, each of fresh processes: single ones differ by a factor."""
+        part_s = max(PIPE_SECONDS_MIN, self._seconds / PIPE_SAMPLES)
+        rates = [await measure_rate(frame_bytes, part_s) for _ in range(PIPE_SAMPLES)]
+        self._last = PipeRate(frame_bytes, median(rate.frames_per_s for rate in rates))
         return self._last
 
     async def best_frames_per_s(self, frame_bytes: int) -> float:

@@ -29,7 +29,7 @@ THROUGHPUT, ONE_IN_FLIGHT = "throughput", "one in flight"
 Security: TypeAlias = Literal["tls", "mac"]
 
 _HISTORIES = {"authenticated": (0, 10, 100), "chain": (0, 10, 100)}
-_IN_FLIGHT = {1: 512, 100: 64}
+_IN_FLIGHT = {1: 512, 100: 256}
 # A source keeps no more in flight than a quarter of its topic's queue. A longer queue would only
 # be where events spend their time.
 _QUEUE_PER_IN_FLIGHT = 4
@@ -101,7 +101,7 @@ def quick_plan() -> list[Experiment]:
     """The figures that matter most, in less than a minute."""
     return [
         *(Experiment(protocol=protocol) for protocol in PROTOCOLS),
-        Experiment(protocol="vote", events_per_batch=100),
+        *(Experiment(protocol="vote", events_per_batch=100, topics=topics) for topics in (1, 4)),
         Experiment(name=ONE_IN_FLIGHT, protocol="authenticated"),
     ]
 

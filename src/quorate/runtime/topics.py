@@ -14,7 +14,7 @@ def topics_of(cluster: Cluster) -> list[Topic]:
         if contract.is_log:
             raise ConfigError(
                 f"topic '{name}' has order = \"total\", which makes it a log topic; this version "
-                f"of Quorate runs live topics only (order = \"none\" or \"fifo\")"
+                f'of Quorate runs live topics only (order = "none" or "fifo")'
             )
     return [
         Topic(
