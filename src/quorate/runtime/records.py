@@ -23,8 +23,6 @@ RECORD_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
 # A writer closes a record here, so that a reader can start before a long turn has all arrived.
 RECORD_BYTES_USUAL = 128 * 1024
 INBOX_BYTES_USUAL = 256 * 1024
-# After so many reads that did not need it, a receive buffer that had grown is given back.
-_CALM_READS = 64
 
 _COUNTER = Struct("<Q")
 
@@ -92,12 +90,10 @@ class Inbox:
     only while a record that needs it is arriving, and never beyond the bound of a record.
     """
 
-    __slots__ = ("_calm", "_end", "_start", "_view", "_wanted")
+    __slots__ = ("_end", "_start", "_view", "_wanted")
 
     def __init__(self) -> None:
         self._view = memoryview(bytearray(INBOX_BYTES_USUAL))
-        # How many reads have needed no more than the usual room.
-        self._calm = 0
         self._start = 0
         self._end = 0
         self._wanted = 0
@@ -141,7 +137,7 @@ class Inbox:
     def rewind(self) -> None:
         """Move what is left to the front, and give the next record the room that it needs."""
         rest = self._end - self._start
-        size = self._size()
+        size = max(INBOX_BYTES_USUAL, self._wanted)
         self._wanted = 0
         if size != len(self._view):
             view = memoryview(bytearray(size))
@@ -150,16 +146,6 @@ class Inbox:
         elif rest and self._start:
             self._view[:rest] = self._view[self._start : self._end]
         self._start, self._end = 0, rest
-
-    def _size(self) -> int:
-        """As large as the next record; back to the usual size after a while without need."""
-        if self._wanted > len(self._view):
-            self._calm = 0
-            return min(2 * self._wanted, RECORD_BYTES_MAX + TAG_BYTES + LENGTH.size)
-        self._calm = 0 if self._wanted > INBOX_BYTES_USUAL else self._calm + 1
-        if self._calm > _CALM_READS and self._end - self._start <= INBOX_BYTES_USUAL:
-            return INBOX_BYTES_USUAL
-        return len(self._view)
 
 
 def grouped(frames: Sequence[bytes]) -> Iterator[tuple[list[bytes], int]]:
