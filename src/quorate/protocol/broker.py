@@ -14,6 +14,7 @@ from quorate.core.errors import LocalProtocolError
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, MemberId, NodeId, Stream, TopicId, member_of
 from quorate.core.messages import (
+    Ack,
     Echo,
     Fetch,
     Link,
@@ -244,8 +245,10 @@ class Broker:
         if broadcast is not None and not fetch.payload:
             broadcast.inquire(stream, fetch.sequences)
         if served.chain is not None and fetch.payload and stream in served.scope.intakes:
-            # A subscriber comes to us for what the chain should have brought: tell its source.
-            served.scope.acknowledge(stream, Status.REPAIR)
+            # A subscriber comes to us for what the chain should have brought: tell its source
+            # which, since it may have left that chain already.
+            repair = Ack(stream.topic, stream.lane, Status.REPAIR, max(fetch.sequences))
+            self._outbox.send(stream.publisher, repair)
 
     def _on_taken(self, sender: NodeId, taken: Taken) -> None:
         served = self._served_for(sender, taken.topic)

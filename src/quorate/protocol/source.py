@@ -49,6 +49,8 @@ RETRY_AFTER_US_MAX = 3_000_000
 # that it showed lately, if that is more.
 CHAIN_PATIENCE_US = 250_000
 CHAIN_PATIENCE_US_MAX = 1_000_000
+# Complaints that come this soon after a change of chain are about the one before.
+COMPLAINT_GRACE_US = 500_000
 # A chain that has brought so many batches to its end works.
 CHAIN_PROVEN_BATCHES = 256
 TICK_EVERY_US = 50_000
@@ -263,6 +265,7 @@ class ChainOutgoing(Outgoing):
         self._acked = first - 1
         self._progress_at_us = 0
         self._gap_us = 0
+        self._chosen_at_us = -COMPLAINT_GRACE_US
         # There is something to send, and the head of the chain is out of reach.
         self._is_barred = False
         self._complaints: set[NodeId] = set()
@@ -280,10 +283,21 @@ class ChainOutgoing(Outgoing):
 
     def on_ack(self, replica: NodeId, ack: Ack) -> None:
         if ack.status is Status.REPAIR:
-            self._complaints.add(replica)
-            if len(self._complaints) >= self.topic.quorum.one_correct:
-                self._next_chain("subscribers had to repair it")
+            self._on_complaint(replica, ack.through)
+            return
         super().on_ack(replica, ack)
+
+    def _on_complaint(self, replica: NodeId, sequence: Sequence) -> None:
+        """A subscriber had to fetch this batch. It counts if this chain should have brought it.
+
+        What was lost before goes on being fetched for a while after a change of chain.
+        """
+        is_old = self._outbox.now_us - self._chosen_at_us < COMPLAINT_GRACE_US
+        if is_old or not self._from <= sequence < self._sent:
+            return
+        self._complaints.add(replica)
+        if len(self._complaints) >= self.topic.quorum.one_correct:
+            self._next_chain("subscribers had to repair it")
 
     def flush(self, can_send: Callable[[NodeId], bool]) -> None:
         end = self.next if self.limit is None else min(self.next, self.limit)
@@ -346,7 +360,7 @@ class ChainOutgoing(Outgoing):
         self._sent = self._from = self.unreceipted
         self._acked = self._from - 1
         self._is_barred = False
-        self._progress_at_us = self._outbox.now_us
+        self._progress_at_us = self._chosen_at_us = self._outbox.now_us
         self._outbox.report(suspects[0], "chain-abandoned", f"{suspects} because {why}")
 
     def _link(self, publish: Publish) -> Link:
