@@ -83,11 +83,13 @@ async def _run_pipe(kind: str, frame_bytes: int, seconds: float) -> _Counted:
 # By hand
 
 
-class Inbox(asyncio.BufferedProtocol):
-    """Splits what arrives into frames; a subclass does something with them."""
+class Counter(asyncio.BufferedProtocol):
+    """The receiving end of a stream: splits what arrives into frames, and counts them."""
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
+        self.frames = 0
+        self.began_s = time.perf_counter()
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._end = 0
@@ -115,14 +117,10 @@ class Inbox(asyncio.BufferedProtocol):
         self._end = end - at
         if at and self._end:
             self._buffer[: self._end] = buffer[at:end]
-        if payloads:
-            self.received(payloads)
+        self.frames += len(payloads)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed.set()
-
-    def received(self, payloads: list[bytes]) -> None:
-        raise NotImplementedError
 
     def _make_room_for(self, frame_bytes: int) -> None:
         """A buffer holds at least one frame, however long."""
@@ -130,18 +128,6 @@ class Inbox(asyncio.BufferedProtocol):
             larger = bytearray(2 * frame_bytes)
             larger[: len(self._buffer)] = self._buffer
             self._buffer, self._view = larger, memoryview(larger)
-
-
-class Counter(Inbox):
-    """The receiving end of a stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frames = 0
-        self.began_s = time.perf_counter()
-
-    def received(self, payloads: list[bytes]) -> None:
-        self.frames += len(payloads)
 
 
 class Flood(asyncio.Protocol):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -43,7 +44,7 @@ def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Iden
     return cluster, read_identity(path)
 
 
-class Session:
+class Session(ABC):
     """Connects when entered, disconnects when left. Producer and Consumer build on it."""
 
     def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
@@ -103,14 +104,16 @@ class Session:
 
     # For subclasses
 
+    @abstractmethod
     def _machine(self) -> Paced:
-        raise NotImplementedError
+        """The machine that this client runs."""
 
     def _handlers(self) -> dict[type, Handler]:
         return {}
 
+    @abstractmethod
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        raise NotImplementedError
+        """What the machine delivered in one turn."""
 
     @property
     def driver(self) -> Driver:

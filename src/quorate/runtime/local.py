@@ -4,7 +4,6 @@ Here, and only here, one hand holds everybody's private keys. Parties that do no
 other make their keys apart (`quorate identity new`) and share the public parts.
 """
 
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from quorate.runtime.files import (
     write_cluster,
     write_identity,
 )
+from quorate.runtime.ports import is_free
 
 HOST = "127.0.0.1"
 OPERATOR = "operator"
@@ -100,7 +100,7 @@ def refuse_busy_ports(cluster: Cluster) -> None:
     """Say now that a port is taken, rather than when the replicas start."""
     for replica in cluster.replicas:
         for port in (replica.port, replica.metrics_port):
-            if port is not None and not _is_free(replica.host, port):
+            if port is not None and not is_free(replica.host, port):
                 raise ConfigError(
                     f"port {port}, which {replica.name} would use, is taken by another program; "
                     f"choose other ports with --base-port"
@@ -120,14 +120,3 @@ def _replica(number: int, identity: Identity, base_port: int) -> Replica:
 def _client(index: int, identity: Identity) -> Client:
     public = identity.public
     return Client.of(public, index=index, operator=public.name == OPERATOR)
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        # As the replicas do it: a port whose last connections are still winding down is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True

@@ -33,13 +33,14 @@ def free_base_port(count: int = 200, host: str = "127.0.0.1") -> int:
     takes one of them meanwhile.
     """
     for base in range(_BASE_LOW + os.getpid() % 50 * count, _BASE_HIGH, count):
-        if all(_is_free(host, base + offset) for offset in (*range(16), *range(100, 116))):
+        if all(is_free(host, base + offset) for offset in (*range(16), *range(100, 116))):
             return base
     raise ConfigError(f"no {count} free ports in a row between {_BASE_LOW} and {_BASE_HIGH}")
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
     with socket.socket() as probe:
+        # As the replicas do it: a port whose last connections are still winding down is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
