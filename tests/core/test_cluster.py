@@ -22,6 +22,7 @@ from quorate.core.cluster import (
 from quorate.core.contract import Contract
 from quorate.core.errors import ConfigError, ContractError, QuorateError
 from quorate.core.ids import MEMBER_ID_MAX, topic_id
+from quorate.core.names import MAC_ALGORITHMS
 
 CONTRACTS: tuple[dict[str, Any], ...] = (
     {"protection": "none"},
@@ -69,7 +70,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
         name=draw(names),
         f=f,
         link_security=draw(st.sampled_from(["tls", "mac"])),
-        mac=draw(st.sampled_from(["blake3", "hmac-sha256", "hmac-sha512"])),
+        mac=draw(st.sampled_from(MAC_ALGORITHMS)),
         allow_misbehaviour=draw(st.booleans()),
         replicas=tuple(
             Replica(
@@ -152,7 +153,7 @@ def test_a_damaged_file_is_read_or_refused_and_never_crashes(
 
 def test_what_may_be_left_out_has_safe_defaults() -> None:
     text = cluster().render()
-    for line in ('link_security = "tls"\n', 'mac = "blake3"\n', "allow_misbehaviour = false\n"):
+    for line in ('link_security = "tls"\n', 'mac = "aes-gmac"\n', "allow_misbehaviour = false\n"):
         assert line in text
         text = text.replace(line, "")
     for member in cluster().members:
@@ -174,7 +175,7 @@ def test_a_rendered_file_explains_itself() -> None:
         ("f = 1", "f = = 1", r"not valid TOML: .*line \d+"),
         ('name = "test"', 'name = "Test"', "name of the cluster is 'Test', but a name has 1 to 63"),
         ('"tls"\n', '"none"\n', 'link_security is \'none\', but it must be one of "tls", "mac"'),
-        ('"blake3"', '"md5"', 'mac is \'md5\', but it must be one of "blake3", "hmac-sha256"'),
+        ('"aes-gmac"', '"md5"', 'mac is \'md5\', but it must be one of "aes-gmac", "blake3"'),
         ("allow_misbehaviour", "allow_misbehavior", "does not know the key 'allow_misbehavior'"),
         ("port = 7402", "port = 70000", "replica r2: port is 70000, .* from 1 to 65535"),
         ("port = 7402\n", "", "replica r2 needs the key 'port'"),

@@ -109,6 +109,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         NUMBERS,
         st.sampled_from(Operation),
         TEXTS,
+        TEXTS,
         st.booleans(),
         st.binary(max_size=8),
         st.dictionaries(TEXTS, st.binary(max_size=8), max_size=3),
@@ -160,6 +161,18 @@ def test_a_message_comes_back_as_it_was(kind: type, data: st.DataObject) -> None
     (frame,) = codec.frames(memoryview(encoded))
 
     assert codec.decode(frame) == message
+
+
+@EVERY_KIND
+@given(st.data())
+def test_a_message_outlives_the_buffer_that_it_came_in(kind: type, data: st.DataObject) -> None:
+    message = data.draw(MESSAGES[kind])
+    buffer = bytearray(frame_of(message))
+
+    decoded = codec.decode(memoryview(buffer))
+    buffer[:] = bytes(len(buffer))
+
+    assert decoded == message
 
 
 @EVERY_KIND
@@ -254,13 +267,15 @@ FORGED = {
         Misbehave(1, "x", fields=["a"]), b"fields", b"\xdd\xff\xff\xff\xff"
     ),
     "a map of four billion": control(
-        Request(1, Operation.REGISTER, "t", headers={"a": b"b"}),
+        Request(1, Operation.REGISTER, "t", "", headers={"a": b"b"}),
         b"headers",
         b"\xdf\xff\xff\xff\xff",
     ),
     "text of four gigabytes": control(Reply(1, "x"), b"sentence", b"\xdb\xff\xff\xff\xff"),
     "bytes of four gigabytes": control(
-        Request(1, Operation.REGISTER, "t", key_prefix=b"a"), b"key_prefix", b"\xc6\xff\xff\xff\xff"
+        Request(1, Operation.REGISTER, "t", "", key_prefix=b"a"),
+        b"key_prefix",
+        b"\xc6\xff\xff\xff\xff",
     ),
     "a report of four billion": control(
         StatusReport(1, raw({"mark": 1})), b"mark", b"\xdd\xff\xff\xff\xff"

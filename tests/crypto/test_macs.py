@@ -5,6 +5,7 @@ import hmac
 
 import pytest
 from blake3 import blake3
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from quorate.crypto.macs import (
     Mac,
     PairwiseMacs,
     derive_key,
+    numbered_mac,
 )
 
 KEY = bytes(range(32))
@@ -33,8 +35,40 @@ def test_the_tags_are_those_of_the_named_hash() -> None:
 
 
 def test_an_unknown_hash_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(ConfigError, match="'md5'; choose one of blake3, hmac-sha256, hmac-sha512"):
-        Mac(KEY, "md5")
+    known = "aes-gmac, blake3, hmac-sha256, hmac-sha512"
+    for make in (Mac, numbered_mac):
+        with pytest.raises(ConfigError, match=f"'md5'; choose one of {known}"):
+            make(KEY, "md5")
+
+
+def test_a_numbered_message_is_tagged_by_aes_in_gcm_with_the_number_as_its_nonce() -> None:
+    tag = AESGCM(KEY).encrypt((7).to_bytes(12, "little"), b"", b"message")
+    assert numbered_mac(KEY, "aes-gmac").tag(7, b"message") == tag
+
+
+@algorithms
+@given(message=st.binary(max_size=50), number=st.integers(0, 2**64), data=st.data())
+def test_a_numbered_tag_holds_for_its_number_and_message_only(
+    algorithm: str, message: bytes, number: int, data: st.DataObject
+) -> None:
+    mac = numbered_mac(KEY, algorithm)
+    tag = mac.tag(number, message)
+    other = data.draw(st.integers(0, 2**64).filter(lambda n: n != number))
+    flipped = bytearray(tag)
+    flipped[data.draw(st.integers(0, TAG_BYTES - 1))] ^= 1
+
+    assert len(tag) == TAG_BYTES
+    assert mac.verify(number, memoryview(tag), memoryview(message))
+    assert not mac.verify(other, tag, message)
+    assert not mac.verify(number, tag, message + b"x")
+    assert not mac.verify(number, flipped, message)
+    assert not numbered_mac(bytes(32), algorithm).verify(number, tag, message)
+
+
+@algorithms
+def test_a_key_for_numbered_messages_has_the_right_length(algorithm: str) -> None:
+    with pytest.raises(LocalProtocolError, match="32 bytes, this one has 16"):
+        numbered_mac(bytes(16), algorithm)
 
 
 @algorithms
@@ -77,7 +111,8 @@ def test_a_tag_of_another_length_never_verifies(algorithm: str, length: int) -> 
 
 
 def test_another_key_or_another_hash_gives_another_tag() -> None:
-    tags = {Mac(key, name).tag(b"data") for key in (KEY, bytes(32)) for name in MAC_ALGORITHMS}
+    keys = (KEY, bytes(32))
+    tags = {numbered_mac(key, name).tag(0, b"data") for key in keys for name in MAC_ALGORITHMS}
     assert len(tags) == 2 * len(MAC_ALGORITHMS)
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from clusters import TestCluster, running_cluster
-from quorate.client import Consumer, Producer, Record
+from quorate.client import Consumer, Producer, Record, session
 from quorate.core.contract import Contract
-from quorate.core.errors import RefusedError
+from quorate.core.errors import QuorumError, RefusedError
 from quorate.core.event import Event
 from quorate.core.limits import WINDOW_BATCHES
 from quorate.protocol.outlet import CREDIT_BATCHES
@@ -77,6 +77,44 @@ def test_whoever_is_not_on_the_access_lists_is_refused_with_a_sentence(
                 await consumer.subscribed()
 
     asyncio.run(story())
+
+
+def test_a_client_whose_file_has_another_contract_for_a_topic_is_refused_by_a_vote(
+    cluster: TestCluster,
+) -> None:
+    file = read_cluster(cluster_file(cluster.directory))
+    older = {**file.topics, "urgent": Contract.parse("urgent", {"broadcast": "reliable"})}
+    identity = read_identity(key_file(cluster.directory, "alice"))
+
+    async def story() -> None:
+        async with Producer(replace(file, topics=older), identity) as producer:
+            with pytest.raises(RefusedError, match="'urgent' is byzantine, vote, .* your cluster"):
+                await producer.send("urgent", b"by other rules")
+
+    asyncio.run(story())
+
+
+def test_without_a_quorum_an_error_says_what_each_replica_answered(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_TIMEOUT_S", 3.0)
+    file = read_cluster(cluster_file(cluster.directory))
+    up, *down = (file.member(number).name for number in file.placement("urgent"))
+    for name in down:
+        cluster.launcher.stop(name)
+
+    async def story() -> dict[str, str]:
+        async with Producer(cluster.directory, "alice") as producer:
+            with pytest.raises(QuorumError, match="no quorum answered to register") as raised:
+                await producer.send("urgent", b"to whom?")
+            return raised.value.causes
+
+    try:
+        causes = asyncio.run(story())
+    finally:
+        cluster.revive()
+    assert causes[up] == "agreed"
+    assert all("cannot be reached" in causes[name] for name in down)
 
 
 def test_a_topic_that_only_the_client_s_file_knows_is_refused_by_a_vote(

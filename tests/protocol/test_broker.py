@@ -37,6 +37,8 @@ RELIABLE: dict[str, object] = {"broadcast": "reliable"}
 T = topic_id("t")
 DIGEST = digest(b"x")
 
+TERMS = topic(AUTHENTICATED).contract.terms
+
 
 def publish(first: int = 1, *payloads: bytes, lane: Lane = Lane.EVENTS) -> Publish:
     return Publish(T, lane, False, first, 1, list(payloads) or [event(b"x")])
@@ -167,11 +169,26 @@ def test_a_filter_that_is_too_large_is_refused_with_a_sentence() -> None:
     stage = Stage(topic(AUTHENTICATED), opened=False)
     headers = {str(number): b"" for number in range(FILTER_HEADERS_MAX + 1)}
 
-    stage.say(D1, R1, Request(1, Operation.SUBSCRIBE, "t", headers=headers))
+    stage.say(D1, R1, Request(1, Operation.SUBSCRIBE, "t", TERMS, headers=headers))
     stage.settle()
 
     (reply,) = stage.messages(Reply, sender=R1, receiver=D1)
     assert "65 headers; allowed are up to" in reply.sentence
+    assert stage.reported("refused", by=R1) == [D1]
+
+
+@pytest.mark.parametrize("operation", [Operation.REGISTER, Operation.SUBSCRIBE])
+def test_a_client_with_another_contract_for_a_topic_is_refused_with_a_sentence(
+    operation: Operation,
+) -> None:
+    stage = Stage(topic(AUTHENTICATED), opened=False)
+    elsewhere = topic({"broadcast": "vote"}).contract.terms
+
+    stage.say(D1, R1, Request(1, operation, "t", elsewhere))
+    stage.settle()
+
+    (reply,) = stage.messages(Reply, sender=R1, receiver=D1)
+    assert "'t' is byzantine, authenticated, order none here" in reply.sentence
     assert stage.reported("refused", by=R1) == [D1]
 
 
@@ -321,7 +338,7 @@ def test_when_too_many_sessions_have_gone_the_first_are_forgotten_at_once() -> N
     for session in range(DEPARTED_MAX + 50):
         node = node_of(S1, session + 1)
         broker.connected(node)
-        broker.step(node, Request(1, Operation.REGISTER, "t"))
+        broker.step(node, Request(1, Operation.REGISTER, "t", TERMS))
         broker.step(node, publish())
         broker.disconnected(node)
     broker.take()

@@ -32,7 +32,8 @@ def test_a_request_goes_to_every_replica_and_only_the_lead_is_asked_to_lead() ->
     sent = dict(outlook.take().send)
     assert sent == {
         replica: Request(
-            standing.number, Operation.SUBSCRIBE, "t", replica == R2, b"k", {"level": b"high"}
+            *(standing.number, Operation.SUBSCRIBE, "t", VOTE.contract.terms),
+            *(replica == R2, b"k", {"level": b"high"}),
         )
         for replica in (R1, R2, R3)
     }

@@ -403,7 +403,8 @@ def test_a_client_cannot_open_sessions_without_end(
 def test_a_client_cannot_fill_memory_with_records_that_it_does_not_finish(
     loop: str, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "UNFINISHED_BYTES_PER_MEMBER_MAX", RECORD_BYTES_MAX)
+    room_for_one = RECORD_BYTES_MAX + 64
+    monkeypatch.setattr(links, "UNFINISHED_BYTES_PER_MEMBER_MAX", room_for_one)
 
     async def main() -> None:
         async with Pair(security, back_off_s=(60.0, 60.0)) as pair:

@@ -9,23 +9,29 @@ from hypothesis import strategies as st
 from quorate.core.codec import LENGTH
 from quorate.core.errors import AuthenticationError, RemoteProtocolError
 from quorate.core.names import MAC_ALGORITHMS
-from quorate.crypto.macs import Mac
+from quorate.crypto.macs import numbered_mac
 from quorate.runtime.records import (
-    INBOX_BYTES_USUAL,
+    DESK_BYTES,
+    LONG_RECORD_BYTES,
     RECORD_BYTES_MAX,
     RECORD_BYTES_USUAL,
     Inbox,
     TaggedRecords,
+    desk,
     grouped,
 )
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 
 
-def a_pair(algorithm: str = "blake3") -> tuple[TaggedRecords, TaggedRecords]:
+def a_pair(algorithm: str = MAC_ALGORITHMS[0]) -> tuple[TaggedRecords, TaggedRecords]:
     return (
-        TaggedRecords(outbound=Mac(ONE, algorithm), inbound=Mac(OTHER, algorithm)),
-        TaggedRecords(outbound=Mac(OTHER, algorithm), inbound=Mac(ONE, algorithm)),
+        TaggedRecords(
+            outbound=numbered_mac(ONE, algorithm), inbound=numbered_mac(OTHER, algorithm)
+        ),
+        TaggedRecords(
+            outbound=numbered_mac(OTHER, algorithm), inbound=numbered_mac(ONE, algorithm)
+        ),
     )
 
 
@@ -73,50 +79,66 @@ def test_a_record_with_any_bit_flipped_is_refused(body: bytes, data: st.DataObje
         there.open(memoryview(record))
 
 
-@given(st.lists(st.binary(min_size=1, max_size=3000), max_size=30), st.integers(0, 2**32))
-def test_an_inbox_hands_out_whole_records_whatever_the_segments(
-    bodies: list[bytes], seed: int
+RECORDS = st.lists(st.integers(1, 3 * LONG_RECORD_BYTES) | st.integers(1, 3000), max_size=20)
+
+
+@given(RECORDS, RECORDS, st.integers(0, 2**32))
+def test_links_that_share_a_desk_get_their_own_records_whatever_the_segments(
+    here: list[int], there: list[int], seed: int
 ) -> None:
-    wire = b"".join(LENGTH.pack(len(body)) + body for body in bodies)
-    assert read_back(wire, random.Random(seed)) == bodies
+    dice, shared = random.Random(seed), desk()
+    readers = [Reader(shared, sizes, dice) for sizes in (here, there)]
+    while waiting := [reader for reader in readers if reader.wire]:
+        dice.choice(waiting).turn()
+    for reader in readers:
+        assert reader.found == reader.bodies
+        assert reader.inbox.held_bytes == 0
 
 
-def read_back(wire: bytes, dice: random.Random, segment_bytes_max: int = 4000) -> list[bytes]:
-    inbox, found, at = Inbox(), [], 0
-    while at < len(wire):
-        space = inbox.space()
-        count = min(dice.randint(1, segment_bytes_max), len(space), len(wire) - at)
-        space[:count] = wire[at : at + count]
-        inbox.filled(count)
-        at += count
-        while (record := inbox.take(0)) is not None:
-            found.append(bytes(record))
-        inbox.rewind()
-    return found
+class Reader:
+    """One link's end: records of random content, arriving in random pieces."""
+
+    def __init__(self, shared: memoryview, sizes: list[int], dice: random.Random) -> None:
+        self.bodies = [dice.randbytes(size) for size in sizes]
+        self.wire = b"".join(LENGTH.pack(len(body)) + body for body in self.bodies)
+        self.inbox = Inbox(shared)
+        self.found: list[bytes] = []
+        self._dice = dice
+
+    def turn(self) -> None:
+        space = self.inbox.space()
+        pieces = self._dice.choice((1, 5, 4000, len(self.wire)))
+        count = min(self._dice.randint(1, pieces), len(space), len(self.wire))
+        space[:count] = self.wire[:count]
+        self.wire = self.wire[count:]
+        self.inbox.filled(count)
+        while (record := self.inbox.take(0)) is not None:
+            self.found.append(bytes(record))
+        self.inbox.clear()
 
 
-def test_an_inbox_grows_for_a_long_record_and_shrinks_after_it() -> None:
-    inbox, body = Inbox(), bytes(3 * INBOX_BYTES_USUAL)
+def test_an_inbox_holds_just_the_long_record_that_is_under_way_and_then_nothing() -> None:
+    inbox, body = Inbox(desk()), bytes(3 * DESK_BYTES)
     wire = memoryview(LENGTH.pack(len(body)) + body)
     largest = 0
     while wire:
         space = inbox.space()
-        largest = max(largest, len(space))
         count = min(len(space), len(wire))
         space[:count] = wire[:count]
         wire = wire[count:]
         inbox.filled(count)
         record = inbox.take(0)
-        inbox.rewind()
+        inbox.clear()
+        largest = max(largest, inbox.held_bytes)
     assert record is not None
     assert len(record) == len(body)
-    assert largest <= len(body) + LENGTH.size
-    assert len(inbox.space()) == INBOX_BYTES_USUAL
+    assert largest == len(body) + LENGTH.size
+    assert inbox.held_bytes == 0
 
 
 @pytest.mark.parametrize("length", [0, RECORD_BYTES_MAX + 1, 2**32 - 1])
 def test_a_record_outside_the_bounds_is_refused_at_its_length(length: int) -> None:
-    inbox = Inbox()
+    inbox = Inbox(desk())
     inbox.space()[: LENGTH.size] = LENGTH.pack(length)
     inbox.filled(LENGTH.size)
     with pytest.raises(RemoteProtocolError, match=f"record of {length} bytes"):

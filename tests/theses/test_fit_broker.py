@@ -136,7 +136,7 @@ def test_events_that_were_cached_travel_and_arrive_as_one(table: dict[str, objec
 def test_a_request_about_an_unknown_channel_is_refused_with_the_known_ones() -> None:
     """Appendix G: hasChannel."""
     stage = Stage(topic(VOTE))
-    stage.say(D1, R1, Request(99, Operation.SUBSCRIBE, "nowhere"))
+    stage.say(D1, R1, Request(99, Operation.SUBSCRIBE, "nowhere", ""))
     stage.settle()
 
     sentence = stage.messages(Reply, sender=R1, receiver=D1)[-1].sentence

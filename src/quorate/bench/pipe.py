@@ -7,9 +7,10 @@ payload; the receiver looks at every length and takes every payload out as bytes
     plain       asyncio's streams as their documentation shows them: one `write` and two
                 `readexactly` for each frame. Ratios refer to it (docs/decisions/0007).
     ping        the same streams, one frame at a time, there and back.
-    coalesced   by hand: the frames of a turn are joined into one write, and whatever one read
-                brought is split from one buffer. It is the fastest that we know how to write,
-                and stands beside the other in every row.
+    coalesced   by hand: the frames of a turn are joined into one write, whatever one read
+                brought is split from one buffer, and the allocator is set as replicas set it.
+                It is the fastest that we know how to write, and stands beside the other in
+                every row.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import TypeAlias, cast
 
 from quorate.bench.latencies import percentile
 from quorate.bench.processes import BenchError, Parent, Worker
-from quorate.runtime.loop import run
+from quorate.runtime.loop import run, run_untuned
 
 HOST = "127.0.0.1"
 KINDS = ("plain", "ping", "coalesced")
@@ -272,12 +273,13 @@ def main() -> None:
     parser.add_argument("--frame-bytes", type=int)
     parser.add_argument("--seconds", type=float)
     given = parser.parse_args()
+    run_end = run if given.kind == "coalesced" else run_untuned
     if given.end == "receive":
         receivers = {"plain": _receive_plain, "ping": _echo, "coalesced": _receive_coalesced}
-        run(receivers[given.kind]())
+        run_end(receivers[given.kind]())
     else:
         senders = {"plain": _send_plain, "ping": _ping, "coalesced": _send_coalesced}
-        run(senders[given.kind](given.port, given.frame_bytes, given.seconds))
+        run_end(senders[given.kind](given.port, given.frame_bytes, given.seconds))
 
 
 if __name__ == "__main__":

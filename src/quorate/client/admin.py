@@ -86,10 +86,16 @@ class Admin(Session):
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         """An idle machine has none."""
 
-    def _on_status(self, _: NodeId, report: StatusReport) -> None:
+    def _on_status(self, sender: NodeId, report: StatusReport) -> None:
         future = self._waiting.get(report.number)
-        if future is not None and not future.done():
+        if future is None or future.done():
+            return
+        try:
             future.set_result(msgspec.msgpack.decode(report.report, type=dict[str, object]))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            name = self.cluster.member(sender).name
+            why = f"its report makes no sense: {error}"
+            future.set_exception(QuorumError(f"{name} did not say how it is", {name: why}))
 
     def _on_reply(self, _: NodeId, reply: Reply) -> None:
         future = self._waiting.get(reply.number)

@@ -189,6 +189,9 @@ class Consumer(Session):
     def _machine(self) -> Destination:
         return self._destination
 
+    def _replies(self, number: int) -> Mapping[NodeId, str]:
+        return self._destination.replies(number)
+
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Delivery):
@@ -257,7 +260,7 @@ class Consumer(Session):
         if opened is None:
             return
         topic = self._names[delivery.stream.topic]
-        publisher = self._name_of(delivery.stream.publisher)
+        publisher = self.cluster.name_of(delivery.stream.publisher)
         vouchers = self._voucher_names(delivery.vouchers)
         wanted = self._wanted.get(topic)
         for index, event in enumerate(opened.events()):

@@ -9,7 +9,7 @@ fills no memory.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +18,7 @@ from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core import batch
 from quorate.core.errors import BusyError, ClosedError, LocalProtocolError, QuorumError
 from quorate.core.event import Event
-from quorate.core.ids import Lane, TopicId, topic_id
+from quorate.core.ids import Lane, NodeId, TopicId, topic_id
 from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
 from quorate.protocol import machine
@@ -257,6 +257,9 @@ class Producer(Session):
 
     def _machine(self) -> Source:
         return self._source
+
+    def _replies(self, number: int) -> Mapping[NodeId, str]:
+        return self._source.replies(number)
 
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:

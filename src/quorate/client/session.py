@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
 from quorate.core.cluster import Client, Cluster
 from quorate.core.errors import ClosedError, ConfigError, QuorumError, RefusedError
-from quorate.core.ids import SESSION_MAX, NodeId, member_of, node_of
+from quorate.core.ids import SESSION_MAX, NodeId, node_of
 from quorate.crypto.identity import Identity
 from quorate.protocol.machine import Answered, Outcome, Report
 from quorate.runtime.driver import Driver, Handler, Paced
@@ -82,6 +82,7 @@ class Session(ABC):
             on_outcomes=self._on_outcomes,
             on_report=self._on_report,
             handlers=self._handlers(),
+            name_of=self.cluster.name_of,
         )
         self._transport = Transport(
             self.cluster, self._identity, self._driver, session=self.session
@@ -109,6 +110,10 @@ class Session(ABC):
         """The machine that this client runs."""
 
     def _handlers(self) -> dict[type, Handler]:
+        return {}
+
+    def _replies(self, number: int) -> Mapping[NodeId, str]:
+        """Who has answered a request of the machine so far, and what."""
         return {}
 
     @abstractmethod
@@ -144,31 +149,26 @@ class Session(ABC):
         try:
             sentence = await asyncio.wait_for(asyncio.shield(future), ANSWER_TIMEOUT_S)
         except TimeoutError:
-            raise QuorumError(f"no quorum answered {what}", self._states(members)) from None
+            raise QuorumError(f"no quorum answered {what}", self._states(number, members)) from None
         if sentence:
             raise RefusedError(sentence)
 
-    def _states(self, members: Iterable[NodeId]) -> dict[str, str]:
-        """Per replica, what is known of its link."""
-        return {
-            self.cluster.member(replica).name: (
-                "connected, no word yet"
-                if replica in self.driver.connected_peers
-                else self.transport.why_down(replica)
-            )
-            for replica in members
-        }
+    def _states(self, number: int, members: Iterable[NodeId]) -> dict[str, str]:
+        """Per replica, what it answered to a request, or what is known of its link."""
+        replies = self._replies(number)
+        return {self.cluster.name_of(replica): self._state(replica, replies) for replica in members}
+
+    def _state(self, replica: NodeId, replies: Mapping[NodeId, str]) -> str:
+        if replica in replies:
+            return replies[replica] or "agreed"
+        if replica in self.driver.connected_peers:
+            return "connected, no word yet"
+        return self.transport.why_down(replica)
 
     def _on_report(self, report: Report) -> None:
-        name = self._name_of(report.node)
+        name = self.cluster.name_of(report.node)
         key = f"{name}: {report.kind}"
         self.reports[key] = self.reports.get(key, 0) + 1
-
-    def _name_of(self, node: NodeId) -> str:
-        try:
-            return self.cluster.member(member_of(node)).name
-        except ConfigError:
-            return f"node {node}"
 
 
 def _fail(future: "asyncio.Future[str]", error: Exception) -> None:

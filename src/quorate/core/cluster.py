@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from quorate.core.contract import EVERYONE, Contract
 from quorate.core.errors import ConfigError
-from quorate.core.ids import MEMBER_ID_MAX, MemberId, TopicId, topic_id
+from quorate.core.ids import MEMBER_ID_MAX, MemberId, NodeId, TopicId, member_of, topic_id
 from quorate.core.names import MAC_ALGORITHMS, check_name
 from quorate.core.toml import Table, render_key, render_pairs
 
@@ -122,7 +122,7 @@ class Cluster:
     name: str
     f: int
     link_security: Literal["tls", "mac"] = "tls"
-    mac: str = "blake3"
+    mac: str = "aes-gmac"
     allow_misbehaviour: bool = False
     replicas: tuple[Replica, ...]
     clients: tuple[Client, ...] = ()
@@ -163,6 +163,11 @@ class Cluster:
             known = ", ".join(self._named)
             raise ConfigError(f"cluster {self.name} has no member named {name!r}; it has {known}")
         return member
+
+    def name_of(self, node: NodeId) -> str:
+        """What to call a node in a sentence, whoever it is."""
+        member = self._numbered.get(member_of(node))
+        return f"node {node}" if member is None else member.name
 
     def topic_by_id(self, number: TopicId) -> tuple[str, Contract] | None:
         name = self._topic_names.get(number)
@@ -212,7 +217,7 @@ def _read(top: Table) -> Cluster:
         name=head.text("name"),
         f=head.number("f", 0, REPLICAS_MAX - 1),
         link_security="mac" if security == "mac" else "tls",
-        mac=head.choice("mac", MAC_ALGORITHMS, "blake3"),
+        mac=head.choice("mac", MAC_ALGORITHMS, "aes-gmac"),
         allow_misbehaviour=head.flag("allow_misbehaviour", False),
         replicas=tuple(_read_replica(table) for table in top.tables("replica")),
         clients=tuple(_read_client(table) for table in top.tables("client")),
@@ -408,7 +413,7 @@ def _render_head(cluster: Cluster) -> str:
         f"{render_pairs({'f': cluster.f})}"
         f'# "tls" (mutual TLS 1.3), or "mac" for closed networks: authenticated, not encrypted.\n'
         f"{render_pairs({'link_security': cluster.link_security})}"
-        f"# The hash of message authentication codes: {', '.join(MAC_ALGORITHMS)}.\n"
+        f"# How messages are authenticated: {', '.join(MAC_ALGORITHMS)}.\n"
         f"{render_pairs({'mac': cluster.mac})}"
         f"# Whether an operator may make replicas lie on purpose. Never in production.\n"
         f"{render_pairs({'allow_misbehaviour': cluster.allow_misbehaviour})}"

@@ -106,7 +106,7 @@ def frames(buffer: memoryview) -> list[memoryview]:
 
 
 def decode(frame: memoryview) -> Message:
-    """The message in one frame (without its length)."""
+    """The message in one frame (without its length). It keeps nothing of the buffer."""
     if not 0 < len(frame) <= FRAME_BYTES_MAX:
         raise RemoteProtocolError(
             f"a frame of {len(frame)} bytes; allowed are 1 to {FRAME_BYTES_MAX}"
@@ -343,7 +343,8 @@ def _decode_control(frame: memoryview) -> Control:
         raise RemoteProtocolError(
             f"a control message of {len(frame)} bytes; allowed are up to {CONTROL_BYTES_MAX}"
         )
-    message: Control = _control_decoder.decode(frame[1:])
+    # What it leaves undecoded points into what it was given, so that has to be ours to keep.
+    message: Control = _control_decoder.decode(bytes(frame[1:]))
     return message
 
 

@@ -87,6 +87,12 @@ class Contract:
             return "ordering"
         return self.broadcast or "first-answer"
 
+    @property
+    def terms(self) -> str:
+        """What a client and the replicas must agree on before they can talk of a topic."""
+        history = f", a history every {self.history_every}" if self.history_every else ""
+        return f"{self.protection}, {self.protocol}, order {self.order}{history}"
+
     def replicas(self, f: int) -> int:
         """How many replicas it takes to keep this contract with f of them faulty."""
         if self.protection == "none":

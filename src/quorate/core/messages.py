@@ -175,11 +175,15 @@ class Operation(IntEnum):
 
 
 class Request(msgspec.Struct, frozen=True, tag="request"):
-    """Client to replica. `lead` asks this replica for payloads, the others for digests."""
+    """Client to replica. `lead` asks this replica for payloads, the others for digests.
+
+    `terms` is what the client takes the topic's contract to be.
+    """
 
     number: int
     operation: Operation
     topic: str
+    terms: str
     lead: bool = False
     key_prefix: bytes = b""
     headers: dict[str, bytes] = {}

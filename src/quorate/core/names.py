@@ -8,7 +8,7 @@ import re
 
 from quorate.core.errors import ConfigError
 
-MAC_ALGORITHMS = ("blake3", "hmac-sha256", "hmac-sha512")
+MAC_ALGORITHMS = ("aes-gmac", "blake3", "hmac-sha256", "hmac-sha512")
 NAME_RULE = (
     "1 to 63 characters: small letters a to z, digits, '.', '_' and '-', "
     "the first of them a letter or a digit"

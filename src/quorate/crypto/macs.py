@@ -9,6 +9,10 @@ made it. The keys between two members are therefore derived per direction: what 
 never verifies as made by B for A, nor in another cluster.
 
 Tags are 16 bytes: whoever does not know the key has one guess in 2^128 per message.
+
+Messages that both sides count, as the records of a link, can also be tagged with AES-GMAC, which
+is about twice as fast as the fastest hash. It is safe as long as no number is used twice under
+a key. An authenticator has no number, so where AES-GMAC is chosen BLAKE3 makes those.
 """
 
 import hmac
@@ -16,16 +20,28 @@ from collections.abc import Mapping
 from typing import Protocol, Self, TypeAlias
 
 from blake3 import blake3
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from quorate.core.errors import ConfigError, LocalProtocolError
 from quorate.core.ids import MemberId, NodeId, member_of
 from quorate.core.names import MAC_ALGORITHMS
 from quorate.crypto.identity import Identity, PublicIdentity
 
-__all__ = ["KEY_BYTES", "MAC_ALGORITHMS", "TAG_BYTES", "Mac", "PairwiseMacs", "derive_key"]
+__all__ = [
+    "KEY_BYTES",
+    "MAC_ALGORITHMS",
+    "TAG_BYTES",
+    "Mac",
+    "NumberedMac",
+    "PairwiseMacs",
+    "derive_key",
+    "numbered_mac",
+]
 
 KEY_BYTES = 32
 TAG_BYTES = 16
+_NONCE_BYTES = 12
 AUTHENTICATOR_CONTEXT = "quorate 2026 authenticator from one member to another"
 
 Part: TypeAlias = bytes | bytearray | memoryview
@@ -37,8 +53,7 @@ class Mac:
     __slots__ = ("_keyed",)
 
     def __init__(self, key: bytes, algorithm: str = "blake3") -> None:
-        if len(key) != KEY_BYTES:
-            raise LocalProtocolError(f"a MAC key has {KEY_BYTES} bytes, this one has {len(key)}")
+        _check_key(key)
         # Copying a hasher that has already taken its key in is cheaper than keying a new one.
         self._keyed = _keyed_hasher(key, algorithm)
 
@@ -65,6 +80,54 @@ class DirectedMac(Mac):
 
     def verify(self, tag: Part, *parts: Part) -> bool:
         return self._reading.verify(tag, *parts)
+
+
+class NumberedMac(Protocol):
+    """Makes and verifies the tags of messages that are numbered and never sent twice."""
+
+    def tag(self, number: int, message: Part) -> bytes: ...
+    def verify(self, number: int, tag: Part, message: Part) -> bool: ...
+
+
+class Gmac:
+    """AES-GMAC: the number is the nonce."""
+
+    __slots__ = ("_aes",)
+
+    def __init__(self, key: bytes) -> None:
+        _check_key(key)
+        self._aes = AESGCM(key)
+
+    def tag(self, number: int, message: Part) -> bytes:
+        return self._aes.encrypt(number.to_bytes(_NONCE_BYTES, "little"), b"", message)
+
+    def verify(self, number: int, tag: Part, message: Part) -> bool:
+        try:
+            self._aes.decrypt(number.to_bytes(_NONCE_BYTES, "little"), tag, message)
+        except InvalidTag:
+            return False
+        return True
+
+
+class NumberedHash:
+    """A keyed hash of the message and its number."""
+
+    __slots__ = ("_mac",)
+
+    def __init__(self, key: bytes, algorithm: str) -> None:
+        self._mac = Mac(key, algorithm)
+
+    # A number in front would push the message off the blocks that BLAKE3 takes in parallel.
+
+    def tag(self, number: int, message: Part) -> bytes:
+        return self._mac.tag(message, number.to_bytes(_NONCE_BYTES, "little"))
+
+    def verify(self, number: int, tag: Part, message: Part) -> bool:
+        return self._mac.verify(tag, message, number.to_bytes(_NONCE_BYTES, "little"))
+
+
+def numbered_mac(key: bytes, algorithm: str) -> NumberedMac:
+    return Gmac(key) if algorithm == "aes-gmac" else NumberedHash(key, algorithm)
 
 
 class PairwiseMacs:
@@ -126,11 +189,16 @@ class _Hasher(Protocol):
     def digest(self) -> bytes: ...
 
 
+def _check_key(key: bytes) -> None:
+    if len(key) != KEY_BYTES:
+        raise LocalProtocolError(f"a MAC key has {KEY_BYTES} bytes, this one has {len(key)}")
+
+
 def _keyed_hasher(key: bytes, algorithm: str) -> _Hasher:
     if algorithm not in MAC_ALGORITHMS:
         allowed = ", ".join(MAC_ALGORITHMS)
         raise ConfigError(f"there is no MAC algorithm {algorithm!r}; choose one of {allowed}")
-    if algorithm == "blake3":
+    if algorithm in ("blake3", "aes-gmac"):
         return blake3(key=key)
     return hmac.new(key, digestmod=algorithm.removeprefix("hmac-"))
 

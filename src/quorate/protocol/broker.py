@@ -35,6 +35,7 @@ from quorate.protocol.broadcast.scope import Scope
 from quorate.protocol.channel import Channel
 from quorate.protocol.machine import Ready
 from quorate.protocol.outbox import Outbox
+from quorate.protocol.requests import GIVING_BACK
 from quorate.protocol.retention import Retention
 from quorate.protocol.topic import Topic, by_id
 
@@ -282,7 +283,12 @@ class Broker:
             self._outbox.report(sender, "refused", sentence)
 
     def _carry_out(self, scope: Scope, sender: NodeId, request: Request) -> str:
-        channel = scope.channel
+        channel, terms = scope.channel, scope.topic.contract.terms
+        if request.operation not in GIVING_BACK and request.terms != terms:
+            return (
+                f"topic '{scope.topic.name}' is {terms} here, and in your cluster file it is not; "
+                "get the current one"
+            )
         if request.operation is Operation.REGISTER:
             return channel.register(sender)
         if request.operation is Operation.SUBSCRIBE:

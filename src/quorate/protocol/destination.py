@@ -14,7 +14,7 @@ Invariants:
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
@@ -831,6 +831,10 @@ class Destination:
         if subscription is not None:
             self._requests.withdraw(subscription.standing)
         return self._requests.ask(topic, Operation.UNSUBSCRIBE).number
+
+    def replies(self, number: int) -> Mapping[NodeId, str]:
+        """Who has answered a request so far, and what."""
+        return self._requests.replies(number)
 
     def lead_of(self, name: str) -> NodeId | None:
         subscription = self._subscriptions.get(self._topic(name).id)

@@ -21,7 +21,7 @@ from quorate.protocol.voting import ReplyVoter
 
 REPEAT_AFTER_US = 500_000
 # What a replica that was away need not hear: it gave everything back when the link broke.
-_GIVING_BACK = (Operation.UNREGISTER, Operation.UNSUBSCRIBE)
+GIVING_BACK = (Operation.UNREGISTER, Operation.UNSUBSCRIBE)
 
 
 @dataclass(slots=True)
@@ -51,6 +51,7 @@ class Standing:
             self.number,
             self.operation,
             self.topic.name,
+            self.topic.contract.terms,
             lead=replica == self.lead,
             key_prefix=self.wanted.key_prefix,
             headers=dict(self.wanted.headers),
@@ -105,7 +106,7 @@ class Requests:
         if answer is not None and not standing.answered:
             standing.answered, standing.refused = True, bool(answer)
             self._outbox.deliver(Answered(standing.number, answer))
-            if answer or standing.operation in _GIVING_BACK:
+            if answer or standing.operation in GIVING_BACK:
                 self.withdraw(standing)
 
     def _renew(self, replica: NodeId, standing: Standing, why: str) -> None:

@@ -12,7 +12,7 @@ and none is ever given twice.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from quorate.core.errors import LocalProtocolError
@@ -501,6 +501,10 @@ class Source:
             if histories is not None:
                 histories.note(payload, self._outbox.now_us)
         return sequence
+
+    def replies(self, number: int) -> Mapping[NodeId, str]:
+        """Who has answered a request so far, and what."""
+        return self._requests.replies(number)
 
     def last_sequence(self, name: str) -> Sequence:
         return self._stream(name).next - 1

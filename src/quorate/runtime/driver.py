@@ -56,6 +56,7 @@ class Driver:
         on_report: Callable[[Report], None] | None = None,
         on_offence: Callable[[NodeId | None, str, str], None] | None = None,
         handlers: Mapping[type, Handler] | None = None,
+        name_of: Callable[[NodeId], str] = "node {}".format,
     ) -> None:
         self.machine = machine
         self.rewrite: Rewrite = behave
@@ -65,6 +66,7 @@ class Driver:
         self._on_report = on_report
         self._on_offence = on_offence
         self._handlers = dict(handlers or {})
+        self._name_of = name_of
         self._inbox: list[tuple[NodeId, list[Message]]] = []
         self._loop = asyncio.get_running_loop()
         self._transport: Transport | None = None
@@ -115,7 +117,7 @@ class Driver:
 
     def disconnected(self, peer: NodeId, why: str) -> None:
         self.connected_peers.pop(peer, None)
-        _log.info("link to node %s is down: %s", peer, why)
+        _log.info("link to %s is down: %s", self._name_of(peer), why)
         self.machine.tick(now_us())
         # What the peer said last came before its link went down.
         self._step_all()
@@ -162,7 +164,8 @@ class Driver:
         except Exception:
             # A peer must not be able to stop us, not even through a mistake of ours.
             self.counters["internal_errors"] += 1
-            _log.exception("a %s from node %s was dropped", type(message).__name__, peer)
+            kind, name = type(message).__name__, self._name_of(peer)
+            _log.exception("a %s from %s was dropped", kind, name)
 
     def _carry_out(self, ready: Ready) -> None:
         if self._stopped:

@@ -26,7 +26,7 @@ from quorate.core.cluster import Cluster, Replica
 from quorate.core.errors import AuthenticationError, ConfigError, RemoteProtocolError
 from quorate.core.ids import SESSION_MAX, MemberId, NodeId, member_of, node_of
 from quorate.crypto.identity import Identity, public_of
-from quorate.crypto.macs import Mac, derive_key
+from quorate.crypto.macs import NumberedMac, derive_key, numbered_mac
 from quorate.runtime.records import TaggedRecords
 
 MAGIC = b"QRTE"
@@ -106,11 +106,11 @@ class Credentials:
         dialler, listener = (ours, theirs) if dialled else (theirs, ours)
         secret = self._secret(member_of(theirs.node))
 
-        def mac(maker: Hello) -> Mac:
+        def mac(maker: Hello) -> NumberedMac:
             parts = (dialler.pack(), listener.pack(), maker.pack())
             names = (self.name(hello.node).encode() for hello in (dialler, listener))
             key = derive_key(secret, _SESSION_CONTEXT, self._cluster.name.encode(), *names, *parts)
-            return Mac(key, self._cluster.mac)
+            return numbered_mac(key, self._cluster.mac)
 
         return TaggedRecords(outbound=mac(ours), inbound=mac(theirs))
 

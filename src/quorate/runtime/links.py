@@ -23,11 +23,12 @@ from quorate.core.ids import MemberId, NodeId, member_of
 from quorate.core.messages import Message
 from quorate.runtime.handshake import HELLO_BYTES, MAGIC, Credentials, Hello, check_magic
 from quorate.runtime.records import (
-    INBOX_BYTES_USUAL,
+    LONG_RECORD_BYTES,
     RECORD_BYTES_USUAL,
     BareRecords,
     Inbox,
     Records,
+    desk,
     grouped,
 )
 from quorate.runtime.tls import Certificates, RefusedByPeerError, TlsSession
@@ -40,7 +41,6 @@ SESSIONS_PER_MEMBER_MAX = 64
 UNFINISHED_BYTES_PER_MEMBER_MAX = 64 * 1024 * 1024
 CLOSED_HERE = "this node closed its links"
 
-_CIPHERTEXT_BYTES = 64 * 1024
 # A host that vanished without a word is noticed after about 25 s.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
@@ -85,6 +85,7 @@ class Hub:
         self.owner = owner
         self.write_buffer_bytes = write_buffer_bytes
         self.handshake_s = handshake_s
+        self.desk = desk()
         self.up: dict[NodeId, Link] = {}
         self.all: set[Link] = set()
         self.closed = False
@@ -159,7 +160,7 @@ class Link(asyncio.BufferedProtocol):
         self.gone = asyncio.Event()
         self._hub = hub
         self._owner = hub.owner
-        self._inbox = Inbox()
+        self._inbox = Inbox(hub.desk)
         self._records: Records = BareRecords()
         self._hello = hub.credentials.hello()
         self._stage: Callable[[], bool] = self._read_hello
@@ -168,10 +169,8 @@ class Link(asyncio.BufferedProtocol):
         self._ended = False
         self._deadline: asyncio.TimerHandle | None = None
         self._tls: TlsSession | None = None
-        self._ciphertext = memoryview(b"")
         if hub.certificates is not None:
             self._tls = hub.certificates.session(dialled=dialled is not None)
-            self._ciphertext = memoryview(bytearray(_CIPHERTEXT_BYTES))
 
     # What the hub and the transport ask of a link.
 
@@ -196,8 +195,8 @@ class Link(asyncio.BufferedProtocol):
         return self._tcp.get_write_buffer_size()
 
     def held_bytes(self) -> int:
-        """How far the receive buffer has outgrown its usual size."""
-        return self._inbox.size_bytes - INBOX_BYTES_USUAL
+        """How much of a record that is not whole yet waits here."""
+        return self._inbox.held_bytes
 
     def drop(self, why: str, *, flush: bool = False) -> None:
         """End the link. What is buffered is thrown away, unless it is to be flushed first."""
@@ -232,7 +231,7 @@ class Link(asyncio.BufferedProtocol):
             self._offend(str(error))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._inbox.space() if self._tls is None else self._ciphertext
+        return self._inbox.space() if self._tls is None else self._hub.desk
 
     def buffer_updated(self, count: int) -> None:
         messages: list[Message] = []
@@ -269,19 +268,19 @@ class Link(asyncio.BufferedProtocol):
     # Reading.
 
     def _advance(self, messages: list[Message]) -> None:
-        while not self.is_up:
-            if not self._stage():
-                return
-        inbox, records = self._inbox, self._records
-        trailer_bytes = records.trailer_bytes
-        while (record := inbox.take(trailer_bytes)) is not None:
-            messages.extend(map(decode, frames(records.open(record))))
-        inbox.rewind()
-        if inbox.size_bytes > INBOX_BYTES_USUAL and self.peer is not None:
+        inbox = self._inbox
+        while not self.is_up and self._stage():
+            pass
+        if self.is_up:
+            records = self._records
+            while (record := inbox.take(records.trailer_bytes)) is not None:
+                messages.extend(map(decode, frames(records.open(record))))
+        inbox.clear()
+        if inbox.held_bytes > LONG_RECORD_BYTES and self.peer is not None:
             self._hub.check_room(member_of(self.peer))
 
     def _decrypt(self, tls: TlsSession, count: int, messages: list[Message]) -> None:
-        tls.feed(self._ciphertext[:count])
+        tls.feed(self._hub.desk[:count])
         try:
             if not tls.established:
                 self._negotiate(tls)

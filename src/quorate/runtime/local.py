@@ -58,7 +58,7 @@ def make_local_cluster(
     f: int = 1,
     clients: Iterable[str] = ("alice", "bob"),
     link_security: Literal["tls", "mac"] = "tls",
-    mac: str = "blake3",
+    mac: str = "aes-gmac",
     base_port: int = BASE_PORT,
     topics: Mapping[str, Contract] | None = None,
 ) -> LocalCluster:

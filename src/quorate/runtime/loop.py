@@ -1,13 +1,36 @@
-"""The event loop that processes of ours run on: uvloop where there is one."""
+"""What processes of ours run on: uvloop where there is one, and an allocator set for records.
+
+A replica makes and drops buffers of up to a megabyte for every record. By default glibc gives
+each of them back to the system at once and asks for fresh pages the next time, and to have those
+pages zeroed and mapped takes longer than to fill them: the raw pipe swings between 0.5 and
+2 GB/s for no other reason. So it is told to keep a little. User programs that want the same set
+`MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_`; a library does not set it behind their back.
+"""
 
 import asyncio
+import ctypes
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+# What is larger than this comes from the system by itself and goes back to it; as much freed
+# memory as this is kept.
+_OWN_PAGES_FROM_BYTES = 4 * 1024 * 1024
+_KEPT_BYTES = 16 * 1024 * 1024
+# The names that glibc's mallopt has for the two.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 _Result = TypeVar("_Result")
 
 
 def run(main: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run the main coroutine of a process that is ours alone."""
+    keep_freed_memory()
+    return run_untuned(main)
+
+
+def run_untuned(main: Coroutine[Any, Any, _Result]) -> _Result:
+    """The same loop, in a process as the system made it."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(main)
 
@@ -18,3 +41,11 @@ def loop_factory() -> Any:
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator reuse the buffers of records; does nothing where it is not glibc's."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES_FROM_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

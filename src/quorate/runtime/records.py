@@ -10,21 +10,21 @@ the receive buffer without a copy.
 """
 
 from collections.abc import Iterator, Sequence
-from struct import Struct
 from typing import Protocol
 
 from quorate.core.codec import LENGTH
 from quorate.core.errors import AuthenticationError, RemoteProtocolError
 from quorate.core.limits import FRAME_BYTES_MAX
-from quorate.crypto.macs import TAG_BYTES, Mac
+from quorate.crypto.macs import TAG_BYTES, NumberedMac
 
 # A record may always hold one frame of any allowed size.
 RECORD_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
 # A writer closes a record here, so that a reader can start before a long turn has all arrived.
 RECORD_BYTES_USUAL = 128 * 1024
-INBOX_BYTES_USUAL = 256 * 1024
-
-_COUNTER = Struct("<Q")
+# All links of a node read into one buffer of this size.
+DESK_BYTES = 1024 * 1024
+# The rest of a record that is longer than this is read right where it belongs.
+LONG_RECORD_BYTES = 64 * 1024
 
 
 class Records(Protocol):
@@ -58,23 +58,22 @@ class TaggedRecords:
 
     trailer_bytes = TAG_BYTES
 
-    def __init__(self, *, outbound: Mac, inbound: Mac) -> None:
+    def __init__(self, *, outbound: NumberedMac, inbound: NumberedMac) -> None:
         self._outbound = outbound
         self._inbound = inbound
         self._sealed = 0
         self._opened = 0
 
     def seal(self, frames: Sequence[bytes], frames_bytes: int) -> list[bytes]:
-        # One long input is hashed much faster than many short ones, hence the join; and a
-        # counter in front of it would push it off the blocks that the hash takes in parallel.
+        # One long input is tagged much faster than many short ones, hence the join.
         body = b"".join(frames)
-        tag = self._outbound.tag(body, _COUNTER.pack(self._sealed))
+        tag = self._outbound.tag(self._sealed, body)
         self._sealed += 1
         return [LENGTH.pack(frames_bytes), body, tag]
 
     def open(self, record: memoryview) -> memoryview:
         body, tag = record[:-TAG_BYTES], record[-TAG_BYTES:]
-        if not self._inbound.verify(tag, body, _COUNTER.pack(self._opened)):
+        if not self._inbound.verify(self._opened, tag, body):
             raise AuthenticationError(
                 f"sent record {self._opened} with a wrong tag: altered, replayed, out of order, "
                 "or made with another key"
@@ -84,30 +83,46 @@ class TaggedRecords:
 
 
 class Inbox:
-    """The receive buffer of one link.
+    """What one link has received and not yet taken out.
 
-    The socket reads into `space`, whole records are taken out in place. It is larger than usual
-    only while a record that needs it is arriving, and never beyond the bound of a record.
+    Every read goes to one desk, a buffer that all links of a node share: the loop fills it, and
+    the link takes whole records out in place before anything else is read. Only the start of a
+    record that is not whole is kept: a short one is laid in front of the next read, a long one
+    gets a buffer of its own, of just its size. An idle link holds nothing.
+
+    Each turn is `space`, `filled`, any number of looks, `clear`.
     """
 
-    __slots__ = ("_end", "_start", "_view", "_wanted")
+    __slots__ = ("_desk", "_end", "_own", "_rest", "_start", "_wanted")
 
-    def __init__(self) -> None:
-        self._view = memoryview(bytearray(INBOX_BYTES_USUAL))
+    def __init__(self, desk: memoryview) -> None:
+        self._desk = desk
+        self._own: memoryview | None = None
+        self._rest = b""
         self._start = 0
         self._end = 0
         self._wanted = 0
 
     def space(self) -> memoryview:
-        """Where the next bytes go; never empty after `rewind`."""
-        return self._view[self._end :]
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self._view)
+        """Where the next bytes go; never empty."""
+        if self._own is not None:
+            return self._own[self._end :]
+        rest_bytes = len(self._rest)
+        if rest_bytes:
+            self._desk[:rest_bytes] = self._rest
+        return self._desk[rest_bytes:]
 
     def filled(self, count: int) -> None:
-        self._end += count
+        if self._own is not None:
+            self._end += count
+        else:
+            self._end = len(self._rest) + count
+            self._rest = b""
+
+    @property
+    def held_bytes(self) -> int:
+        """What the link holds between two reads."""
+        return len(self._rest) if self._own is None else len(self._own)
 
     def peek(self, count: int) -> memoryview | None:
         """The next bytes, left in place, or None when there are not that many yet."""
@@ -122,7 +137,8 @@ class Inbox:
         start, have = self._start, self._end - self._start
         if have < LENGTH.size:
             return None
-        (length,) = LENGTH.unpack_from(self._view, start)
+        view = self._view
+        (length,) = LENGTH.unpack_from(view, start)
         if not 0 < length <= RECORD_BYTES_MAX:
             raise RemoteProtocolError(
                 f"sent a record of {length} bytes; allowed are 1 to {RECORD_BYTES_MAX}"
@@ -132,20 +148,30 @@ class Inbox:
             self._wanted = whole
             return None
         self._start = start + whole
-        return self._view[start + LENGTH.size : start + whole]
+        return view[start + LENGTH.size : start + whole]
 
-    def rewind(self) -> None:
-        """Move what is left to the front, and give the next record the room that it needs."""
-        rest = self._end - self._start
-        size = max(INBOX_BYTES_USUAL, self._wanted)
-        self._wanted = 0
-        if size != len(self._view):
-            view = memoryview(bytearray(size))
-            view[:rest] = self._view[self._start : self._end]
-            self._view = view
-        elif rest and self._start:
-            self._view[:rest] = self._view[self._start : self._end]
-        self._start, self._end = 0, rest
+    def clear(self) -> None:
+        """Leave the desk to others; keep what is not whole yet."""
+        rest, wanted, self._wanted = self._view[self._start : self._end], self._wanted, 0
+        if self._own is not None and rest:
+            return
+        self._own = None
+        if wanted > LONG_RECORD_BYTES:
+            self._own = memoryview(bytearray(wanted))
+            self._own[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        else:
+            self._rest = bytes(rest)
+            self._start = self._end = 0
+
+    @property
+    def _view(self) -> memoryview:
+        return self._desk if self._own is None else self._own
+
+
+def desk() -> memoryview:
+    """What the links of a node read into, one after the other."""
+    return memoryview(bytearray(DESK_BYTES))
 
 
 def grouped(frames: Sequence[bytes]) -> Iterator[tuple[list[bytes], int]]:

@@ -52,7 +52,7 @@ class Offences:
         self._logged_at = 0.0
 
     def note(self, node: NodeId | None, kind: str, sentence: str) -> None:
-        who = self._name(node)
+        who = "stranger" if node is None else self._cluster.name_of(node)
         self.counts[who, kind] += 1
         self.last.append(f"{who}: {kind}: {sentence}")
         second = time.monotonic() // 1
@@ -61,14 +61,6 @@ class Offences:
         self._logged += 1
         if self._logged <= LOGGED_PER_SECOND_MAX:
             _log.warning("%s: %s: %s", who, kind, sentence)
-
-    def _name(self, node: NodeId | None) -> str:
-        if node is None:
-            return "stranger"
-        try:
-            return self._cluster.member(member_of(node)).name
-        except ConfigError:
-            return f"node {node}"
 
 
 class ReplicaProcess:
@@ -91,6 +83,7 @@ class ReplicaProcess:
             on_report=self._on_report,
             on_offence=self._on_offence,
             handlers={StatusQuery: self._on_status, Misbehave: self._on_misbehave},
+            name_of=cluster.name_of,
         )
         self._transport = Transport(cluster, identity, self._driver)
 
