@@ -265,6 +265,8 @@ class Producer(Session):
         for outcome in outcomes:
             if isinstance(outcome, machine.Receipt):
                 self._on_receipt(outcome)
+            elif isinstance(outcome, machine.Room):
+                self._on_room(outcome)
             elif isinstance(outcome, Answered):
                 self._on_answered(outcome)
 
@@ -280,6 +282,11 @@ class Producer(Session):
                     Receipt(outlet.name, sequence, closed.events, names, receipt.guarantee)
                 )
         self._pump(outlet)
+
+    def _on_room(self, room: machine.Room) -> None:
+        outlet = self._by_id.get(room.stream.topic)
+        if outlet is not None:
+            self._pump(outlet)
 
     # Batches
 

@@ -84,8 +84,12 @@ class Channel:
     # Output
 
     def is_busy(self, stream: Stream) -> bool:
-        """A queue that may not overflow is more than half full of this stream (B7)."""
-        return self._holds_more(stream, 0.5)
+        """A queue that may not overflow is more than half full of this stream (B7).
+
+        So is a subscriber that others have sent more than it takes. Its source then hears
+        nothing of batches, nor of histories, which would let it go on.
+        """
+        return self._holds_more(stream, 0.5) or self._lags_behind(stream)
 
     def is_full(self, stream: Stream) -> bool:
         """There is no room at all for this stream: its batches must come again."""
@@ -111,10 +115,10 @@ class Channel:
                 discarded = outlet.discard_oldest(contract.queue_events_max)
                 self.counters["discarded"] += discarded
 
-    def note(self, stream: Stream, last: Sequence) -> None:
+    def note(self, stream: Stream, first: Sequence, last: Sequence) -> None:
         """Another replica sends this to our subscribers."""
         for outlet in self.outlets.values():
-            outlet.note(stream, last)
+            outlet.note(stream, first, last)
 
     def on_taken(self, subscriber: NodeId, taken: Taken) -> None:
         outlet = self.outlets.get(subscriber)
@@ -149,14 +153,20 @@ class Channel:
             outlet.holds_more(stream, events, part) for outlet in self.outlets.values()
         )
 
+    def _lags_behind(self, stream: Stream) -> bool:
+        events = stream._replace(lane=Lane.EVENTS)
+        return self.topic.contract.discard == "never" and any(
+            outlet.lags_behind(events) for outlet in self.outlets.values()
+        )
+
     def _check_stalled(self, outlet: Outlet) -> None:
         now_us = self._outbox.now_us
-        if not outlet.events:
+        if not outlet.is_waited_for:
             outlet.moved_at_us = now_us
         elif now_us - outlet.moved_at_us > STALLED_AFTER_US:
             sentence = (
-                f"took nothing for {STALLED_AFTER_US // 1_000_000} s while "
-                f"{outlet.events} events waited; its subscription to '{self.topic.name}' is over"
+                f"took nothing for {STALLED_AFTER_US // 1_000_000} s while events waited; "
+                f"its subscription to '{self.topic.name}' is over"
             )
             self._outbox.report(outlet.subscriber, "stalled", sentence)
             # When it reads again, this is what it finds, and may subscribe anew.

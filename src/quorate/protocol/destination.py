@@ -15,6 +15,7 @@ Invariants:
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
@@ -62,12 +63,14 @@ PATIENCE_US = 15_000_000
 # A run that stays open for so long is gone on with batch by batch.
 RUN_PATIENCE_US = 100_000
 HISTORIES_WAITING_MAX = 64
-ASK_BATCHES_MAX = 512
+ASK_BATCHES_MAX = 1024
 EARLY_BYTES_MAX = 32 * 1024 * 1024
 # So many streams may one replica speak of while the others know nothing of them.
 STREAMS_MAX = 256
-# A lead that is late with so many decided batches, on balance, is replaced.
+# A lead that is late with so many decided batches, on balance, is replaced. A new one may at
+# first send digests that were on their way when it was chosen.
 LATE_BATCHES_MAX = 64
+LEAD_GRACE_US = 1_000_000
 # Publishers come and go: a stream on which nothing moves for so long is forgotten.
 IDLE_STREAM_US = 120_000_000
 PAST_STREAMS_MAX = 16_384
@@ -88,7 +91,7 @@ _RULES = {
 class Decided:
     """A batch whose content is known and whose payload is still out."""
 
-    __slots__ = ("ask_at_us", "asked", "content", "repaired", "since_us", "vouchers")
+    __slots__ = ("ask_at_us", "asked", "content", "owed", "repaired", "since_us", "vouchers")
 
     def __init__(
         self, content: Digest, vouchers: tuple[NodeId, ...], repaired: bool, ask_at_us: int
@@ -99,6 +102,8 @@ class Decided:
         self.since_us = ask_at_us
         self.ask_at_us = ask_at_us
         self.asked = 0
+        # Whether our lead should have sent it by itself.
+        self.owed = False
 
     def confirm(self, replica: NodeId, content: Digest) -> None:
         """One more replica that can be asked for the payload."""
@@ -214,6 +219,8 @@ class Incoming:
                 continue
             if sequence in decided:
                 decided[sequence].confirm(replica, content)
+                if replica == self._subscription.standing.lead:
+                    self._ask_at_once(decided[sequence])
                 continue
             equal = vote(sequence, position, content, now_us)
             if equal > 0 and self._is_enough(sequence, equal):
@@ -249,10 +256,18 @@ class Incoming:
         run.votes |= 1 << self._index[replica]
         if payloads is not None and run.payloads is None:
             self._attach(run, replica, payloads)
-        if run.payloads is not None and run.votes.bit_count() >= self._needed:
-            self._close_run(first, run)
-            self._deliver_run(first, contents, run.payloads, self._who(run.votes))
+        if run.votes.bit_count() >= self._needed:
+            if run.payloads is not None:
+                self._close_run(first, run)
+                self._deliver_run(first, contents, run.payloads, self._who(run.votes))
+            elif self._has_lead_spoken(run.votes):
+                self._split(first, run)
         return True
+
+    def _has_lead_spoken(self, votes: int) -> bool:
+        """Is our lead among these? If it sent no payloads with its voice, it will not."""
+        lead = self._subscription.standing.lead
+        return lead is not None and bool(votes >> self._index[lead] & 1)
 
     def _open_run(
         self, replica: NodeId, first: Sequence, contents: list[Digest]
@@ -291,14 +306,19 @@ class Incoming:
     def _take_apart(self, opened_before_us: int | None = None) -> None:
         """Go on batch by batch with runs on which replicas differ, or which stay open."""
         for first, run in list(self._runs.items()):
-            if opened_before_us is not None and run.since_us > opened_before_us:
-                continue
-            self._close_run(first, run)
-            if run.payloads is not None and run.copier is not None:
-                self._count_copies(run.copier, first, run.payloads, run.contents)
-            for replica in self._who(run.votes):
-                if replica != run.copier:
-                    self._count_voices(replica, first, run.contents)
+            if opened_before_us is None or run.since_us <= opened_before_us:
+                self._split(first, run)
+
+    def _split(self, first: Sequence, run: WholeRun) -> None:
+        if self._runs.get(first) is not run:
+            # To split another one made us change our lead, and that split this one.
+            return
+        self._close_run(first, run)
+        if run.payloads is not None and run.copier is not None:
+            self._count_copies(run.copier, first, run.payloads, run.contents)
+        for replica in self._who(run.votes):
+            if replica != run.copier:
+                self._count_voices(replica, first, run.contents)
 
     def _deliver_run(
         self,
@@ -454,13 +474,32 @@ class Incoming:
                 self._complete(sequence, content, here[0], vouchers, repaired)
                 return
             self._subscription.blame(here[2], f"batch {sequence} differs from the quorum's")
-        # The lead's copy is probably on its way, unless it lied, or a history decided.
-        lead_will_send = not repaired and here is None
-        patience_us = ASK_AFTER_US if lead_will_send else 0
-        ask_at_us = self._outbox.now_us + patience_us
-        self.decided[sequence] = Decided(content, vouchers, repaired, ask_at_us)
-        if not lead_will_send:
+        now_us, subscription = self._outbox.now_us, self._subscription
+        decided = self.decided[sequence] = Decided(content, vouchers, repaired, now_us)
+        if repaired or here is not None:
+            subscription.hurry(self)
+        elif subscription.standing.lead in vouchers:
+            # It sent a digest instead of the payload, as it does until it knows that it leads.
+            decided.owed = now_us - subscription.lead_since_us > LEAD_GRACE_US
+            subscription.hurry(self)
+        else:
+            # Its copy is probably on its way.
+            decided.owed = True
+            decided.ask_at_us += ASK_AFTER_US
+
+    def _ask_at_once(self, decided: Decided) -> None:
+        if not decided.asked:
+            decided.ask_at_us = self._outbox.now_us
             self._subscription.hurry(self)
+
+    def on_new_lead(self, lead: NodeId) -> None:
+        """What the former lead owes us, nobody will send; nor what this one has spoken of."""
+        for decided in self.decided.values():
+            decided.owed = False
+            self._ask_at_once(decided)
+        for first, run in list(self._runs.items()):
+            if run.payloads is None and run.votes >> self._index[lead] & 1:
+                self._split(first, run)
 
     def _omit(self, sequence: Sequence) -> None:
         """Too few replicas would send it: go on without it."""
@@ -568,10 +607,11 @@ class Incoming:
     # Asking
 
     def ask_for_payloads(self, now_us: int) -> None:
-        due = [(s, d) for s, d in self.decided.items() if d.ask_at_us <= now_us]
-        self._subscription.note_late(sum(not d.asked and not d.repaired for _, d in due))
+        all_due = ((s, d) for s, d in self.decided.items() if d.ask_at_us <= now_us)
+        due = list(islice(all_due, ASK_BATCHES_MAX))
+        late = sum(d.owed and not d.asked for _, d in due)
         per_replica: dict[NodeId, list[Sequence]] = {}
-        for sequence, decided in due[:ASK_BATCHES_MAX]:
+        for sequence, decided in due:
             # Not always the same one first: it takes several that are asked for repairs to
             # convince a source that its chain is bad.
             replica = decided.vouchers[(sequence + decided.asked) % len(decided.vouchers)]
@@ -580,6 +620,7 @@ class Incoming:
             per_replica.setdefault(replica, []).append(sequence)
         for replica, sequences in per_replica.items():
             self._outbox.send(replica, Fetch(*self.stream, payload=True, sequences=sequences))
+        self._subscription.note_late(late)
 
     def _ask_for_voices(self, now_us: int) -> None:
         """Where a quorum stays out, or a number was left out, ask those who have not spoken."""
@@ -690,6 +731,7 @@ class Subscription:
         self.late: Counter[NodeId] = Counter()
         # How many batches our lead is late with, on balance.
         self.overdue = 0
+        self.lead_since_us = outbox.now_us
         # Where streams that were forgotten would go on.
         self._past: dict[Stream, Sequence] = {}
         self._destination = destination
@@ -881,9 +923,10 @@ class Destination:
         self._hurried[incoming] = None
 
     def take(self) -> Ready:
-        for incoming in self._hurried:
-            incoming.ask_for_payloads(self._outbox.now_us)
-        self._hurried.clear()
+        while self._hurried:
+            hurried, self._hurried = self._hurried, {}
+            for incoming in hurried:
+                incoming.ask_for_payloads(self._outbox.now_us)
         for incoming in self._touched:
             incoming.tell_progress(PROGRESS_STEP)
         self._touched.clear()
@@ -905,9 +948,12 @@ class Destination:
             ),
         )
         former, standing.lead = standing.lead, ranked[0]
+        subscription.lead_since_us = self._outbox.now_us
         for replica in (standing.lead, former):
             if replica is not None:
                 self._outbox.send(replica, standing.request(replica))
+        for incoming in subscription.streams.values():
+            incoming.on_new_lead(standing.lead)
 
     # Messages
 

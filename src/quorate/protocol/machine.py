@@ -50,6 +50,12 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     guarantee: str
 
 
+class Room(msgspec.Struct, frozen=True, gc=False):
+    """A source's machine takes batches again, though none has got its receipt."""
+
+    stream: Stream
+
+
 class Skipped(msgspec.Struct, frozen=True, gc=False):
     """A destination gave up on batches of a stream: they were lost as its contract allows."""
 
@@ -66,7 +72,7 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     sentence: str
 
 
-Outcome: TypeAlias = Delivery | Receipt | Skipped | Answered
+Outcome: TypeAlias = Delivery | Receipt | Room | Skipped | Answered
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):

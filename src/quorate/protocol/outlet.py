@@ -33,6 +33,9 @@ from quorate.protocol.runs import by_size, consecutive
 # How far ahead of the subscriber, in batches and in the bytes of their payloads, we send. It
 # must not be further than what replicas retain, or a payload that it misses would be gone.
 CREDIT_BATCHES = 1024
+# Where others send (a chain's tail, whoever repairs), a source waits when a subscriber is so far
+# behind. What is in flight then still fits into the subscriber's window.
+LAG_BATCHES_MAX = 2048
 CREDIT_BYTES = 8 * 1024 * 1024
 URGENT_CREDIT_BATCHES = 256
 DRAIN_BYTES_MAX = 1024 * 1024
@@ -127,6 +130,10 @@ class Line:
             return is_near and len(self.urgent_sent) < URGENT_CREDIT_BATCHES
         return run.first <= self.taken + CREDIT_BATCHES and self.outstanding_bytes <= CREDIT_BYTES
 
+    @property
+    def is_behind(self) -> bool:
+        return self.highest > self.taken + LAG_BATCHES_MAX
+
     def sent(self, run: Run) -> None:
         size = run.size_bytes
         self.outstanding.append((run.last, size))
@@ -178,19 +185,29 @@ class Outlet:
         """This stream was there before the subscriber, who may have been here before, too."""
         self._open(stream, lowest, max(highest, lowest - 1))
 
-    def note(self, stream: Stream, last: Sequence) -> None:
+    def note(self, stream: Stream, first: Sequence, last: Sequence) -> None:
         """Somebody else sends this to the subscriber: it should hear of it all the same."""
-        line = self._lines.get(stream) or self._open(stream, 1, 0)
-        line.highest = line.taken = max(line.highest, last)
+        line = self._begun(stream, first)
+        line.highest = max(line.highest, last)
+
+    def lags_behind(self, stream: Stream) -> bool:
+        """Is the subscriber so far behind what it was sent that it could lose some of it?"""
+        line = self._lines.get(stream)
+        return line is not None and line.is_behind
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Is there anything that the subscriber should be taking?"""
+        return self.events > 0 or any(line.is_behind for line in self._lines.values())
 
     def add(self, run: Run) -> None:
-        line = self._line(run)
+        line = self._begun(run.stream, run.first)
         for part in self._wanted(line, run):
             self._queue(line, part)
 
     def add_within(self, run: Run, events_max: int) -> int:
         """Take what there is room for and refuse the rest. Returns the events refused."""
-        line, refused = self._line(run), 0
+        line, refused = self._begun(run.stream, run.first), 0
         for part in self._wanted(line, run):
             count = self._fitting(part, events_max)
             if count:
@@ -260,11 +277,11 @@ class Outlet:
             for run in (*line.waiting, *line.urgent):
                 self._budget.give_back(publisher, run.size_bytes)
 
-    def _line(self, run: Run) -> Line:
-        line = self._lines.get(run.stream) or self._open(run.stream, 1, 0)
+    def _begun(self, stream: Stream, first: Sequence) -> Line:
+        line = self._lines.get(stream) or self._open(stream, 1, 0)
         if line.highest < line.lowest and not line.events:
             # The subscriber cannot take before this what it never gets from us.
-            line.taken = max(line.taken, run.first - 1)
+            line.taken = max(line.taken, first - 1)
         return line
 
     def _open(self, stream: Stream, lowest: Sequence, highest: Sequence) -> Line:

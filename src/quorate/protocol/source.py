@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from quorate.core.errors import LocalProtocolError
-from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream, TopicId
+from quorate.core.ids import SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream, TopicId
 from quorate.core.messages import (
     Ack,
     Fetch,
@@ -33,7 +33,7 @@ from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import authenticated, chain, first_answer, reliable, vote
 from quorate.protocol.broadcast.history import History
 from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
-from quorate.protocol.machine import Ready, Receipt
+from quorate.protocol.machine import Ready, Receipt, Room
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import Requests, Standing
 from quorate.protocol.runs import by_size
@@ -45,10 +45,14 @@ KEPT_BATCHES_MAX = 2048
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
+# Where nobody lies, a source waits for every replica that is there (`Outgoing.slowest`). One that
+# says nothing for so long is not, unless it has said that its subscribers are slow.
+SILENT_AFTER_US = 500_000
+WAITING_AFTER_US = 15_000_000
 # A chain has failed after this long without progress, or after four times the longest gap
 # that it showed lately, if that is more.
 CHAIN_PATIENCE_US = 250_000
-CHAIN_PATIENCE_US_MAX = 1_000_000
+CHAIN_PATIENCE_US_MAX = 2_000_000
 # Complaints that come this soon after a change of chain are about the one before.
 COMPLAINT_GRACE_US = 500_000
 # A chain that has brought so many batches to its end works.
@@ -69,7 +73,7 @@ _RULES = {
 class Peer:
     """What this source knows of one replica, for one stream."""
 
-    __slots__ = ("acked", "is_new", "next", "retry_at_us", "retry_us", "status")
+    __slots__ = ("acked", "heard_at_us", "is_new", "next", "retry_at_us", "retry_us", "status")
 
     def __init__(self, first: Sequence) -> None:
         self.acked = first - 1
@@ -79,6 +83,13 @@ class Peer:
         self.status = Status.OK
         self.retry_us = RETRY_AFTER_US
         self.retry_at_us = 0
+        # When it last said something, or was first sent what it has not acknowledged yet.
+        self.heard_at_us = -WAITING_AFTER_US
+
+    def is_there(self, now_us: int) -> bool:
+        """May we expect it to acknowledge what it was sent?"""
+        patience_us = WAITING_AFTER_US if self.status is Status.WAIT else SILENT_AFTER_US
+        return now_us - self.heard_at_us < patience_us
 
 
 class Kept:
@@ -111,6 +122,9 @@ class Outgoing:
         # From here on no delivered history names what we sent: replicas may still ask for it,
         # even those that acknowledged it (a chain's replica may have started later).
         self.unnamed: Sequence | None = None
+        # The last batch that every replica has which is there, where we wait for all of them.
+        self.slowest: Sequence = SEQUENCE_MAX
+        self._waits_for_all = topic.contract.protection == "crash"
         self._outbox = outbox
         self._events_max = max(1, topic.contract.queue_events_max // 4)
         protocol = "reliable" if stream.lane is Lane.HISTORIES else topic.contract.protocol
@@ -139,7 +153,15 @@ class Outgoing:
             self.next - self.unreceipted < IN_FLIGHT_BATCHES
             and self.in_flight_bytes < IN_FLIGHT_BYTES
             and self.in_flight_events < self._events_max
+            and self._is_slowest_near
         )
+
+    @property
+    def _is_slowest_near(self) -> bool:
+        """Do we keep whatever the slowest replica lacks, and still will with another batch?"""
+        if self.slowest >= self.unreceipted - 1:
+            return True
+        return self.next - self.slowest <= IN_FLIGHT_BATCHES and self.kept_bytes < KEPT_BYTES_MAX
 
     @property
     def sent_before(self) -> Sequence:
@@ -158,6 +180,7 @@ class Outgoing:
     def on_ack(self, replica: NodeId, ack: Ack) -> None:
         peer = self.peers[replica]
         peer.status = ack.status
+        peer.heard_at_us = self._outbox.now_us
         if ack.through >= self.next:
             self._outbox.report(replica, "false-ack", f"of batch {ack.through}, never sent")
             return
@@ -186,11 +209,14 @@ class Outgoing:
                 self._outbox.send(replica, publish)
             if peer.acked == peer.next - 1:
                 peer.retry_at_us = self._outbox.now_us + peer.retry_us
+                if peer.retry_us == RETRY_AFTER_US:
+                    peer.heard_at_us = self._outbox.now_us
             peer.next = end
 
     def tick(self) -> None:
         """Go back to what a replica has not acknowledged for too long."""
         now_us = self._outbox.now_us
+        self._find_slowest()
         for peer in self.peers.values():
             if peer.acked >= peer.next - 1 or peer.retry_at_us > now_us:
                 continue
@@ -206,6 +232,13 @@ class Outgoing:
         peer.next = max(peer.acked + 1, self.settled)
         peer.retry_us = RETRY_AFTER_US
 
+    def disconnected(self, replica: NodeId) -> None:
+        self.peers[replica].heard_at_us = -WAITING_AFTER_US
+        self._find_slowest()
+
+    def on_fetch(self, replica: NodeId, sequences: list[Sequence]) -> None:
+        """A replica misses batches that a history names; it will be sent them."""
+
     def receipt_through(self, last: Sequence, replicas: tuple[NodeId, ...], words: str) -> None:
         if last < self.unreceipted:
             return
@@ -217,7 +250,22 @@ class Outgoing:
         self.unreceipted = last + 1
         self._trim()
 
+    def _find_slowest(self) -> None:
+        """How far the slowest replica is that is there.
+
+        Where nobody lies, one acknowledgement is enough for a receipt. A replica that lags must
+        not be left behind all the same: if the faster ones crash, it is the one that is left.
+        """
+        if self._waits_for_all:
+            now_us = self._outbox.now_us
+            there = (peer.acked for peer in self.peers.values() if peer.is_there(now_us))
+            was_near = self._is_slowest_near
+            self.slowest = min(there, default=SEQUENCE_MAX)
+            if self._is_slowest_near and not was_near:
+                self._outbox.deliver(Room(self.stream))
+
     def _settle(self) -> None:
+        self._find_slowest()
         through = sorted((peer.acked for peer in self.peers.values()), reverse=True)
         last = through[self._needed - 1]
         if last >= self.unreceipted:
@@ -232,7 +280,7 @@ class Outgoing:
         end = self.unreceipted if self.unnamed is None else min(self.unreceipted, self.unnamed)
         for sequence in range(self.settled, end):
             excess = len(self.kept) > KEPT_BATCHES_MAX or self.kept_bytes > KEPT_BYTES_MAX
-            if sequence > everyone and not excess:
+            if sequence > everyone and (not excess or sequence > self.slowest):
                 break
             self.kept_bytes -= len(self.kept.pop(sequence).payload)
 
@@ -269,6 +317,8 @@ class ChainOutgoing(Outgoing):
         # There is something to send, and the head of the chain is out of reach.
         self._is_barred = False
         self._complaints: set[NodeId] = set()
+        # Before this, complaints are about what the chain before this one lost.
+        self._answers_from = first
         # How often each chain has failed us; one that works is forgiven.
         self._failures = [0] * len(topic.members)
 
@@ -290,14 +340,24 @@ class ChainOutgoing(Outgoing):
     def _on_complaint(self, replica: NodeId, sequence: Sequence) -> None:
         """A subscriber had to fetch this batch. It counts if this chain should have brought it.
 
-        What was lost before goes on being fetched for a while after a change of chain.
+        What was lost before goes on being fetched for a while after a change of chain, and holds
+        the subscriber up.
         """
-        is_old = self._outbox.now_us - self._chosen_at_us < COMPLAINT_GRACE_US
-        if is_old or not self._from <= sequence < self._sent:
-            return
+        if self._outbox.now_us - self._chosen_at_us < COMPLAINT_GRACE_US:
+            self._answers_from = self._sent
+        if self._answers_from <= sequence < self._sent:
+            self._complain(replica, "subscribers had to repair it")
+
+    def on_fetch(self, replica: NodeId, sequences: list[Sequence]) -> None:
+        """A replica misses batches that a history names. In the chain, it should have them."""
+        is_in_chain = replica in self.topic.chain(self.number)
+        if is_in_chain and any(self._from <= sequence < self._sent for sequence in sequences):
+            self._complain(replica, "its replicas had to repair it")
+
+    def _complain(self, replica: NodeId, why: str) -> None:
         self._complaints.add(replica)
         if len(self._complaints) >= self.topic.quorum.one_correct:
-            self._next_chain("subscribers had to repair it")
+            self._next_chain(why)
 
     def flush(self, can_send: Callable[[NodeId], bool]) -> None:
         end = self.next if self.limit is None else min(self.next, self.limit)
@@ -327,6 +387,10 @@ class ChainOutgoing(Outgoing):
 
     @property
     def _patience_us(self) -> int:
+        """A chain whose end waits for slow subscribers is not broken; or it says so and lies."""
+        ends = chain.last_of(self.topic, self.number)
+        if any(self.peers[replica].status is Status.WAIT for replica in ends):
+            return CHAIN_PATIENCE_US_MAX
         return min(max(CHAIN_PATIENCE_US, 4 * self._gap_us), CHAIN_PATIENCE_US_MAX)
 
     def reconnected(self, replica: NodeId) -> None:
@@ -357,7 +421,7 @@ class ChainOutgoing(Outgoing):
             range(chains), key=lambda n: (self._failures[n], (n - self.number - 1) % chains)
         )
         self._complaints.clear()
-        self._sent = self._from = self.unreceipted
+        self._sent = self._from = self._answers_from = self.unreceipted
         self._acked = self._from - 1
         self._is_barred = False
         self._progress_at_us = self._chosen_at_us = self._outbox.now_us
@@ -558,6 +622,9 @@ class Source:
 
     def disconnected(self, peer: NodeId) -> None:
         self._connected.discard(peer)
+        for outgoing in self._all_streams():
+            if peer in outgoing.peers:
+                outgoing.disconnected(peer)
 
     def writable(self, peer: NodeId, writable: bool) -> None:
         (self._stuck.discard if writable else self._stuck.add)(peer)
@@ -602,6 +669,7 @@ class Source:
         outgoing = self._outgoing(fetch.topic, fetch.lane)
         if outgoing is None or sender not in outgoing.peers or fetch.publisher != self.me:
             return
+        outgoing.on_fetch(sender, fetch.sequences)
         for sequence in dict.fromkeys(fetch.sequences):
             kept = outgoing.kept.get(sequence)
             if kept is not None and self._supplied[sender] < SUPPLY_BYTES_MAX:
