@@ -147,13 +147,18 @@ class Omitted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Status(IntEnum):
-    """What a replica tells a source with its acknowledgement (Freeman 2016, section 6.2)."""
+    """What a replica tells a source with its acknowledgement (Freeman 2016, section 6.2).
+
+    `RESUME` ends a `WAIT` in which batches were refused: what came after `through` is to come
+    again.
+    """
 
     OK = 0
     WAIT = 1
     HISTORY = 2
     BLOCKED = 3
     REPAIR = 4
+    RESUME = 5
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):

@@ -71,6 +71,9 @@ STREAMS_MAX = 256
 # first send digests that were on their way when it was chosen.
 LATE_BATCHES_MAX = 64
 LEAD_GRACE_US = 1_000_000
+# Whoever was caught out is heard last for a while: mostly a quorum is there without it by then,
+# and what it says does not make others be counted batch by batch.
+DISTRUST_US = 10_000_000
 # Publishers come and go: a stream on which nothing moves for so long is forgotten.
 IDLE_STREAM_US = 120_000_000
 PAST_STREAMS_MAX = 16_384
@@ -139,6 +142,9 @@ class Incoming:
         # Runs on which all agree so far, by their first number, and where new ones may begin.
         self._runs: dict[Sequence, WholeRun] = {}
         self._unheard_from: Sequence = 0
+        # Voices of replicas that are heard last, with the time for each, and their batches.
+        self._put_off: deque[tuple[int, NodeId, Sequence, list[Digest]]] = deque()
+        self._put_off_batches = 0
         # Histories that are to be followed when what they name has had time to arrive.
         self._histories: deque[tuple[int, History, tuple[NodeId, ...]]] = deque()
         self.frontiers: dict[NodeId, Sequence] = {}
@@ -167,7 +173,7 @@ class Incoming:
 
     @property
     def is_idle(self) -> bool:
-        waiting = self._runs or self._histories
+        waiting = self._runs or self._histories or self._put_off
         return not (self.ballot.open or self.decided or self.held or self.early or waiting)
 
     def resume(self, low: Sequence | None) -> None:
@@ -205,8 +211,24 @@ class Incoming:
         self._count_voices(replica, first, contents)
 
     def on_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
-        if not self._agrees(replica, first, contents, None):
+        if self._subscription.is_distrusted(replica):
+            self._hear_later(replica, first, contents)
+        elif not self._agrees(replica, first, contents, None):
             self._count_voices(replica, first, contents)
+
+    def _hear_later(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
+        """What does not fit we ask for again, if we need it."""
+        if self._put_off_batches + len(contents) <= WINDOW_BATCHES:
+            due_us = self._outbox.now_us + RUN_PATIENCE_US
+            self._put_off.append((due_us, replica, first, contents))
+            self._put_off_batches += len(contents)
+
+    def _hear_put_off(self, now_us: int) -> None:
+        while self._put_off and self._put_off[0][0] <= now_us:
+            _, replica, first, contents = self._put_off.popleft()
+            self._put_off_batches -= len(contents)
+            if self.low is None or first + len(contents) > self.low:
+                self._count_voices(replica, first, contents)
 
     def _count_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
         self._note_heard(first + len(contents))
@@ -440,6 +462,7 @@ class Incoming:
             self._marks.popleft()
         self.tell_progress(1)
         self._take_apart(now_us - RUN_PATIENCE_US)
+        self._hear_put_off(now_us)
         self._follow_histories(now_us)
         self.ask_for_payloads(now_us)
         self._ask_for_voices(now_us)
@@ -464,6 +487,7 @@ class Incoming:
         for replica in self._who(votes):
             what = f"vouched for another content of batch {sequence} than the quorum"
             self._outbox.report(replica, "outvoted", what)
+            self._subscription.distrust(replica)
 
     def _decide(
         self, sequence: Sequence, content: Digest, vouchers: tuple[NodeId, ...], *, repaired: bool
@@ -732,6 +756,8 @@ class Subscription:
         # How many batches our lead is late with, on balance.
         self.overdue = 0
         self.lead_since_us = outbox.now_us
+        # Until when to hear these replicas last.
+        self._distrusted: dict[NodeId, int] = {}
         # Where streams that were forgotten would go on.
         self._past: dict[Stream, Sequence] = {}
         self._destination = destination
@@ -817,9 +843,16 @@ class Subscription:
             self.outbox.report(lead, "late", f"as the lead of a subscriber of {self.topic.name}")
             self._destination.choose_lead(self, avoid=lead)
 
+    def distrust(self, replica: NodeId) -> None:
+        self._distrusted[replica] = self.outbox.now_us + DISTRUST_US
+
+    def is_distrusted(self, replica: NodeId) -> bool:
+        return self.outbox.now_us < self._distrusted.get(replica, 0)
+
     def blame(self, replica: NodeId, what: str) -> None:
         """This replica did what no correct one does. It does not stay our lead."""
         self.blames[replica] += 1
+        self.distrust(replica)
         # Where nobody is assumed to lie, nobody can tell which of two voices is wrong.
         lies = self.topic.contract.protection == "byzantine"
         self.outbox.report(replica, "forgery" if lies else "disagreement", what)

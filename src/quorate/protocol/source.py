@@ -45,6 +45,8 @@ KEPT_BATCHES_MAX = 2048
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
+# What a replica refused is sent again when it asks for it, but not more often than this.
+RESUME_EVERY_US = 100_000
 # Where nobody lies, a source waits for every replica that is there (`Outgoing.slowest`). One that
 # says nothing for so long is not, unless it has said that its subscribers are slow.
 SILENT_AFTER_US = 500_000
@@ -73,7 +75,10 @@ _RULES = {
 class Peer:
     """What this source knows of one replica, for one stream."""
 
-    __slots__ = ("acked", "heard_at_us", "is_new", "next", "retry_at_us", "retry_us", "status")
+    __slots__ = (
+        "acked", "heard_at_us", "is_new", "next", "resumed_at_us", "retry_at_us", "retry_us",
+        "status",
+    )  # fmt: skip
 
     def __init__(self, first: Sequence) -> None:
         self.acked = first - 1
@@ -83,6 +88,7 @@ class Peer:
         self.status = Status.OK
         self.retry_us = RETRY_AFTER_US
         self.retry_at_us = 0
+        self.resumed_at_us = -RESUME_EVERY_US
         # When it last said something, or was first sent what it has not acknowledged yet.
         self.heard_at_us = -WAITING_AFTER_US
 
@@ -194,6 +200,17 @@ class Outgoing:
             peer.retry_us = RETRY_AFTER_US
             peer.retry_at_us = self._outbox.now_us + peer.retry_us
             self._settle()
+        if ack.status is Status.RESUME:
+            self._resume(peer, ack.through + 1)
+
+    def _resume(self, peer: Peer, start: Sequence) -> None:
+        """This replica refused what came after this, and has room again."""
+        if self._outbox.now_us - peer.resumed_at_us >= RESUME_EVERY_US:
+            peer.resumed_at_us = self._outbox.now_us
+            self._go_back(peer, start)
+
+    def _go_back(self, peer: Peer, start: Sequence) -> None:
+        peer.next = max(min(peer.next, start), self.settled)
 
     def flush(self, can_send: Callable[[NodeId], bool]) -> None:
         """Send to each replica what it has not been sent; usually the same to all."""
@@ -336,6 +353,9 @@ class ChainOutgoing(Outgoing):
             self._on_complaint(replica, ack.through)
             return
         super().on_ack(replica, ack)
+
+    def _go_back(self, peer: Peer, start: Sequence) -> None:
+        self._sent = max(min(self._sent, start), self._from, self.unreceipted)
 
     def _on_complaint(self, replica: NodeId, sequence: Sequence) -> None:
         """A subscriber had to fetch this batch. It counts if this chain should have brought it.

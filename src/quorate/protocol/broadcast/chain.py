@@ -128,7 +128,7 @@ class Replica:
         intake = scope.intake(stream, link.settled)
         count = len(digests)
         if scope.channel.is_full(stream):
-            scope.acknowledge(stream, Status.WAIT)
+            scope.refuse(stream)
             return True
         histories = self._histories
         is_blocked = histories is not None and histories.room(stream, link.first) < count

@@ -31,7 +31,7 @@ class Replica:
         stream = Stream(publisher, publish.topic, publish.lane)
         intake = scope.intake(stream, publish.settled)
         if scope.channel.is_full(stream):
-            scope.acknowledge(stream, Status.WAIT)
+            scope.refuse(stream)
             return
         count = len(publish.payloads)
         if self._histories is not None:

@@ -35,7 +35,7 @@ from typing import TypeAlias
 
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, Stream, member_of
 from quorate.core.limits import WINDOW_BATCHES
-from quorate.core.messages import Echo, Fetch, Publish, ReadyVote, Status, Supply, Vouch
+from quorate.core.messages import Echo, Fetch, Publish, ReadyVote, Supply, Vouch
 from quorate.core.quorum import Quorum
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast.scope import Scope
@@ -180,7 +180,7 @@ class Replica:
         stream = Stream(publisher, publish.topic, publish.lane)
         intake = scope.intake(stream, publish.settled)
         if scope.channel.is_full(stream):
-            scope.acknowledge(stream, Status.WAIT)
+            scope.refuse(stream)
             return
         progress = self._progress(stream, _SOURCE)
         progress.opened_by = _SOURCE

@@ -37,6 +37,8 @@ class Scope:
     # Streams whose source must hear from us, and the last word it has.
     ack_due: dict[Stream, Status] = field(default_factory=dict)
     withheld: dict[Stream, None] = field(default_factory=dict)
+    # Streams of which we refused something, since there was no room for it.
+    refused: dict[Stream, None] = field(default_factory=dict)
     # How many bytes of payload each asker has had in this turn.
     supplied: Counter[NodeId] = field(default_factory=Counter)
 
@@ -61,6 +63,11 @@ class Scope:
     def acknowledge(self, stream: Stream, status: Status = Status.OK) -> None:
         """Once per turn, and only while the channel has room (B7)."""
         self.ack_due[stream] = max(status, self.ack_due.get(stream, Status.OK))
+
+    def refuse(self, stream: Stream) -> None:
+        """There is no room for what just came. Its source hears when there is."""
+        self.refused[stream] = None
+        self.acknowledge(stream)
 
     def vouch(
         self,
@@ -111,11 +118,14 @@ class Scope:
                 if stream in withheld:
                     continue
                 status, through = Status.WAIT, 0
+            elif stream in self.refused:
+                del self.refused[stream]
+                status = Status.RESUME
             self.outbox.send(stream.publisher, Ack(stream.topic, stream.lane, status, through))
 
     def forget(self, publisher: NodeId) -> None:
         """This publisher is gone for good: so is what we know of its streams."""
-        for known in (self.intakes, self.ack_due, self.withheld):
+        for known in (self.intakes, self.ack_due, self.withheld, self.refused):
             for stream in [s for s in known if s.publisher == publisher]:
                 del known[stream]
         self.channel.forget(publisher)
