@@ -5,10 +5,13 @@ from itertools import combinations
 import pytest
 
 from quorate.core.ids import topic_id
-from quorate.core.messages import Ack, Link, Status
+from quorate.core.limits import WINDOW_BATCHES
+from quorate.core.messages import Ack, Fetch, Link, Status, Supply
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import chain
+from quorate.protocol.broadcast.history import ASK_SOURCE_AFTER_US
 from quorate.protocol.machine import Receipt
+from quorate.protocol.outlet import LAG_BATCHES_MAX
 from quorate.protocol.topic import Topic
 from stage import D1, D2, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
 
@@ -189,6 +192,56 @@ def test_a_source_leaves_a_chain_that_f_plus_one_replicas_complain_of_and_not_on
     stage.say(R2, S1, complaint)
     stage.settle()
     assert stage.reported("chain-abandoned") == [R1]
+
+
+def test_a_source_leaves_a_chain_whose_replicas_had_to_come_to_it_for_batches() -> None:
+    stage = Stage(topic({**CHAIN, "history_every": 4}))
+    stage.drop(Link, sender=R1)
+
+    stage.publish(S1, *[b"%d" % number for number in range(8)])
+    stage.pass_time(2 * ASK_SOURCE_AFTER_US / 1e6)
+
+    assert stage.reported("chain-abandoned") == [R1]
+    assert sorted(stage.values(D1)) == [b"%d" % number for number in range(8)]
+
+
+def test_a_replica_outside_a_chain_that_comes_for_batches_says_nothing_about_it() -> None:
+    stage = Stage(topic({**CHAIN, "history_every": 4}))
+    held = stage.hold(Ack)
+    stage.publish(S1, b"m1")
+    stage.settle()
+
+    for replica in (R4, R1, R4):
+        stage.say(replica, S1, Fetch(*stage.stream(), payload=True, sequences=[1]))
+    stage.settle()
+    assert stage.reported("chain-abandoned") == []
+
+    stage.say(R2, S1, Fetch(*stage.stream(), payload=True, sequences=[1]))
+    stage.settle()
+    assert stage.reported("chain-abandoned") == [R1]
+    stage.release(held)
+
+
+def test_a_subscriber_that_cannot_repair_yet_is_not_overrun() -> None:
+    """What the end of the chain kept to itself comes late. Nothing of it may be given up."""
+    stage = Stage(topic({**CHAIN, "history_every": 64}))
+    source, sent = stage.sources[S1], 0
+    broken = stage.drop(Link, receiver=D1)
+    slow = stage.hold(Supply, receiver=D1)
+    for turn in range(40):
+        if turn == 2:
+            stage.release(broken)
+        while source.has_room("t") and sent < 3 * WINDOW_BATCHES:
+            sent = stage.publish(S1, b"%05d" % sent)
+        stage.pass_time(0.05)
+    assert LAG_BATCHES_MAX < sent < WINDOW_BATCHES
+
+    stage.release(slow)
+    stage.pass_time(2)
+
+    assert sorted(stage.values(D1)) == [b"%05d" % number for number in range(sent)]
+    assert stage.skipped(D1) == []
+    assert source.has_room("t")
 
 
 def test_a_chain_without_traffic_is_not_left() -> None:

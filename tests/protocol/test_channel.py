@@ -5,7 +5,7 @@ from quorate.core.ids import Lane, Stream, node_of, topic_id
 from quorate.core.messages import Forward, Frontier, Taken
 from quorate.crypto.digests import digest
 from quorate.protocol.channel import SESSIONS_PER_MEMBER_MAX, STALLED_AFTER_US, Channel
-from quorate.protocol.outlet import CREDIT_BATCHES, Run, run_of
+from quorate.protocol.outlet import CREDIT_BATCHES, LAG_BATCHES_MAX, Run, run_of
 from stage import D1, D2, S1, S2, Outlook, event, name_of, topic
 
 STREAM = Stream(S1, topic_id("t"))
@@ -88,6 +88,35 @@ def test_a_channel_is_busy_at_half_and_full_at_its_bound_for_the_stream_that_fil
     each.offer(a_run(7, 5))
     assert each.is_full(STREAM)
     assert not each.is_busy(other)
+
+
+def test_a_channel_is_busy_while_a_subscriber_lags_behind_what_others_sent_it() -> None:
+    each = channel(Outlook())
+    each.subscribe(D1, False, Filter())
+    histories = STREAM._replace(lane=Lane.HISTORIES)
+    each.note(STREAM, 5, 5 + LAG_BATCHES_MAX)
+    assert each.is_busy(STREAM)
+    assert each.is_busy(histories)
+    assert not each.is_full(STREAM)
+
+    each.on_taken(D1, Taken(*STREAM, 5))
+
+    assert not each.is_busy(STREAM)
+    assert not each.is_busy(histories)
+
+
+def test_a_subscriber_that_does_not_take_what_others_sent_it_is_cut_off_too() -> None:
+    outlook = Outlook()
+    each = channel(outlook)
+    each.subscribe(D1, False, Filter())
+    each.drain()
+    each.note(STREAM, 1, 1 + LAG_BATCHES_MAX)
+
+    outlook.at(STALLED_AFTER_US + 1)
+    each.drain()
+
+    assert not each.outlets
+    assert not each.is_busy(STREAM)
 
 
 def test_a_channel_that_may_discard_is_never_busy() -> None:

@@ -28,6 +28,7 @@ from quorate.protocol.destination import (
     EARLY_BYTES_MAX,
     IDLE_STREAM_US,
     LATE_BATCHES_MAX,
+    LEAD_GRACE_US,
     MARK_EVERY_US,
     PATIENCE_US,
     PROGRESS_STEP,
@@ -251,6 +252,73 @@ def test_a_lead_that_falls_behind_is_replaced() -> None:
     assert sorted(stage.values()) == values_of(2 * LATE_BATCHES_MAX)
     assert stage.reported("late", by=D1) == [lead]
     assert stage.destinations[D1].lead_of("t") != lead
+
+
+def test_a_new_lead_is_not_blamed_for_what_the_former_owed() -> None:
+    """It sends digests until it hears that it leads, and what it sent so, it sends no more."""
+    values = values_of(20 * LATE_BATCHES_MAX)
+    stage = Stage(topic({"protection": "crash"}))
+    lead = stage.destinations[D1].lead_of("t")
+    stage.drop(sender=lead)
+
+    for start in range(0, len(values), LATE_BATCHES_MAX):
+        stage.publish(S1, *values[start : start + LATE_BATCHES_MAX])
+        stage.pass_time(TICK_EVERY_US / 1e6)
+    stage.pass_time(1)
+
+    assert sorted(stage.values()) == values
+    assert stage.reported("late", by=D1) == [lead]
+
+
+def test_a_lead_that_sends_digests_only_is_replaced_in_the_end() -> None:
+    stage = Stage(topic(AUTHENTICATED))
+    stage.pass_time(LEAD_GRACE_US / 1e6 + 0.1)
+    lead = stage.destinations[D1].lead_of("t")
+    stage.alter(
+        lambda m: Vouch(m.publisher, m.topic, m.lane, m.first, [digest(p) for p in m.payloads]),
+        Forward,
+        sender=lead,
+    )
+
+    stage.publish(S1, *values_of(2 * LATE_BATCHES_MAX))
+    stage.settle()
+
+    assert sorted(stage.values()) == values_of(2 * LATE_BATCHES_MAX)
+    assert stage.reported("late", by=D1) == [lead]
+
+
+def test_a_payload_that_the_lead_will_not_send_is_asked_for_at_once() -> None:
+    alone = Alone()
+    lead = alone.machine.lead_of("t")
+    others = [replica for replica in REPLICAS if replica != lead]
+    for replica in others[:2]:
+        alone.hear(replica, vouch(1, b"a", b"b"))
+    assert lead is not None
+    alone.machine.step(lead, vouch(1, b"a", b"b"))
+
+    asked = [m for _, m in alone.machine.take().send if isinstance(m, Fetch)]
+
+    assert sorted(s for fetch in asked for s in fetch.sequences) == [1, 2]
+    assert all(fetch.payload for fetch in asked)
+
+
+def test_whoever_was_outvoted_is_heard_last_and_counts_all_the_same() -> None:
+    alone = Alone()
+    lead = alone.machine.lead_of("t")
+    liar, *others = (replica for replica in REPLICAS if replica != lead)
+    assert lead is not None
+    alone.machine.step(liar, vouch(1, b"another"))
+    alone.machine.step(lead, forward(1, b"a"))
+    for replica in others:
+        alone.machine.step(replica, vouch(1, b"a"))
+    assert alone.delivered() == [1]
+
+    alone.machine.step(liar, vouch(2, b"b"))
+    alone.machine.step(lead, forward(2, b"b"))
+    assert alone.hear(others[0], vouch(2, b"b")) == []
+    alone.machine.tick(RUN_PATIENCE_US + TICK_EVERY_US)
+
+    assert alone.delivered() == [2]
 
 
 def test_a_replica_that_was_caught_is_the_last_to_lead_again() -> None:

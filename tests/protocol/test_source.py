@@ -6,13 +6,15 @@ from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Lane, topic_id
 from quorate.core.messages import Ack, Fetch, Forward, Publish, Request, Status, Supply
 from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
-from quorate.protocol.machine import Receipt
+from quorate.protocol.machine import Receipt, Room
 from quorate.protocol.source import (
     IN_FLIGHT_BATCHES,
     IN_FLIGHT_BYTES,
     KEPT_BATCHES_MAX,
     RETRY_AFTER_US,
     RETRY_AFTER_US_MAX,
+    SILENT_AFTER_US,
+    WAITING_AFTER_US,
 )
 from stage import R1, R2, R3, R4, S1, Stage, event, topic
 
@@ -298,6 +300,104 @@ def test_what_is_kept_for_a_replica_that_lags_is_bounded() -> None:
     stage.connect(S1, R4)
     stage.pass_time(1)
     assert stage.sources[S1].progress("t")[R4] == (True, Status.OK, 0)
+
+
+# Replicas that lag, where nobody lies
+
+
+def lagging(status: Status = Status.WAIT) -> Stage:
+    """R1 has all that the source may send, and R2 none of it."""
+    stage = quiet_stage({"protection": "crash"}, f=1)
+    for _ in range(2 * IN_FLIGHT_BATCHES):
+        if not stage.sources[S1].has_room("t"):
+            break
+        stage.publish(S1, b"x")
+        stage.round()
+        stage.say(R1, S1, ack(stage.sources[S1].last_sequence("t")))
+        stage.say(R2, S1, ack(0, status))
+        stage.round()
+    return stage
+
+
+def test_a_replica_that_lags_is_not_left_behind_where_one_copy_makes_a_receipt() -> None:
+    stage = lagging()
+    assert len(stage.receipted()) == IN_FLIGHT_BATCHES
+    assert not stage.sources[S1].has_room("t")
+
+    stage.say(R2, S1, ack(1))
+    stage.settle()
+
+    assert [room.stream for room in stage.outcomes_of(S1, Room)] == [stage.stream()]
+    assert stage.sources[S1].has_room("t")
+
+
+def test_what_only_a_crashed_replica_acknowledged_goes_to_the_one_that_lagged() -> None:
+    stage = lagging()
+    stage.crash(R1)
+    before = len(runs_to(stage, R2))
+    stage.say(R2, S1, ack(0, Status.RESUME))
+    stage.settle()
+
+    assert runs_to(stage, R2)[before:] == [(1, IN_FLIGHT_BATCHES)]
+
+
+@pytest.mark.parametrize(
+    ("status", "patience_us"), [(Status.OK, SILENT_AFTER_US), (Status.WAIT, WAITING_AFTER_US)]
+)
+def test_a_replica_that_says_nothing_is_waited_for_only_so_long(
+    status: Status, patience_us: int
+) -> None:
+    stage = lagging(status)
+    stage.pass_time(patience_us / 1e6 - 0.1)
+    assert not stage.sources[S1].has_room("t")
+
+    stage.pass_time(0.2)
+
+    assert stage.sources[S1].has_room("t")
+
+
+def test_a_replica_whose_link_is_down_is_not_waited_for() -> None:
+    stage = lagging()
+    stage.disconnect(S1, R2)
+    assert stage.sources[S1].has_room("t")
+
+
+def test_where_replicas_may_lie_none_can_hold_a_source_back() -> None:
+    stage = quiet_stage(f=1)
+    for _ in range(3):
+        stage.publish(S1, *[b"x"] * IN_FLIGHT_BATCHES)
+        stage.settle()
+        stage.say(R4, S1, ack(0, Status.WAIT))
+        for replica in (R1, R2, R3):
+            stage.say(replica, S1, ack(stage.sources[S1].last_sequence("t")))
+        stage.settle()
+        assert stage.sources[S1].has_room("t")
+
+
+# Replicas that refused something
+
+
+def test_what_a_replica_refused_is_sent_again_as_soon_as_it_has_room() -> None:
+    stage = quiet_stage(f=1)
+    stage.publish(S1, b"a", b"b", b"c")
+    stage.settle()
+
+    stage.say(R1, S1, ack(1, Status.RESUME))
+    stage.settle()
+
+    assert runs_to(stage, R1) == [(1, 3), (2, 2)]
+
+
+def test_a_replica_that_always_wants_everything_again_gets_it_only_so_often() -> None:
+    stage = quiet_stage(f=1)
+    stage.publish(S1, b"a", b"b", b"c")
+    stage.settle()
+
+    for _ in range(20):
+        stage.say(R1, S1, ack(0, Status.RESUME))
+        stage.settle()
+
+    assert len(runs_to(stage, R1)) == 2
 
 
 # Answering

@@ -89,7 +89,8 @@ class Channel:
         So is a subscriber that others have sent more than it takes. Its source then hears
         nothing of batches, nor of histories, which would let it go on.
         """
-        return self._holds_more(stream, 0.5) or self._lags_behind(stream)
+        events = stream._replace(lane=Lane.EVENTS)
+        return self._holds_more(events, 0.5) or self._lags_behind(events)
 
     def is_full(self, stream: Stream) -> bool:
         """There is no room at all for this stream: its batches must come again."""
@@ -119,6 +120,11 @@ class Channel:
         """Another replica sends this to our subscribers."""
         for outlet in self.outlets.values():
             outlet.note(stream, first, last)
+
+    def name(self, stream: Stream, first: Sequence, last: Sequence) -> None:
+        """A history that our subscribers deliver names these."""
+        for outlet in self.outlets.values():
+            outlet.name(stream, first, last)
 
     def on_taken(self, subscriber: NodeId, taken: Taken) -> None:
         outlet = self.outlets.get(subscriber)
@@ -154,9 +160,8 @@ class Channel:
         )
 
     def _lags_behind(self, stream: Stream) -> bool:
-        events = stream._replace(lane=Lane.EVENTS)
         return self.topic.contract.discard == "never" and any(
-            outlet.lags_behind(events) for outlet in self.outlets.values()
+            outlet.lags_behind(stream) for outlet in self.outlets.values()
         )
 
     def _check_stalled(self, outlet: Outlet) -> None:

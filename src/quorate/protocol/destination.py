@@ -62,7 +62,8 @@ ASK_AFTER_US = 200_000
 PATIENCE_US = 15_000_000
 # A run that stays open for so long is gone on with batch by batch.
 RUN_PATIENCE_US = 100_000
-HISTORIES_WAITING_MAX = 64
+# Histories that wait name so many batches, or a little more.
+NAMED_BATCHES_MAX = 2 * WINDOW_BATCHES
 ASK_BATCHES_MAX = 1024
 EARLY_BYTES_MAX = 32 * 1024 * 1024
 # So many streams may one replica speak of while the others know nothing of them.
@@ -147,6 +148,7 @@ class Incoming:
         self._put_off_batches = 0
         # Histories that are to be followed when what they name has had time to arrive.
         self._histories: deque[tuple[int, History, tuple[NodeId, ...]]] = deque()
+        self._named_batches = 0
         self.frontiers: dict[NodeId, Sequence] = {}
         # Batches that some replicas leave out for us, by filter or for lack of room.
         self.omitted: dict[Sequence, int] = {}
@@ -435,12 +437,21 @@ class Incoming:
         if self.low is None or history.end > self.low:
             due_us = self._outbox.now_us + ASK_AFTER_US
             self._histories.append((due_us, history, vouchers))
-            if len(self._histories) > HISTORIES_WAITING_MAX:
-                self._follow(*self._histories.popleft()[1:])
+            self._named_batches += len(history.digests)
+            if self._named_batches > NAMED_BATCHES_MAX:
+                self._follow_next()
 
     def _follow_histories(self, now_us: int) -> None:
+        """Not beyond our window: to fetch what is far ahead would cost us what is near."""
         while self._histories and self._histories[0][0] <= now_us:
-            self._follow(*self._histories.popleft()[1:])
+            if self.low is not None and self._histories[0][1].end > self.low + WINDOW_BATCHES:
+                return
+            self._follow_next()
+
+    def _follow_next(self) -> None:
+        _, history, vouchers = self._histories.popleft()
+        self._named_batches -= len(history.digests)
+        self._follow(history, vouchers)
 
     def _follow(self, history: History, vouchers: tuple[NodeId, ...]) -> None:
         """Whatever is still open among what a history names is decided now."""

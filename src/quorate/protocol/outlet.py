@@ -120,6 +120,8 @@ class Line:
     # What was sent and is not taken yet: the last number of each run, and its bytes.
     outstanding: deque[tuple[Sequence, int]] = field(default_factory=deque)
     outstanding_bytes: int = 0
+    # The last batch that a delivered history names.
+    named: Sequence = 0
 
     def may_send(self, run: Run) -> bool:
         """Is the subscriber near enough for this run to be worth sending?"""
@@ -132,7 +134,7 @@ class Line:
 
     @property
     def is_behind(self) -> bool:
-        return self.highest > self.taken + LAG_BATCHES_MAX
+        return max(self.highest, self.named) > self.taken + LAG_BATCHES_MAX
 
     def sent(self, run: Run) -> None:
         size = run.size_bytes
@@ -189,6 +191,11 @@ class Outlet:
         """Somebody else sends this to the subscriber: it should hear of it all the same."""
         line = self._begun(stream, first)
         line.highest = max(line.highest, last)
+
+    def name(self, stream: Stream, first: Sequence, last: Sequence) -> None:
+        """A history names these: whoever has not sent them to the subscriber, it can have them."""
+        line = self._begun(stream, first)
+        line.named = max(line.named, last)
 
     def lags_behind(self, stream: Stream) -> bool:
         """Is the subscriber so far behind what it was sent that it could lose some of it?"""

@@ -55,8 +55,9 @@ WAITING_AFTER_US = 15_000_000
 # that it showed lately, if that is more.
 CHAIN_PATIENCE_US = 250_000
 CHAIN_PATIENCE_US_MAX = 2_000_000
-# Complaints that come this soon after a change of chain are about the one before.
+# What subscribers or replicas still miss this soon after a change of chain, the one before lost.
 COMPLAINT_GRACE_US = 500_000
+FETCH_GRACE_US = 300_000
 # A chain that has brought so many batches to its end works.
 CHAIN_PROVEN_BATCHES = 256
 TICK_EVERY_US = 50_000
@@ -363,16 +364,20 @@ class ChainOutgoing(Outgoing):
         What was lost before goes on being fetched for a while after a change of chain, and holds
         the subscriber up.
         """
-        if self._outbox.now_us - self._chosen_at_us < COMPLAINT_GRACE_US:
-            self._answers_from = self._sent
-        if self._answers_from <= sequence < self._sent:
+        if self._answers_for(sequence, COMPLAINT_GRACE_US):
             self._complain(replica, "subscribers had to repair it")
 
     def on_fetch(self, replica: NodeId, sequences: list[Sequence]) -> None:
         """A replica misses batches that a history names. In the chain, it should have them."""
         is_in_chain = replica in self.topic.chain(self.number)
-        if is_in_chain and any(self._from <= sequence < self._sent for sequence in sequences):
+        if is_in_chain and self._answers_for(max(sequences), FETCH_GRACE_US):
             self._complain(replica, "its replicas had to repair it")
+
+    def _answers_for(self, sequence: Sequence, grace_us: int) -> bool:
+        """Should this chain have brought a batch that somebody misses?"""
+        if self._outbox.now_us - self._chosen_at_us < grace_us:
+            self._answers_from = self._sent
+        return self._answers_from <= sequence < self._sent
 
     def _complain(self, replica: NodeId, why: str) -> None:
         self._complaints.add(replica)

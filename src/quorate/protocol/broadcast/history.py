@@ -238,8 +238,10 @@ class Replica:
         """The history is delivered: the source may go on."""
         stream = lane._replace(lane=Lane.EVENTS)
         ledger = self._ledger(stream)
-        end = History.decode(payload).end
+        history = History.decode(payload)
+        end = history.end
         ledger.open_from = max(ledger.open_from, end)
+        self._scope.channel.name(stream, history.first, end - 1)
         if stream in self._antechamber:
             self._unblocked[stream] = None
         ledger.missing = {s: content for s, content in ledger.missing.items() if s >= end}
