@@ -18,7 +18,7 @@ from quorate.protocol.broadcast.forwarding import Replica
 
 __all__ = ["GUARANTEE", "Replica", "copies_to_deliver", "replicas_to_settle"]
 
-GUARANTEE = "one replica has it; it survives unless all of this topic's replicas crash"
+GUARANTEE = "one replica has it, and the publisher sends it to the others while it is there"
 
 
 def copies_to_deliver(_: Quorum) -> int:
