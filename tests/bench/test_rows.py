@@ -66,15 +66,15 @@ def test_runs_that_all_failed_have_no_figures() -> None:
     assert merged([failed, failed]).events_per_s == 0
 
 
-def test_the_cost_of_a_fault_is_the_share_of_the_ratio_that_it_took() -> None:
+def test_the_cost_of_a_fault_is_the_share_of_the_throughput_that_it_took() -> None:
     plain, lying = Experiment(protocol="vote"), Experiment(protocol="vote", fault="altering")
     elsewhere = Experiment(protocol="vote", fault="altering", replicas=7)
 
     found = with_costs(
         [
-            row(plain, ratio_to_pipe=0.10),
-            row(lying, ratio_to_pipe=0.08),
-            row(elsewhere, ratio_to_pipe=0.01),
+            row(plain, events_per_s=50_000.0),
+            row(lying, events_per_s=40_000.0),
+            row(elsewhere, events_per_s=5_000.0),
         ]
     )
 

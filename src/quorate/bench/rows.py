@@ -129,10 +129,14 @@ def merged(rows: Sequence[Row]) -> Row:
 
 
 def with_costs(rows: Iterable[Row]) -> list[Row]:
-    """The same rows, those with a fault compared to the ones without."""
+    """The same rows, those with a fault compared to the ones without.
+
+    By events per second, since both were measured next to each other, in every round: the pipe
+    swings more between two experiments than they do.
+    """
     rows = list(rows)
-    ratios = {_setting_but_fault(row): row.ratio_to_pipe for row in rows if not row.fault}
-    return [_with_cost(row, ratios.get(_setting_but_fault(row))) for row in rows]
+    rates = {_setting_but_fault(row): row.events_per_s for row in rows if not row.fault}
+    return [_with_cost(row, rates.get(_setting_but_fault(row))) for row in rows]
 
 
 _FIGURES = (
@@ -161,6 +165,6 @@ def _setting_but_fault(row: Row) -> tuple[object, ...]:
 
 
 def _with_cost(row: Row, without_fault: float | None) -> Row:
-    if not row.fault or not without_fault or row.ratio_to_pipe is None:
+    if not row.fault or not without_fault or row.problem:
         return row
-    return replace(row, cost_of_fault=1 - row.ratio_to_pipe / without_fault)
+    return replace(row, cost_of_fault=1 - row.events_per_s / without_fault)

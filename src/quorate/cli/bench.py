@@ -181,14 +181,18 @@ def endurance(
 
 def _measured(plan: list[Experiment], timing: Timing, repeat: int) -> list[Row]:
     # It is drawn rarely, because drawing takes time from what is measured.
-    with Progress(*_COLUMNS, console=Console(stderr=True), refresh_per_second=1) as progress:
-        bar = progress.add_task("starting", total=repeat * len(plan))
+    console, total = Console(stderr=True, soft_wrap=True), repeat * len(plan)
+    with Progress(*_COLUMNS, console=console, refresh_per_second=1) as progress:
+        bar = progress.add_task("starting", total=total)
         begun = 0
 
         def tell(experiment: Experiment) -> None:
             nonlocal begun
             progress.update(bar, description=experiment.title, completed=begun)
             begun += 1
+            if not console.is_terminal:
+                # A file or a pipe shows no bar before the end.
+                console.print(f"{begun} of {total}: {experiment.title}", highlight=False)
 
         rows = _until_done(run_all(plan, timing, repeat=repeat, tell=tell))
         progress.update(bar, description="done", completed=begun)

@@ -996,7 +996,7 @@ class Destination:
         for replica in (standing.lead, former):
             if replica is not None:
                 self._outbox.send(replica, standing.request(replica))
-        for incoming in subscription.streams.values():
+        for incoming in list(subscription.streams.values()):
             incoming.on_new_lead(standing.lead)
 
     # Messages

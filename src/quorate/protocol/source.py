@@ -202,15 +202,17 @@ class Outgoing:
             peer.retry_at_us = self._outbox.now_us + peer.retry_us
             self._settle()
         if ack.status is Status.RESUME:
-            self._resume(peer, ack.through + 1)
+            self._resume(replica, ack.through + 1)
 
-    def _resume(self, peer: Peer, start: Sequence) -> None:
+    def _resume(self, replica: NodeId, start: Sequence) -> None:
         """This replica refused what came after this, and has room again."""
+        peer = self.peers[replica]
         if self._outbox.now_us - peer.resumed_at_us >= RESUME_EVERY_US:
             peer.resumed_at_us = self._outbox.now_us
-            self._go_back(peer, start)
+            self._go_back(replica, start)
 
-    def _go_back(self, peer: Peer, start: Sequence) -> None:
+    def _go_back(self, replica: NodeId, start: Sequence) -> None:
+        peer = self.peers[replica]
         peer.next = max(min(peer.next, start), self.settled)
 
     def flush(self, can_send: Callable[[NodeId], bool]) -> None:
@@ -355,8 +357,9 @@ class ChainOutgoing(Outgoing):
             return
         super().on_ack(replica, ack)
 
-    def _go_back(self, peer: Peer, start: Sequence) -> None:
-        self._sent = max(min(self._sent, start), self._from, self.unreceipted)
+    def _go_back(self, replica: NodeId, start: Sequence) -> None:
+        if replica in self.topic.chain(self.number):
+            self._sent = max(min(self._sent, start), self._from, self.unreceipted)
 
     def _on_complaint(self, replica: NodeId, sequence: Sequence) -> None:
         """A subscriber had to fetch this batch. It counts if this chain should have brought it.
