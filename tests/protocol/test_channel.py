@@ -2,10 +2,12 @@
 
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, Stream, node_of, topic_id
+from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Forward, Frontier, Taken
 from quorate.crypto.digests import digest
 from quorate.protocol.channel import SESSIONS_PER_MEMBER_MAX, STALLED_AFTER_US, Channel
 from quorate.protocol.outlet import CREDIT_BATCHES, LAG_BATCHES_MAX, Run, run_of
+from quorate.protocol.source import IN_FLIGHT_BATCHES
 from stage import D1, D2, S1, S2, Outlook, event, name_of, topic
 
 STREAM = Stream(S1, topic_id("t"))
@@ -103,6 +105,18 @@ def test_a_channel_is_busy_while_a_subscriber_lags_behind_what_others_sent_it() 
 
     assert not each.is_busy(STREAM)
     assert not each.is_busy(histories)
+
+
+def test_a_channel_is_busy_before_a_subscriber_needs_what_is_retained_no_more() -> None:
+    each = channel(Outlook())
+    each.subscribe(D1, False, Filter())
+    each.offer(a_run(1, LAG_BATCHES_MAX + 1))
+    assert each.is_busy(STREAM)
+    assert LAG_BATCHES_MAX + IN_FLIGHT_BATCHES < WINDOW_BATCHES
+
+    each.on_taken(D1, Taken(*STREAM, 1))
+
+    assert not each.is_busy(STREAM)
 
 
 def test_a_subscriber_that_does_not_take_what_others_sent_it_is_cut_off_too() -> None:

@@ -33,8 +33,8 @@ from quorate.protocol.runs import by_size, consecutive
 # How far ahead of the subscriber, in batches and in the bytes of their payloads, we send. It
 # must not be further than what replicas retain, or a payload that it misses would be gone.
 CREDIT_BATCHES = 1024
-# Where others send (a chain's tail, whoever repairs), a source waits when a subscriber is so far
-# behind. What is in flight then still fits into the subscriber's window.
+# A source waits when a subscriber is so far behind. With what is in flight, all that it may still
+# have to fetch is then within its window, and retained.
 LAG_BATCHES_MAX = 2048
 CREDIT_BYTES = 8 * 1024 * 1024
 URGENT_CREDIT_BATCHES = 256
@@ -120,7 +120,7 @@ class Line:
     # What was sent and is not taken yet: the last number of each run, and its bytes.
     outstanding: deque[tuple[Sequence, int]] = field(default_factory=deque)
     outstanding_bytes: int = 0
-    # The last batch that a delivered history names.
+    # The last batch that waits here, or that a delivered history names.
     named: Sequence = 0
 
     def may_send(self, run: Run) -> bool:
@@ -330,6 +330,7 @@ class Outlet:
         return count or int(not self.events)
 
     def _queue(self, line: Line, run: Run) -> None:
+        line.named = max(line.named, run.last)
         (line.urgent if run.urgent else line.waiting).append(run)
         self._budget.take(run.stream.publisher, run.size_bytes)
         size = sum(run.events)
