@@ -70,8 +70,8 @@ def assemble(
     )
     write_cluster(output, assembled)
     typer.echo(
-        f"  {output}   {len(assembled.replicas)} replicas, {len(assembled.clients)} clients, "
-        f"{len(assembled.topics)} topics\n"
+        f"  {output}   replicas: {len(assembled.replicas)}, clients: {len(assembled.clients)}, "
+        f"topics: {len(assembled.topics)}\n"
         f"Digest   {_digest(assembled)}\n"
         f"Next     give every party a copy, and let each compare the digest: "
         f"quorate cluster show {output}"

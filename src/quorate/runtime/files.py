@@ -38,8 +38,13 @@ def cluster_file(path: Path) -> Path:
 
 
 def key_file(directory: Path, name: str) -> Path:
-    """Where a cluster directory keeps the private keys of this member."""
-    return directory / "keys" / f"{name}.key"
+    """Where a cluster directory keeps the private keys of this member.
+
+    `quorate init` makes a folder for them; those of `quorate identity new` may lie beside the
+    cluster file.
+    """
+    beside, usual = directory / f"{name}.key", directory / "keys" / f"{name}.key"
+    return beside if beside.exists() and not usual.exists() else usual
 
 
 def certificate_file(directory: Path, name: str) -> Path:
