@@ -39,6 +39,25 @@ def test_a_request_goes_to_every_replica_and_only_the_lead_is_asked_to_lead() ->
     }
 
 
+def test_a_replica_that_refused_what_the_others_granted_is_asked_again() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    standing = requests.ask(VOTE, Operation.REGISTER)
+    for replica, sentence in ((R1, "no place is free"), (R2, ""), (R3, "")):
+        requests.on_reply(replica, Reply(standing.number, sentence))
+    assert [a.sentence for a in answered(outlook)] == [""]
+
+    outlook.at(REPEAT_AFTER_US)
+    requests.tick()
+    assert [replica for replica, _ in outlook.take().send] == [R1]
+    requests.on_reply(R1, Reply(standing.number, ""))
+    outlook.at(2 * REPEAT_AFTER_US)
+    requests.tick()
+
+    assert outlook.take().send == []
+    assert requests.replies(standing.number) == {R1: "", R2: "", R3: ""}
+
+
 def test_under_crashes_the_first_answer_wins_and_under_lies_f_plus_one() -> None:
     for each, needed in ((CRASH, 1), (VOTE, 2)):
         outlook = Outlook()

@@ -131,11 +131,19 @@ class Requests:
         """Repeat to those that have not answered, whether or not the others have."""
         now_us = self._outbox.now_us
         for standing in self._standing.values():
+            if standing.answered and standing.repeat_at_us <= now_us:
+                self._ask_the_others_again(standing)
             silent = set(standing.topic.members) - set(standing.voter.replies)
             if silent and standing.repeat_at_us <= now_us and not standing.superseded:
                 standing.repeat_at_us = now_us + REPEAT_AFTER_US
                 for replica in sorted(silent):
                     self._outbox.send(replica, standing.request(replica))
+
+    def _ask_the_others_again(self, standing: Standing) -> None:
+        """What the others granted, these refused: a place was not free yet with them, perhaps."""
+        for replica, sentence in standing.voter.replies.items():
+            if sentence:
+                standing.voter.withdraw(replica)
 
     def replies(self, number: int) -> Mapping[NodeId, str]:
         standing = self._standing.get(number)

@@ -124,6 +124,10 @@ class ReplyVoter:
     def replies(self) -> dict[NodeId, str]:
         return dict(self._replies)
 
+    def withdraw(self, replica: NodeId) -> None:
+        """Forget what this replica said: it is asked again."""
+        self._replies.pop(replica, None)
+
     def add(self, replica: NodeId, sentence: str) -> str | None:
         """The voted answer, if this reply decides it."""
         if replica not in self._replicas or replica in self._replies:
