@@ -86,8 +86,8 @@ class Channel:
     def is_busy(self, stream: Stream) -> bool:
         """A queue that may not overflow is more than half full of this stream (B7).
 
-        So is a subscriber that others have sent more than it takes. Its source then hears
-        nothing of batches, nor of histories, which would let it go on.
+        Or a subscriber is too far behind, whoever sends to it. Its source then hears nothing of
+        batches, nor of histories, which would let it go on.
         """
         events = stream._replace(lane=Lane.EVENTS)
         return self._holds_more(events, 0.5) or self._lags_behind(events)
