@@ -10,8 +10,8 @@ import pytest
 from clusters import TestCluster, running_cluster
 from quorate.client import Admin, Consumer, Producer, Receipt
 from quorate.core.errors import BusyError
+from quorate.core.limits import WINDOWS
 from quorate.protocol.channel import STALLED_AFTER_US
-from quorate.protocol.outlet import CREDIT_BATCHES
 from quorate.runtime.local import OPERATOR
 from traffic import AHEAD, Traffic, eventually, offences, value_of
 
@@ -84,7 +84,7 @@ def test_a_subscriber_that_never_reads_overflows_its_own_queue_and_nobody_else_s
                 await watch.look()
             await traffic.settled()
             traffic.check()
-            assert watch.discarded > PUBLISHED - CREDIT_BATCHES - QUEUE_EVENTS - 10 * AHEAD
+            assert watch.discarded > PUBLISHED - WINDOWS.credit - QUEUE_EVENTS - 10 * AHEAD
             assert watch.queued_events_max <= QUEUE_EVENTS + AHEAD
             assert watch.growth_mb < GROWTH_MB_MAX
             await check_what_is_left(traffic, carol, discard)

@@ -13,7 +13,7 @@ from quorate.client import Consumer, Producer, Record, session
 from quorate.core.contract import Contract
 from quorate.core.errors import QuorumError, RefusedError
 from quorate.core.event import Event
-from quorate.protocol.outlet import LAG_BATCHES_MAX
+from quorate.core.limits import WINDOWS
 from quorate.runtime.files import cluster_file, key_file, read_cluster, read_identity
 from traffic import eventually, status_of
 
@@ -29,7 +29,7 @@ TOPICS: Mapping[str, Mapping[str, object]] = {
     "chained": {"broadcast": "chain", "history_every": 32},
 }
 # More than is sent to a subscriber that takes nothing, and less than its publisher waits for.
-LONG_QUEUE = LAG_BATCHES_MAX - 100
+LONG_QUEUE = WINDOWS.lag - 100
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,12 @@ from itertools import combinations
 import pytest
 
 from quorate.core.ids import topic_id
-from quorate.core.limits import WINDOW_BATCHES
+from quorate.core.limits import WINDOW_BATCHES, WINDOWS
 from quorate.core.messages import Ack, Fetch, Link, Status, Supply
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import chain
 from quorate.protocol.broadcast.history import ASK_SOURCE_AFTER_US
 from quorate.protocol.machine import Receipt
-from quorate.protocol.outlet import LAG_BATCHES_MAX
 from quorate.protocol.topic import Topic
 from stage import D1, D2, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
 
@@ -234,7 +233,7 @@ def test_a_subscriber_that_cannot_repair_yet_is_not_overrun() -> None:
         while source.has_room("t") and sent < 3 * WINDOW_BATCHES:
             sent = stage.publish(S1, b"%05d" % sent)
         stage.pass_time(0.05)
-    assert LAG_BATCHES_MAX < sent < WINDOW_BATCHES
+    assert WINDOWS.lag < sent < WINDOW_BATCHES
 
     stage.release(slow)
     stage.pass_time(2)

@@ -2,12 +2,11 @@
 
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, Stream, node_of, topic_id
-from quorate.core.limits import WINDOW_BATCHES
+from quorate.core.limits import WINDOW_BATCHES, WINDOWS
 from quorate.core.messages import Forward, Frontier, Taken
 from quorate.crypto.digests import digest
 from quorate.protocol.channel import SESSIONS_PER_MEMBER_MAX, STALLED_AFTER_US, Channel
-from quorate.protocol.outlet import CREDIT_BATCHES, LAG_BATCHES_MAX, Run, run_of
-from quorate.protocol.source import IN_FLIGHT_BATCHES
+from quorate.protocol.outlet import Run, run_of
 from stage import D1, D2, S1, S2, Outlook, event, name_of, topic
 
 STREAM = Stream(S1, topic_id("t"))
@@ -96,7 +95,7 @@ def test_a_channel_is_busy_while_a_subscriber_lags_behind_what_others_sent_it() 
     each = channel(Outlook())
     each.subscribe(D1, False, Filter())
     histories = STREAM._replace(lane=Lane.HISTORIES)
-    each.note(STREAM, 5, 5 + LAG_BATCHES_MAX)
+    each.note(STREAM, 5, 5 + WINDOWS.lag)
     assert each.is_busy(STREAM)
     assert each.is_busy(histories)
     assert not each.is_full(STREAM)
@@ -107,12 +106,25 @@ def test_a_channel_is_busy_while_a_subscriber_lags_behind_what_others_sent_it() 
     assert not each.is_busy(histories)
 
 
+def test_a_replica_that_sends_nothing_sees_by_the_histories_how_far_a_subscriber_lags() -> None:
+    each = channel(Outlook())
+    each.subscribe(D1, False, Filter())
+    half = WINDOWS.lag // 2
+    for first in range(1, 3 * half, half):
+        each.name(STREAM, first, first + half - 1)
+        assert each.is_busy(STREAM) == (first > WINDOWS.lag)
+
+    each.on_taken(D1, Taken(*STREAM, half))
+
+    assert not each.is_busy(STREAM)
+
+
 def test_a_channel_is_busy_before_a_subscriber_needs_what_is_retained_no_more() -> None:
     each = channel(Outlook())
     each.subscribe(D1, False, Filter())
-    each.offer(a_run(1, LAG_BATCHES_MAX + 1))
+    each.offer(a_run(1, WINDOWS.lag + 1))
     assert each.is_busy(STREAM)
-    assert LAG_BATCHES_MAX + IN_FLIGHT_BATCHES < WINDOW_BATCHES
+    assert WINDOWS.lag + WINDOWS.in_flight < WINDOW_BATCHES
 
     each.on_taken(D1, Taken(*STREAM, 1))
 
@@ -124,7 +136,7 @@ def test_a_subscriber_that_does_not_take_what_others_sent_it_is_cut_off_too() ->
     each = channel(outlook)
     each.subscribe(D1, False, Filter())
     each.drain()
-    each.note(STREAM, 1, 1 + LAG_BATCHES_MAX)
+    each.note(STREAM, 1, 1 + WINDOWS.lag)
 
     outlook.at(STALLED_AFTER_US + 1)
     each.drain()
@@ -192,7 +204,7 @@ def test_a_subscriber_that_is_slow_but_takes_something_stays() -> None:
     outlook = Outlook()
     each = channel(outlook)
     each.subscribe(D1, True, Filter())
-    for first in range(1, CREDIT_BATCHES + 100):
+    for first in range(1, WINDOWS.credit + 100):
         each.offer(a_run(first))
     each.drain()
     assert each.depth_events > 0

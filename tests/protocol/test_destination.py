@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Lane, node_of, topic_id
-from quorate.core.limits import WINDOW_BATCHES
+from quorate.core.limits import WINDOW_BATCHES, WINDOWS
 from quorate.core.messages import (
     Ack,
     Fetch,
@@ -39,7 +39,6 @@ from quorate.protocol.destination import (
     Subscription,
 )
 from quorate.protocol.machine import Delivery, Skipped
-from quorate.protocol.outlet import CREDIT_BATCHES
 from stage import D1, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
 
 AUTHENTICATED: dict[str, object] = {"broadcast": "authenticated", "history_every": 0}
@@ -420,15 +419,15 @@ def test_a_replica_that_vouches_for_numbers_that_do_not_exist_stops_no_stream() 
     stage = Stage(topic(AUTHENTICATED))
     stage.publish(S1, b"first")
     stage.settle()
-    for number in range(2, 3 * CREDIT_BATCHES, 500):
+    for number in range(2, 3 * WINDOWS.credit, 500):
         stage.say(R4, D1, Vouch(S1, T, Lane.EVENTS, number + 10**5, [bytes(32)]))
         stage.say(R4, D1, Omitted(S1, T, Lane.EVENTS, number, 3))
-    for start in range(0, 3 * CREDIT_BATCHES, 256):
+    for start in range(0, 3 * WINDOWS.credit, 256):
         stage.publish(S1, *[b"%d" % number for number in range(start, start + 256)])
         stage.settle()
     stage.pass_time(1)
 
-    assert len(stage.values()) == 1 + 3 * CREDIT_BATCHES
+    assert len(stage.values()) == 1 + 3 * WINDOWS.credit
 
 
 def test_a_stream_of_a_publisher_that_nobody_knows_is_a_forgery() -> None:
@@ -564,14 +563,14 @@ def test_a_gap_that_nobody_can_fill_does_not_stop_a_stream() -> None:
     stage.settle()
     stage.brokers[R1].writable(D1, True)
     stage.settle()
-    for number in range(2 * CREDIT_BATCHES):
+    for number in range(2 * WINDOWS.credit):
         stage.publish(S1, b"%d" % number)
         if number % 5 == 4:
             stage.settle()
     stage.pass_time(20)
 
     assert stage.reported("stalled") == []
-    assert b"%d" % (2 * CREDIT_BATCHES - 1) in stage.values()
+    assert b"%d" % (2 * WINDOWS.credit - 1) in stage.values()
 
 
 def test_what_enough_replicas_omit_is_left_out_and_waited_for_by_nobody() -> None:

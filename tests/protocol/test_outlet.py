@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from quorate.core.filter import Filter
 from quorate.core.ids import Stream, topic_id
+from quorate.core.limits import WINDOWS
 from quorate.core.messages import Authenticator, Forward, Frontier, Link, Omitted, Vouch
 from quorate.crypto.digests import digest
 from quorate.protocol.channel import Channel
 from quorate.protocol.outlet import (
-    CREDIT_BATCHES,
     DRAIN_BYTES_MAX,
     OMISSIONS_MAX,
-    URGENT_CREDIT_BATCHES,
     Outlet,
     Run,
     events_in,
@@ -87,14 +86,14 @@ def test_urgent_runs_of_any_stream_go_before_all_others() -> None:
 def test_a_line_is_sent_as_far_as_its_subscriber_has_credit() -> None:
     outlook = Outlook()
     each = outlet(outlook)
-    for first in range(1, 2 * CREDIT_BATCHES + 1):
+    for first in range(1, 2 * WINDOWS.credit + 1):
         each.add(a_run(first))
     each.drain(0)
-    assert firsts(outlook)[-1] == CREDIT_BATCHES
+    assert firsts(outlook)[-1] == WINDOWS.credit
 
     each.on_taken(STREAM, 10)
     each.drain(0)
-    assert firsts(outlook)[-1] == CREDIT_BATCHES + 10
+    assert firsts(outlook)[-1] == WINDOWS.credit + 10
 
     each.on_taken(STREAM, 5)
     each.drain(0)
@@ -107,20 +106,20 @@ def test_a_subscriber_that_was_ahead_of_this_replica_gets_all_that_it_lags_behin
     each.add(a_run(1))
     each.drain(0)
     outlook.take()
-    each.on_taken(STREAM, 2 * CREDIT_BATCHES)
+    each.on_taken(STREAM, 2 * WINDOWS.credit)
 
-    for first in range(2, 2 * CREDIT_BATCHES + 1):
+    for first in range(2, 2 * WINDOWS.credit + 1):
         each.add(a_run(first))
     each.drain(0)
 
-    assert firsts(outlook)[-1] == 2 * CREDIT_BATCHES
+    assert firsts(outlook)[-1] == 2 * WINDOWS.credit
     assert each.events == 0
 
 
 def test_one_stream_that_is_stuck_holds_up_no_other() -> None:
     outlook = Outlook()
     each = outlet(outlook)
-    for first in range(1, CREDIT_BATCHES + 10):
+    for first in range(1, WINDOWS.credit + 10):
         each.add(a_run(first))
     each.drain(0)
     outlook.take()
@@ -137,14 +136,14 @@ def test_one_stream_that_is_stuck_holds_up_no_other() -> None:
 def test_urgent_runs_have_a_credit_of_their_own() -> None:
     outlook = Outlook()
     each = outlet(outlook)
-    for first in range(1, URGENT_CREDIT_BATCHES + 10):
+    for first in range(1, WINDOWS.urgent + 10):
         each.add(a_run(first, urgent=True))
     each.drain(0)
-    assert firsts(outlook)[-1] == URGENT_CREDIT_BATCHES
+    assert firsts(outlook)[-1] == WINDOWS.urgent
 
     each.on_taken(STREAM, 5)
     each.drain(0)
-    assert firsts(outlook)[-1] == URGENT_CREDIT_BATCHES + 5
+    assert firsts(outlook)[-1] == WINDOWS.urgent + 5
 
 
 def test_no_turn_sends_much_more_than_its_share_of_bytes() -> None:

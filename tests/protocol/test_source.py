@@ -4,13 +4,12 @@ import pytest
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Lane, topic_id
+from quorate.core.limits import WINDOWS
 from quorate.core.messages import Ack, Fetch, Forward, Publish, Request, Status, Supply
 from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
 from quorate.protocol.machine import Receipt, Room
 from quorate.protocol.source import (
-    IN_FLIGHT_BATCHES,
     IN_FLIGHT_BYTES,
-    KEPT_BATCHES_MAX,
     RETRY_AFTER_US,
     RETRY_AFTER_US_MAX,
     SILENT_AFTER_US,
@@ -252,14 +251,14 @@ def test_replicas_hear_below_which_nothing_will_come_again() -> None:
 def test_there_is_room_for_so_many_batches_and_again_after_receipts() -> None:
     stage = quiet_stage(f=1)
     source = stage.sources[S1]
-    for number in range(IN_FLIGHT_BATCHES):
+    for number in range(WINDOWS.in_flight):
         assert source.has_room("t")
         stage.publish(S1, b"%d" % number)
     assert not source.has_room("t")
     stage.settle()
 
     for replica in (R1, R2, R3):
-        stage.say(replica, S1, ack(IN_FLIGHT_BATCHES))
+        stage.say(replica, S1, ack(WINDOWS.in_flight))
     stage.settle()
 
     assert source.has_room("t")
@@ -290,12 +289,12 @@ def test_there_is_room_for_a_quarter_of_the_queue_in_events() -> None:
 def test_what_is_kept_for_a_replica_that_lags_is_bounded() -> None:
     stage = Stage(topic(AUTHENTICATED))
     stage.disconnect(S1, R4)
-    for number in range(KEPT_BATCHES_MAX + 500):
+    for number in range(WINDOWS.kept + 500):
         stage.publish(S1, b"%d" % number)
         if number % 100 == 99:
             stage.settle()
     stage.settle()
-    assert len(stage.sources[S1].stream("t").kept) <= KEPT_BATCHES_MAX
+    assert len(stage.sources[S1].stream("t").kept) <= WINDOWS.kept
 
     stage.connect(S1, R4)
     stage.pass_time(1)
@@ -308,7 +307,7 @@ def test_what_is_kept_for_a_replica_that_lags_is_bounded() -> None:
 def lagging(status: Status = Status.WAIT) -> Stage:
     """R1 has all that the source may send, and R2 none of it."""
     stage = quiet_stage({"protection": "crash"}, f=1)
-    for _ in range(2 * IN_FLIGHT_BATCHES):
+    for _ in range(2 * WINDOWS.in_flight):
         if not stage.sources[S1].has_room("t"):
             break
         stage.publish(S1, b"x")
@@ -321,7 +320,7 @@ def lagging(status: Status = Status.WAIT) -> Stage:
 
 def test_a_replica_that_lags_is_not_left_behind_where_one_copy_makes_a_receipt() -> None:
     stage = lagging()
-    assert len(stage.receipted()) == IN_FLIGHT_BATCHES
+    assert len(stage.receipted()) == WINDOWS.in_flight
     assert not stage.sources[S1].has_room("t")
 
     stage.say(R2, S1, ack(1))
@@ -338,7 +337,7 @@ def test_what_only_a_crashed_replica_acknowledged_goes_to_the_one_that_lagged() 
     stage.say(R2, S1, ack(0, Status.RESUME))
     stage.settle()
 
-    assert runs_to(stage, R2)[before:] == [(1, IN_FLIGHT_BATCHES)]
+    assert runs_to(stage, R2)[before:] == [(1, WINDOWS.in_flight)]
 
 
 @pytest.mark.parametrize(
@@ -365,7 +364,7 @@ def test_a_replica_whose_link_is_down_is_not_waited_for() -> None:
 def test_where_replicas_may_lie_none_can_hold_a_source_back() -> None:
     stage = quiet_stage(f=1)
     for _ in range(3):
-        stage.publish(S1, *[b"x"] * IN_FLIGHT_BATCHES)
+        stage.publish(S1, *[b"x"] * WINDOWS.in_flight)
         stage.settle()
         stage.say(R4, S1, ack(0, Status.WAIT))
         for replica in (R1, R2, R3):

@@ -84,12 +84,54 @@ def test_scenarios_vary() -> None:
     scenarios = [draw(Setting("chain", 2), seed) for seed in range(200)]
     assert {scenario.network.mode for scenario in scenarios} == set(Mode)
     assert {scenario.topic.contract.order for scenario in scenarios} == {"none", "fifo"}
-    assert {scenario.topic.contract.history_every for scenario in scenarios} == {0, 4, 8, 16, 64}
+    assert {scenario.topic.contract.history_every for scenario in scenarios} == {
+        0,
+        4,
+        8,
+        16,
+        32,
+        64,
+    }
     assert {len(scenario.sources) for scenario in scenarios} == {1, 2, 3}
     assert {len(scenario.destinations) for scenario in scenarios} == {1, 2, 3}
     assert {part.conduct for each in scenarios for part in each.sources} == set(Conduct)
     assert {len(each.hostile) + len(each.dying) for each in scenarios} == {0, 1, 2}
-    assert all(20 <= len(scenario.batches) <= 120 for scenario in scenarios)
+    narrow = [scenario for scenario in scenarios if scenario.is_narrow]
+    assert len(scenarios) // 8 < len(narrow) < len(scenarios) // 2
+    assert all(20 <= len(each.batches) <= 120 for each in scenarios if not each.is_narrow)
+    assert all(80 <= len(each.batches) <= 480 for each in narrow)
+
+
+@pytest.mark.parametrize("f", [1, 2])
+@pytest.mark.parametrize("protocol", REAL)
+def test_where_windows_are_narrow_the_same_f_replicas_are_struck_by_everything(
+    protocol: str, f: int
+) -> None:
+    drawn = (draw(Setting(protocol, f), seed) for seed in range(200))
+    scenarios = [scenario for scenario in drawn if scenario.is_narrow]
+    some_are_struck = some_sleep = False
+    for scenario in scenarios:
+        faults = Stage(scenario).planned
+        clients = {fault.kind for fault in faults if fault.nodes[0] not in scenario.topic.members}
+        replicas = {node for fault in faults for node in fault.nodes} & {*scenario.topic.members}
+        cut = {planned.sender for planned in scenario.cuts}
+        struck = replicas | cut | scenario.hostile.keys() | scenario.dying.keys()
+        assert len(struck) <= f
+        assert clients <= {FaultKind.PAUSE}
+        some_are_struck = some_are_struck or len(struck) == f
+        some_sleep = some_sleep or bool(clients)
+    assert some_are_struck
+    assert some_sleep
+
+
+def test_where_windows_are_narrow_streams_run_through_them_several_times() -> None:
+    setting = Setting("authenticated")
+    scenario = next(each for seed in range(50) if (each := draw(setting, seed)).is_narrow)
+    stage = Stage(scenario)
+    assert stage.perform() == []
+    longest = max(batch.sequence for batch in stage.record.published)
+    assert longest > 2 * scenario.topic.windows.in_flight
+    assert len(stage.record.published) > scenario.topic.windows.span
 
 
 @pytest.mark.parametrize("f", [1, 2])
@@ -113,6 +155,8 @@ def test_where_any_replica_may_crash_the_others_can_draw_a_breath(f: int) -> Non
     crashed: set[int] = set()
     for seed in range(100):
         scenario = draw(Setting("first-answer", f), seed)
+        if scenario.is_narrow:
+            continue
         faults = [
             fault
             for fault in Stage(scenario).planned

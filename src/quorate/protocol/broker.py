@@ -117,7 +117,8 @@ class Broker:
         self._outbox = Outbox()
         self._names = names
         self._all_topics = by_id(topics)
-        retention = Retention()
+        widest = max((topic.windows.span for topic in self._all_topics.values()), default=0)
+        retention = Retention(batches_max=widest)
         self.topics: dict[TopicId, Served] = {
             topic.id: Served(
                 Scope(me, topic, Channel(topic, names, self._outbox), retention, self._outbox, macs)

@@ -67,7 +67,9 @@ class Channel:
             )
         if self._sessions(client, self.outlets) >= SESSIONS_PER_MEMBER_MAX:
             return f"{self._name(client)} subscribes in {SESSIONS_PER_MEMBER_MAX} sessions already"
-        self.outlets[client] = Outlet(client, lead, wanted, self._outbox, number=number)
+        self.outlets[client] = Outlet(
+            client, lead, wanted, self._outbox, number=number, windows=self.topic.windows
+        )
         return ""
 
     def unsubscribe(self, client: NodeId) -> None:

@@ -31,7 +31,6 @@ from quorate.core.ids import (
     TopicId,
     member_of,
 )
-from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import (
     Fetch,
     Forward,
@@ -62,8 +61,6 @@ ASK_AFTER_US = 200_000
 PATIENCE_US = 15_000_000
 # A run that stays open for so long is gone on with batch by batch.
 RUN_PATIENCE_US = 100_000
-# Histories that wait name so many batches, or a little more.
-NAMED_BATCHES_MAX = 2 * WINDOW_BATCHES
 ASK_BATCHES_MAX = 1024
 EARLY_BYTES_MAX = 32 * 1024 * 1024
 # So many streams may one replica speak of while the others know nothing of them.
@@ -124,7 +121,7 @@ class Incoming:
         self.stream = stream
         # The replica that spoke of it first.
         self.opened_by: NodeId | None = None
-        self.ballot = Ballot(len(topic.members))
+        self.ballot = Ballot(len(topic.members), topic.windows.span)
         # Payloads that are here before their content is decided, from which replica.
         self.early: dict[Sequence, tuple[bytes, Digest, NodeId]] = {}
         self.decided: dict[Sequence, Decided] = {}
@@ -159,6 +156,7 @@ class Incoming:
         self._marked_at_us = subscription.outbox.now_us
         # Votes as bits, and the replicas that they stand for.
         self._groups: dict[int, tuple[NodeId, ...]] = {}
+        self._span = topic.windows.span
         self._index = topic.index
         self._members = topic.members
         self._subscription = subscription
@@ -220,7 +218,7 @@ class Incoming:
 
     def _hear_later(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
         """What does not fit we ask for again, if we need it."""
-        if self._put_off_batches + len(contents) <= WINDOW_BATCHES:
+        if self._put_off_batches + len(contents) <= self._span:
             due_us = self._outbox.now_us + RUN_PATIENCE_US
             self._put_off.append((due_us, replica, first, contents))
             self._put_off_batches += len(contents)
@@ -311,7 +309,7 @@ class Incoming:
             self._unheard_from = end
 
     def _is_near(self, sequence: Sequence) -> bool:
-        return self.low is None or sequence <= self.low + 2 * WINDOW_BATCHES
+        return self.low is None or sequence <= self.low + 2 * self._span
 
     def _attach(self, run: WholeRun, replica: NodeId, payloads: list[bytes]) -> None:
         size = sum(map(len, payloads))
@@ -397,7 +395,7 @@ class Incoming:
         bit = 1 << self._index[replica]
         low = self.low or self.starts.get(replica, 0)
         for sequence in range(omitted.first, omitted.first + omitted.count):
-            if self._is_done(sequence) or sequence >= low + 2 * WINDOW_BATCHES:
+            if self._is_done(sequence) or sequence >= low + 2 * self._span:
                 continue
             voices = self.omitted[sequence] = self.omitted.get(sequence, 0) | bit
             if len(self._members) - voices.bit_count() < self._needed:
@@ -438,13 +436,13 @@ class Incoming:
             due_us = self._outbox.now_us + ASK_AFTER_US
             self._histories.append((due_us, history, vouchers))
             self._named_batches += len(history.digests)
-            if self._named_batches > NAMED_BATCHES_MAX:
+            if self._named_batches > 2 * self._span:
                 self._follow_next()
 
     def _follow_histories(self, now_us: int) -> None:
         """Not beyond our window: to fetch what is far ahead would cost us what is near."""
         while self._histories and self._histories[0][0] <= now_us:
-            if self.low is not None and self._histories[0][1].end > self.low + WINDOW_BATCHES:
+            if self.low is not None and self._histories[0][1].end > self.low + self._span:
                 return
             self._follow_next()
 
@@ -591,12 +589,12 @@ class Incoming:
         self.omitted.pop(sequence, None)
         self.highest = max(self.highest, sequence)
         low = self.low
-        if low is None and len(self.done) > WINDOW_BATCHES:
+        if low is None and len(self.done) > self._span:
             # Nobody says where the stream begins. We cannot wait for ever.
             low = min(self.done)
         if low is None:
             return
-        if sequence >= low + WINDOW_BATCHES:
+        if sequence >= low + self._span:
             low = self._skip_to(low, sequence)
         self._move_to(low)
 
@@ -610,7 +608,7 @@ class Incoming:
 
     def _skip_to(self, low: Sequence, sequence: Sequence) -> Sequence:
         """A decided batch lies beyond the window: we were left far behind."""
-        target = sequence - WINDOW_BATCHES // 2
+        target = sequence - self._span // 2
         if self._is_start_known:
             self._skip(low, target, "it fell out of the window")
         self._forget_below(target)
@@ -728,7 +726,7 @@ class Incoming:
         self, sequence: Sequence, payload: bytes, content: Digest, replica: NodeId
     ) -> None:
         subscription = self._subscription
-        if len(self.early) >= WINDOW_BATCHES:
+        if len(self.early) >= self._span:
             self._drop_early(next(iter(self.early)))
         if subscription.early.has_room(self.stream.publisher, len(payload)):
             self.early[sequence] = (payload, content, replica)

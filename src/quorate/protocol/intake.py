@@ -12,9 +12,10 @@ from quorate.core.limits import WINDOW_BATCHES
 class Intake:
     """Accepts each sequence number once, within a window above the floor."""
 
-    __slots__ = ("_early", "floor")
+    __slots__ = ("_early", "_span", "floor")
 
-    def __init__(self, floor: Sequence) -> None:
+    def __init__(self, floor: Sequence, span: int = WINDOW_BATCHES) -> None:
+        self._span = span
         # Everything below the floor was accepted, or given up by the source.
         self.floor = max(floor, 1)
         self._early: set[Sequence] = set()
@@ -46,7 +47,7 @@ class Intake:
         return fresh
 
     def is_new(self, sequence: Sequence) -> bool:
-        return self.floor <= sequence < self.floor + WINDOW_BATCHES and sequence not in self._early
+        return self.floor <= sequence < self.floor + self._span and sequence not in self._early
 
     def _close_up(self) -> None:
         while self.floor in self._early:

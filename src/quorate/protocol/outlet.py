@@ -4,8 +4,8 @@ Source: FIT-Broker 2013, section 3.3.2; Freeman 2016, section 6.2.
 
 Batches wait as runs, the way they arrived, in one line per stream, so that a publisher whose
 batches get stuck holds up nobody else's. Urgent runs go first. A line moves on as long as the
-subscriber keeps up: it says how far it has come (`Taken`), and only `CREDIT_BATCHES` beyond
-that are sent.
+subscriber keeps up: it says how far it has come (`Taken`), and only its credit
+beyond that is sent.
 
 Before anything else of a stream, a subscriber hears where the stream begins for it
 (`Frontier`): at 1 when it was here before the stream, and otherwise at what this replica had
@@ -24,20 +24,15 @@ from quorate.core import batch
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.filter import Filter
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream
-from quorate.core.limits import RUN_BATCHES_MAX, WINDOW_BATCHES
+from quorate.core.limits import RUN_BATCHES_MAX, WINDOWS, Windows
 from quorate.core.messages import Authenticator, Forward, Frontier, Link, Omitted, Vouch
 from quorate.protocol.budget import Budget
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size, consecutive
 
-# How far ahead of the subscriber, in batches and in the bytes of their payloads, we send. It
-# must not be further than what replicas retain, or a payload that it misses would be gone.
-CREDIT_BATCHES = 1024
-# A source waits when a subscriber is so far behind. With what is in flight, all that it may still
-# have to fetch is then within its window, and retained.
-LAG_BATCHES_MAX = 2048
+# How far ahead of the subscriber we send, beside the credit in batches (`Windows`). It must not
+# be further than what replicas retain, or a payload that it misses would be gone.
 CREDIT_BYTES = 8 * 1024 * 1024
-URGENT_CREDIT_BATCHES = 256
 DRAIN_BYTES_MAX = 1024 * 1024
 # Whatever a contract says about events, no more than this waits for one subscriber.
 QUEUE_BYTES_MAX = 32 * 1024 * 1024
@@ -112,6 +107,7 @@ class Line:
     lowest: Sequence
     taken: Sequence
     highest: Sequence
+    windows: Windows
     waiting: deque[Run] = field(default_factory=deque)
     urgent: deque[Run] = field(default_factory=deque)
     events: int = 0
@@ -128,13 +124,14 @@ class Line:
         if run.urgent:
             # Beyond its window, the subscriber would give up what was overtaken.
             self.urgent_sent = [s for s in self.urgent_sent if s > self.taken]
-            is_near = run.last < self.taken + WINDOW_BATCHES
-            return is_near and len(self.urgent_sent) < URGENT_CREDIT_BATCHES
-        return run.first <= self.taken + CREDIT_BATCHES and self.outstanding_bytes <= CREDIT_BYTES
+            is_near = run.last < self.taken + self.windows.span
+            return is_near and len(self.urgent_sent) < self.windows.urgent
+        is_near = run.first <= self.taken + self.windows.credit
+        return is_near and self.outstanding_bytes <= CREDIT_BYTES
 
     @property
     def is_behind(self) -> bool:
-        return max(self.highest, self.named) > self.taken + LAG_BATCHES_MAX
+        return max(self.highest, self.named) > self.taken + self.windows.lag
 
     def sent(self, run: Run) -> None:
         size = run.size_bytes
@@ -158,7 +155,14 @@ class Outlet:
     """The output queue of one subscriber."""
 
     def __init__(
-        self, subscriber: NodeId, lead: bool, wanted: Filter, outbox: Outbox, *, number: int = 0
+        self,
+        subscriber: NodeId,
+        lead: bool,
+        wanted: Filter,
+        outbox: Outbox,
+        *,
+        number: int = 0,
+        windows: Windows = WINDOWS,
     ) -> None:
         self.subscriber = subscriber
         self.lead = lead
@@ -173,6 +177,7 @@ class Outlet:
         # The payloads of what waits; a publisher that floods must not keep others out.
         self._budget = Budget(QUEUE_BYTES_MAX)
         self._lines: dict[Stream, Line] = {}
+        self._windows = windows
         self._outbox = outbox
 
     def holds_more(self, stream: Stream, events: int, bytes_part: float) -> bool:
@@ -286,13 +291,13 @@ class Outlet:
 
     def _begun(self, stream: Stream, first: Sequence) -> Line:
         line = self._lines.get(stream) or self._open(stream, 1, 0)
-        if line.highest < line.lowest and not line.events:
+        if line.highest < line.lowest and not line.named:
             # The subscriber cannot take before this what it never gets from us.
             line.taken = max(line.taken, first - 1)
         return line
 
     def _open(self, stream: Stream, lowest: Sequence, highest: Sequence) -> Line:
-        line = self._lines[stream] = Line(lowest, highest, highest)
+        line = self._lines[stream] = Line(lowest, highest, highest, self._windows)
         self._outbox.send(self.subscriber, Frontier(*stream, lowest, highest))
         return line
 
@@ -391,7 +396,7 @@ class Outlet:
         Of what lies beyond its window it would conclude that it has lost what still waits.
         """
         for stream, line in self._lines.items():
-            far = line.taken + CREDIT_BATCHES + 1
+            far = line.taken + self._windows.credit + 1
             for first, count in line.omitted:
                 end = min(first + count, far)
                 for start in range(first, end, RUN_BATCHES_MAX):

@@ -46,8 +46,12 @@ class Shelf:
 class Retention:
     """One per replica, shared by its topics."""
 
-    def __init__(self, bytes_max: int = RETAINED_BYTES_MAX) -> None:
+    def __init__(
+        self, bytes_max: int = RETAINED_BYTES_MAX, *, batches_max: int = WINDOW_BATCHES
+    ) -> None:
         self._bytes_max = bytes_max
+        # Of each stream.
+        self._batches_max = batches_max
         self._shelves: dict[Stream, Shelf] = {}
         # How many shelves each member has.
         self._members: Counter[MemberId] = Counter()
@@ -79,7 +83,7 @@ class Retention:
         self.held_bytes += size
         shelves = len(self._members) * self._members[member_of(stream.publisher)]
         share = self._bytes_max // max(_STREAMS_MIN, shelves)
-        while len(batches) > WINDOW_BATCHES or (shelf.bytes > share and len(shelf.runs) > 1):
+        while len(batches) > self._batches_max or (shelf.bytes > share and len(shelf.runs) > 1):
             self.held_bytes -= shelf.drop_oldest_run()
         while self.held_bytes > self._bytes_max:
             # Many streams with a large run each: the largest of them gives way.

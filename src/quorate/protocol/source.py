@@ -39,9 +39,7 @@ from quorate.protocol.requests import Requests, Standing
 from quorate.protocol.runs import by_size
 from quorate.protocol.topic import Topic, by_id
 
-IN_FLIGHT_BATCHES = 512
 IN_FLIGHT_BYTES = 16 * 1024 * 1024
-KEPT_BATCHES_MAX = 2048
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
@@ -58,8 +56,6 @@ CHAIN_PATIENCE_US_MAX = 2_000_000
 # What subscribers or replicas still miss this soon after a change of chain, the one before lost.
 COMPLAINT_GRACE_US = 500_000
 FETCH_GRACE_US = 300_000
-# A chain that has brought so many batches to its end works.
-CHAIN_PROVEN_BATCHES = 256
 TICK_EVERY_US = 50_000
 # A history goes out after this long even if fewer than alpha batches wait for one.
 HISTORY_IDLE_US = 250_000
@@ -132,6 +128,7 @@ class Outgoing:
         # The last batch that every replica has which is there, where we wait for all of them.
         self.slowest: Sequence = SEQUENCE_MAX
         self._waits_for_all = topic.contract.protection == "crash"
+        self._windows = topic.windows
         self._outbox = outbox
         self._events_max = max(1, topic.contract.queue_events_max // 4)
         protocol = "reliable" if stream.lane is Lane.HISTORIES else topic.contract.protocol
@@ -157,7 +154,7 @@ class Outgoing:
     def has_room(self) -> bool:
         """May another batch be taken without growing what is in flight beyond its bound?"""
         return (
-            self.next - self.unreceipted < IN_FLIGHT_BATCHES
+            self.next - self.unreceipted < self._windows.in_flight
             and self.in_flight_bytes < IN_FLIGHT_BYTES
             and self.in_flight_events < self._events_max
             and self._is_slowest_near
@@ -168,7 +165,8 @@ class Outgoing:
         """Do we keep whatever the slowest replica lacks, and still will with another batch?"""
         if self.slowest >= self.unreceipted - 1:
             return True
-        return self.next - self.slowest <= IN_FLIGHT_BATCHES and self.kept_bytes < KEPT_BYTES_MAX
+        is_near = self.next - self.slowest <= self._windows.in_flight
+        return is_near and self.kept_bytes < KEPT_BYTES_MAX
 
     @property
     def sent_before(self) -> Sequence:
@@ -299,7 +297,7 @@ class Outgoing:
         everyone = min(peer.acked for peer in self.peers.values())
         end = self.unreceipted if self.unnamed is None else min(self.unreceipted, self.unnamed)
         for sequence in range(self.settled, end):
-            excess = len(self.kept) > KEPT_BATCHES_MAX or self.kept_bytes > KEPT_BYTES_MAX
+            excess = len(self.kept) > self._windows.kept or self.kept_bytes > KEPT_BYTES_MAX
             if sequence > everyone and (not excess or sequence > self.slowest):
                 break
             self.kept_bytes -= len(self.kept.pop(sequence).payload)
@@ -434,7 +432,8 @@ class ChainOutgoing(Outgoing):
             self._gap_us = max(gap_us, self._gap_us - self._gap_us // 16)
             self._acked = last
             self._progress_at_us = self._outbox.now_us
-            if last - self._from >= CHAIN_PROVEN_BATCHES:
+            if last - self._from >= self._windows.in_flight // 2:
+                # It works.
                 self._failures[self.number] = 0
         if last >= self.unreceipted:
             self.receipt_through(last, ends, chain.GUARANTEE)

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from quorate.core.contract import Contract
 from quorate.core.ids import NodeId, TopicId, topic_id
+from quorate.core.limits import WINDOWS, Windows
 from quorate.core.quorum import Quorum
 
 
@@ -17,6 +18,7 @@ class Topic:
     contract: Contract
     members: tuple[NodeId, ...]
     f: int
+    windows: Windows = WINDOWS
 
     @cached_property
     def id(self) -> TopicId:

@@ -22,8 +22,9 @@ all is a matter of the protocol, and `Promises` says it:
   deliver. Other batches of Byzantine sources may reach some and not others.
 - receipts: what a source that crashed had a receipt for, every destination delivers. Only
   `reliable` promises it, where a receipt means that a correct replica delivered.
-- progress: a correct source has a receipt for all that it published, once the network is calm.
-  A chain without histories promises neither this nor validity: one silent replica stops it.
+- progress: a correct source finds room for all that it was told to publish, and has a receipt
+  for it, once the network is calm. A chain without histories promises neither this nor
+  validity: one silent replica stops it.
 
 The first four hold at any time; the others are about the end of a run.
 """
@@ -70,6 +71,8 @@ class Record:
     conducts: dict[NodeId, Conduct]
     destinations: tuple[NodeId, ...]
     published: dict[BatchId, bytes] = field(default_factory=dict)
+    # How many batches each source has yet to find room for.
+    unpublished: dict[NodeId, int] = field(default_factory=dict)
     # In the order of delivery.
     deliveries: dict[NodeId, list[Delivery]] = field(default_factory=dict)
     receipts: dict[NodeId, list[Receipt]] = field(default_factory=dict)
@@ -213,6 +216,11 @@ def progress(record: Record, promises: Promises) -> Iterator[Violation]:
         if batch not in receipted[batch.publisher]:
             sentence = f"{batch.publisher} never got a receipt for {_name(batch)}"
             yield Violation("progress", sentence, batch)
+    for source, count in record.unpublished.items():
+        if count and record.conducts[source] is Conduct.CORRECT:
+            last = max(batch for batch in record.published if batch.publisher == source)
+            sentence = f"{source} never found room for {count} batches after {_name(last)}"
+            yield Violation("progress", sentence, last)
 
 
 SAFETY: tuple[Checker, ...] = (integrity, no_duplication, agreement, order)

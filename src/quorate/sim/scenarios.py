@@ -9,6 +9,9 @@ bear:
 - Where only crashes are borne (first-answer), f replicas are down at a time, any of them, and
   the others have time to hand on what they hold before the next one goes.
 - Pauses, partitions and lost messages can strike everybody: they end, and nobody forgets.
+- In some seeds the windows are so narrow that streams reach their edges. Whoever falls behind
+  further than that has missed something: in such a seed the same f replicas are struck by
+  whatever strikes, and clients are never out of reach, though they may sleep.
 
 A run begins in peace, so that subscriptions hold everywhere before the first batch, goes
 through a storm, and ends in calm. `stage.py` performs it.
@@ -22,6 +25,7 @@ from quorate.core import batch
 from quorate.core.contract import Contract
 from quorate.core.errors import ConfigError
 from quorate.core.ids import NodeId
+from quorate.core.limits import WINDOWS, Windows
 from quorate.protocol.topic import Topic
 from quorate.sim.adversaries import HARMLESS, REPLICAS, SOURCES, TWIN_SOURCE
 from quorate.sim.checkers import Conduct, Promises
@@ -44,6 +48,9 @@ STORM_US = (1_000_000, 3_000_000)
 # Where any replica may lose its memory, the others get so long to catch up after each fault.
 BREATH_US = 1_500_000
 FIRST_CLIENT = 1000
+# One seed in so many has narrow windows.
+NARROW_EVERY = 4
+NARROW_SPANS = (64, 128)
 
 _CONTRACTS: dict[str, dict[str, object]] = {
     "first-answer": {"protection": "crash"},
@@ -172,6 +179,11 @@ class Scenario:
         return (*self.topic.members, *sources, *self.destinations)
 
     @property
+    def is_narrow(self) -> bool:
+        """Does a stream reach the edges of its windows?"""
+        return self.topic.windows.span < WINDOWS.span
+
+    @property
     def has_byzantine_source(self) -> bool:
         return any(part.conduct is Conduct.BYZANTINE for part in self.sources)
 
@@ -201,7 +213,8 @@ class _Drawing:
         self._setting = setting
         self._seed = seed
         self._random = Random(f"{seed}:scenario")
-        self._is_stream = self._random.random() < 0.75
+        self._is_narrow = Random(f"{seed}:windows").random() < 1 / NARROW_EVERY
+        self._is_stream = self._random.random() < 0.75 or self._is_narrow
         self._calm_us = BEGIN_US + self._storm_us()
         self._topic = self._draw_topic()
         self._hostile = self._draw_hostile()
@@ -230,6 +243,11 @@ class _Drawing:
     def _crashes_only(self) -> bool:
         return self._setting.protocol == "first-answer"
 
+    @property
+    def _may_strike_anybody(self) -> bool:
+        """Do crashes strike one replica and then another?"""
+        return self._crashes_only and not self._is_narrow
+
     def _storm_us(self) -> int:
         # Breaths between faults take time.
         return self._random.randint(*STORM_US) * (2 if self._crashes_only else 1)
@@ -241,8 +259,14 @@ class _Drawing:
             table["history_every"] = self._random.choice((0, 0, 4, 8, 16, 64))
         if self._random.random() < 0.3:
             table["order"] = "fifo"
+        windows = WINDOWS
+        if self._is_narrow:
+            windows = Windows.of(self._random.choice(NARROW_SPANS))
+            table["queue_events_max"] = self._random.choice((8, 64, 1024))
+            if "history_every" in table:
+                table["history_every"] = self._random.choice((0, 4, 8, windows.span // 4))
         contract = Contract.parse("events", table)
-        return Topic("events", contract, tuple(range(contract.replicas(f))), f)
+        return Topic("events", contract, tuple(range(contract.replicas(f))), f, windows)
 
     def _draw_hostile(self) -> dict[NodeId, str]:
         """Hostile replicas and what they do."""
@@ -257,14 +281,14 @@ class _Drawing:
 
     def _draw_forgetful(self) -> tuple[NodeId, ...]:
         """Replicas that may crash: with the hostile ones at most f, where those could lie."""
-        if self._crashes_only:
+        if self._may_strike_anybody:
             return self._topic.members
         innocent = [replica for replica in self._topic.members if replica not in self._hostile]
         return tuple(self._random.sample(innocent, self._setting.f - len(self._hostile)))
 
     def _draw_dying(self) -> dict[NodeId, int]:
         """Some of those that may crash do so for good."""
-        most = self._setting.f - 1 if self._crashes_only else len(self._forgetful)
+        most = self._setting.f - 1 if self._may_strike_anybody else len(self._forgetful)
         count = self._random.randint(0, most)
         dying = self._random.sample(self._forgetful, count)
         return {replica: self._moment() for replica in dying}
@@ -304,17 +328,20 @@ class _Drawing:
         return Network(latency=latency, mode=Mode.DATAGRAM, duplication=doubling)
 
     def _draw_storms(self) -> Iterator[Storm]:
-        living = [replica for replica in self._topic.members if replica not in self._dying]
+        struck = (*self._hostile, *self._forgetful) if self._is_narrow else self._topic.members
+        living = [replica for replica in struck if replica not in self._dying]
         crashable = [replica for replica in self._forgetful if replica in living]
-        dead = len(self._dying) if self._crashes_only else 0
+        dead = len(self._dying) if self._may_strike_anybody else 0
+        ends = (FaultKind.CRASH, FaultKind.PAUSE, FaultKind.PARTITION)
         yield Storm(
             purpose="faults of replicas",
             group=living,
-            faulty_max=self._setting.f - dead,
+            faulty_max=min(self._setting.f - dead, len(living)),
+            kinds=ends if self._is_narrow else tuple(FaultKind),
             calm_after_us=self._calm_us,
             # Without connections, nobody tells clients to register again after a restart.
             crashable=crashable if self._is_stream else (),
-            breath_us=BREATH_US if self._crashes_only else 0,
+            breath_us=BREATH_US if self._may_strike_anybody else 0,
             loss=self._draw_loss(),
         )
         clients = (*(part.node for part in self._sources), *self._destinations)
@@ -323,8 +350,8 @@ class _Drawing:
             group=clients,
             faulty_max=len(clients),
             calm_after_us=self._calm_us,
-            kinds=(FaultKind.PAUSE, FaultKind.PARTITION),
-            between_mean_us=1_000_000,
+            kinds=(FaultKind.PAUSE,) if self._is_narrow else (FaultKind.PAUSE, FaultKind.PARTITION),
+            between_mean_us=300_000 if self._is_narrow else 1_000_000,
         )
 
     def _draw_loss(self) -> Loss:
@@ -334,15 +361,16 @@ class _Drawing:
 
     def _draw_cuts(self) -> Iterator[PlannedCut]:
         nodes = (*self._topic.members, *self._destinations)
-        for _ in range(self._random.randint(0, 3)):
-            sender, target = self._random.choice(self._topic.members), self._random.choice(nodes)
+        senders = (*self._hostile, *self._forgetful) if self._is_narrow else self._topic.members
+        for _ in range(self._random.randint(0, 3) if senders else 0):
+            sender, target = self._random.choice(senders), self._random.choice(nodes)
             from_us, until_us = sorted((self._moment(), self._moment()))
             if sender != target:
                 yield PlannedCut(sender, target, from_us, until_us)
 
     def _draw_batches(self) -> Iterator[PlannedBatch]:
         """In bursts: what is published at one instant travels as one run."""
-        count = self._random.randint(20, 120)
+        count = self._random.randint(20, 120) * (4 if self._is_narrow else 1)
         while count > 0:
             burst = min(count, self._random.choice((1, 1, 4, 12)))
             count -= burst

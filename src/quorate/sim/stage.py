@@ -1,11 +1,12 @@
 """A scenario performed: its world is built, lived through and looked at.
 
-A run ends early once nothing is left to wait for. When something stays out, it goes on for as
-long as the slowest repair could take (sources and replicas repeat with a back-off of up to
-three seconds, destinations give up after fifteen), and only then is it a violation.
+A run ends early once nothing is left to wait for. When something stays out, it goes on as long
+as anything arrives, and then for as long as the slowest repair could take (sources and replicas
+repeat with a back-off of up to three seconds, destinations give up after fifteen). Only then is
+it a violation.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection
 from functools import cache, partial
 from random import Random
@@ -17,7 +18,7 @@ from quorate.crypto.macs import DirectedMac, PairwiseMacs, derive_key
 from quorate.protocol.broadcast.broken import CarelessDestination
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
-from quorate.protocol.machine import Machine, Outcome
+from quorate.protocol.machine import Delivery, Machine, Outcome, Receipt, Room
 from quorate.protocol.source import Source
 from quorate.sim.adversaries import REPLICAS, SOURCES, TWIN_SOURCE, TWINS
 from quorate.sim.checkers import LIVENESS, SAFETY, BatchId, Record, Violation, check
@@ -60,6 +61,9 @@ class Stage:
         self._overhear = overhear
         self._on_outcome = on_outcome
         self._adversaries: Counter[str] = Counter()
+        self._arrived_us = 0
+        # What each source, or each of two twins, has yet to publish.
+        self._waiting: defaultdict[NodeId, dict[Side, deque[PlannedBatch]]] = defaultdict(dict)
         self._add_replicas()
         for part in scenario.sources:
             self._add_source(part)
@@ -76,7 +80,8 @@ class Stage:
         while True:
             world.run(world.now_us + LOOK_EVERY_US)
             violations = self._look(SAFETY)
-            if violations or world.now_us > scenario.calm_us + LATE_AFTER_US:
+            waited_us = world.now_us - max(scenario.calm_us, self._arrived_us)
+            if violations or waited_us > LATE_AFTER_US:
                 return violations or self._look(LIVENESS)
             if world.now_us > scenario.calm_us + linger_us and not self._look(LIVENESS):
                 return []
@@ -149,22 +154,35 @@ class Stage:
         world.inject(scenario.calm_us, world.heal)
 
     def _plan(self, planned: PlannedBatch) -> None:
-        self._call(planned, planned.payload, Side.A)
-        if planned.twin_payload is not None:
-            self._call(planned, planned.twin_payload, Side.B)
+        sides = (Side.A,) if planned.twin_payload is None else (Side.A, Side.B)
+        for side in sides:
+            take = partial(self._take, planned, side)
+            self.world.call(planned.at_us, planned.source, take, side=side)
 
-    def _call(self, planned: PlannedBatch, payload: bytes, side: Side) -> None:
-        publish = partial(self._publish, payload, planned.urgent)
-        self.world.call(planned.at_us, planned.source, publish, side=side)
+    def _take(self, planned: PlannedBatch, side: Side, source: Source) -> None:
+        self._waiting[planned.source].setdefault(side, deque()).append(planned)
+        self._publish(planned.source, side, source)
 
-    def _publish(self, payload: bytes, urgent: bool, source: Source) -> None:
-        name = self.scenario.topic.name
-        stream = source.publish(name, payload, urgent=urgent)
-        number = BatchId(stream.publisher, stream.topic, source.last_sequence(name))
-        self.record.published[number] = payload
+    def _publish(self, node: NodeId, side: Side, source: Source) -> None:
+        """As much as there is room for: a program that uses a source waits for it, too."""
+        name, waiting = self.scenario.topic.name, self._waiting[node][side]
+        while waiting and source.has_room(name):
+            planned = waiting.popleft()
+            payload = planned.payload if side is Side.A else planned.twin_payload
+            assert payload is not None
+            stream = source.publish(name, payload, urgent=planned.urgent)
+            number = BatchId(stream.publisher, stream.topic, source.last_sequence(name))
+            self.record.published[number] = payload
+        self.record.unpublished[node] = sum(map(len, self._waiting[node].values()))
 
     def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
         self.record.on_outcome(node, outcome, now_us)
+        if isinstance(outcome, Delivery | Receipt):
+            self._arrived_us = now_us
+        if isinstance(outcome, Receipt | Room):
+            for side, waiting in self._waiting[node].items():
+                if waiting:
+                    self.world.call(now_us, node, partial(self._publish, node, side), side=side)
         if self._on_outcome is not None:
             self._on_outcome(node, outcome, now_us)
 

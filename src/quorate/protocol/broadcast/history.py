@@ -82,9 +82,9 @@ class Ledger:
     missing: dict[Sequence, Digest] = field(default_factory=dict)
     ask_at_us: int = 0
 
-    def forget_older_half(self) -> None:
-        forgotten = list(islice(self.accepted, WINDOW_BATCHES))
-        self.accepted = dict(islice(self.accepted.items(), WINDOW_BATCHES, None))
+    def forget_oldest(self, count: int) -> None:
+        forgotten = list(islice(self.accepted, count))
+        self.accepted = dict(islice(self.accepted.items(), count, None))
         self.forgotten_below = max(self.forgotten_below, max(forgotten) + 1)
 
 
@@ -93,6 +93,7 @@ class Replica:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
+        self._span = scope.topic.windows.span
         self._alpha = scope.topic.contract.history_every
         self._ledgers: dict[Stream, Ledger] = {}
         # Streams for which the last missing batch came in this turn.
@@ -136,8 +137,8 @@ class Replica:
             del ledger.missing[sequence]
             if not ledger.missing:
                 self._complete[stream] = None
-        if len(ledger.accepted) >= 2 * WINDOW_BATCHES:
-            ledger.forget_older_half()
+        if len(ledger.accepted) >= 2 * self._span:
+            ledger.forget_oldest(self._span)
 
     def content_of(self, stream: Stream, sequence: Sequence) -> Digest | None:
         return self._ledger(stream).accepted.get(sequence)
@@ -224,7 +225,7 @@ class Replica:
         if missing and not ledger.missing:
             ledger.ask_at_us = self._scope.outbox.now_us + ASK_SOURCE_AFTER_US
         for sequence, content in missing.items():
-            if len(ledger.missing) < WINDOW_BATCHES:
+            if len(ledger.missing) < self._span:
                 ledger.missing.setdefault(sequence, content)
 
     def _report_contradiction(self, stream: Stream, sequence: Sequence) -> None:

@@ -23,7 +23,7 @@ Invariants:
 - totality: if one correct destination delivers, f + 1 correct replicas sent READY, so that
   all correct replicas do, and every correct destination delivers;
 - what is kept is bounded: per stream, the source and each replica open at most
-  `WINDOW_BATCHES` instances, and as many closed ones are remembered by their digests; all
+  a window of instances, and as many closed ones are remembered by their digests; all
   sessions of a member together open at most `OPEN_BATCHES_MAX`, whose payloads take at most
   `OPEN_BYTES_MAX`; and a replica may speak of `STREAMS_MAX` streams of which nobody else does.
 """
@@ -162,6 +162,7 @@ class Replica:
         on_closed: Callable[[Stream, Sequence, bytes], None] | None = None,
     ) -> None:
         self._scope = scope
+        self._span = scope.topic.windows.span
         self._quorum = scope.topic.quorum
         self._index = scope.topic.index
         self._mine = 1 << self._index[scope.me]
@@ -386,8 +387,8 @@ class Replica:
         self._forget(progress, sequence, instance)
         progress.opened_by = _SOURCE
         progress.closed[sequence] = content
-        if len(progress.closed) >= 2 * WINDOW_BATCHES:
-            progress.closed = dict(islice(progress.closed.items(), WINDOW_BATCHES, None))
+        if len(progress.closed) >= 2 * self._span:
+            progress.closed = dict(islice(progress.closed.items(), self._span, None))
         self._scope.intake(stream, 0).accept(sequence, 1)
         self._scope.acknowledge(stream)
         if self._on_closed is not None and instance.payload is not None:
@@ -424,7 +425,7 @@ class Replica:
         instance = progress.open.get(sequence)
         if instance is not None:
             return instance
-        if sequence in progress.closed or progress.opened[opener] >= WINDOW_BATCHES:
+        if sequence in progress.closed or progress.opened[opener] >= self._span:
             return None
         if opener == _SOURCE:
             if progress.share.batches >= OPEN_BATCHES_MAX:

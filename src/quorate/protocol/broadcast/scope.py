@@ -49,7 +49,7 @@ class Scope:
     def intake(self, stream: Stream, settled: Sequence) -> Intake:
         intake = self.intakes.get(stream)
         if intake is None:
-            intake = self.intakes[stream] = Intake(settled)
+            intake = self.intakes[stream] = Intake(settled, self.topic.windows.span)
         else:
             intake.settle(settled)
         return intake
