@@ -73,6 +73,25 @@ def test_detached_replicas_go_on_until_they_are_stopped(cluster: TestCluster) ->
     assert running(cluster) == []
 
 
+def test_who_finds_replicas_running_shows_them_and_leaves_them_alone(cluster: TestCluster) -> None:
+    cluster.launcher.start("r1")
+    cluster.launcher.start("r2")
+
+    rest = quorate("up", cluster.directory, "--seconds", 1)
+
+    assert rest.code == 0, rest.err
+    assert "Stopped: r0, r3" in rest.err
+    assert running(cluster) == ["r1", "r2"]
+
+    assert quorate("up", cluster.directory, "--detach").code == 0
+    view = quorate("up", cluster.directory, "--seconds", 1)
+
+    assert view.code == 0, view.err
+    assert "This only shows them" in view.err
+    assert "Stopped" not in view.err
+    assert running(cluster) == cluster.names
+
+
 def test_if_one_replica_cannot_start_none_is_left_running(cluster: TestCluster) -> None:
     with socket.socket() as taken:
         last = cluster.launcher.cluster.replicas[-1]

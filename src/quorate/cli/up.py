@@ -55,24 +55,42 @@ def up(
     launcher = opened(directory)
     name = observer(launcher)
     with _signals_raise():
-        found = _start(launcher, name)
+        names = _to_start(launcher)
+        found = _start(launcher, name, names)
         if detach:
             _tell_detached(found, directory)
             return
+        if not names:
+            on_stderr().print(
+                "This only shows them. To end them: "
+                f"quorate replica all stop --directory {directory}"
+            )
         try:
-            run(_watch(launcher, name, found, seconds))
+            run(_watch(launcher, name, found, seconds, _caption(launcher, names)))
         finally:
-            _stop(launcher)
+            _stop(launcher, names)
 
 
-def _start(launcher: Launcher, name: str) -> list[Standing]:
-    """Start what does not run yet, until all of it answers; if that fails, end it again."""
+def _to_start(launcher: Launcher) -> list[str]:
+    """The replicas that do not run yet. Who starts them also stops them, and nobody else."""
     if not launcher.held:
         raise ConfigError(f"{launcher.directory}/keys holds the keys of no replica to start")
     names = [replica for replica in launcher.held if launcher.pid(replica) is None]
     running = [replica for replica in launcher.held if replica not in names]
     if running:
         on_stderr().print(f"Running already: {', '.join(running)}")
+    return names
+
+
+def _caption(launcher: Launcher, names: Sequence[str]) -> str:
+    if not names:
+        return "Ctrl-C ends this view."
+    all_of_them = len(names) == len(launcher.held)
+    return f"Ctrl-C stops {'all of them' if all_of_them else ', '.join(names)}."
+
+
+def _start(launcher: Launcher, name: str, names: Sequence[str]) -> list[Standing]:
+    """Start these, until all of them answer; if that fails, end them again."""
     try:
         with on_stderr().status(f"Starting {', '.join(names)} ..."):
             launcher.start_all()
@@ -98,7 +116,11 @@ async def _until_all_answer(launcher: Launcher, name: str) -> list[Standing]:
 
 
 async def _watch(
-    launcher: Launcher, name: str, found: Sequence[Standing], seconds: float | None
+    launcher: Launcher,
+    name: str,
+    found: Sequence[Standing],
+    seconds: float | None,
+    caption: str,
 ) -> None:
     """Show the replicas again and again, until a signal or the end of the time."""
     ended = asyncio.Event()
@@ -108,7 +130,7 @@ async def _watch(
     if seconds is not None:
         loop.call_later(seconds, ended.set)
     async with Admin(launcher.directory, name) as admin:
-        with _display(launcher.cluster) as show:
+        with _display(launcher.cluster, caption) as show:
             while not ended.is_set():
                 show(found)
                 with contextlib.suppress(TimeoutError):
@@ -117,7 +139,7 @@ async def _watch(
 
 
 @contextlib.contextmanager
-def _display(cluster: Cluster) -> Iterator[_Show]:
+def _display(cluster: Cluster, caption: str) -> Iterator[_Show]:
     console = Console()
     if not console.is_terminal:
         yield _Lines()
@@ -126,7 +148,7 @@ def _display(cluster: Cluster) -> Iterator[_Show]:
 
         def show(found: Sequence[Standing]) -> None:
             table = replica_table(cluster, found, width=console.width)
-            table.caption = "Ctrl-C stops all of them."
+            table.caption = caption
             live.update(Group(table, remarks(cluster, found)), refresh=True)
 
         yield show
@@ -146,13 +168,15 @@ class _Lines:
                 typer.echo(text)
 
 
-def _stop(launcher: Launcher) -> None:
+def _stop(launcher: Launcher, names: Sequence[str]) -> None:
+    if not names:
+        return
     # Whoever presses Ctrl-C once more would leave half of them running.
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     with on_stderr().status("Stopping the replicas ..."):
-        launcher.stop_all()
-    on_stderr().print(f"Stopped: {', '.join(launcher.held)}")
+        launcher.stop_all(names)
+    on_stderr().print(f"Stopped: {', '.join(names)}")
 
 
 def _tell_detached(found: Sequence[Standing], directory: Path) -> None:

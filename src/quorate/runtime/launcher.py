@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from signal import Signals
 from typing import NoReturn
@@ -111,9 +112,11 @@ class Launcher:
             time.sleep(LOOK_EVERY_S)
         self._file(name, "pid").unlink(missing_ok=True)
 
-    def stop_all(self) -> None:
-        """End every replica that runs here, all at the same time."""
-        running = [replica.name for replica in self.cluster.replicas if self.pid(replica.name)]
+    def stop_all(self, names: Iterable[str] | None = None) -> None:
+        """End these replicas, or every one, if they run here, all at the same time."""
+        if names is None:
+            names = (replica.name for replica in self.cluster.replicas)
+        running = [name for name in names if self.pid(name)]
         for name in running:
             self._send(name, Signals.SIGTERM)
             self._send(name, Signals.SIGCONT)
