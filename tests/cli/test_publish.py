@@ -104,6 +104,20 @@ def test_what_is_published_is_printed_with_all_that_came_with_it(
         assert len(row["vouchers"]) >= 3
 
 
+def test_a_subscriber_names_the_replica_that_it_catches_at_a_lie(cluster: TestCluster) -> None:
+    lie = ("lie", "--fields", "content", "-d", cluster.directory)
+    assert quorate("replica", "r1", *lie).code == 0
+    lines = b"\n".join(b"line %d" % number for number in range(50))
+    listen = ("subscribe", "news", "--as", "bob", "--count", 50, "-d", cluster.directory)
+    with quorate_process(*listen) as process:
+        line_with(process.stderr, "bob listens to news")
+        publish(cluster, "news", "--urgent", stdin=lines)
+
+        assert "line 49" in line_with(process.stdout, "line 49")
+        assert "batch" in line_with(process.stderr, "Caught r1: ")
+    assert quorate("replica", "r1", "behave", "-d", cluster.directory).code == 0
+
+
 def test_only_what_passes_the_filters_is_printed(cluster: TestCluster) -> None:
     filters = ("--key-prefix", "host-", "--header", "level=high")
     with quorate_process(

@@ -1,6 +1,8 @@
 """`quorate subscribe`: the events of topics, one line each, as they are delivered."""
 
+import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -40,7 +42,8 @@ def subscribe(
     """Print the events of topics as they are delivered, until Ctrl-C.
 
     Each comes with who published it and the replicas that vouch for it. A value that is not
-    UTF-8 text is shown in hexadecimal digits, in JSON as `{"hex": "..."}`.
+    UTF-8 text is shown in hexadecimal digits, in JSON as `{"hex": "..."}`. Replicas that are
+    caught at a lie are named on standard error.
 
     The exit code is 1 if fewer events than `--count` came within `--seconds`.
     """
@@ -51,7 +54,7 @@ def subscribe(
     who = subscriber(launcher, topics, name)
     headers = dict(headers_of(header))
     shown = 0
-    with BlockingConsumer(launcher.directory, who) as consumer:
+    with _suspicions_on_stderr(), BlockingConsumer(launcher.directory, who) as consumer:
         with on_stderr().status("Waiting for the replicas ..."):
             consumer.subscribe(topics, key_prefix=os.fsencode(key_prefix), headers=headers)
         on_stderr().print(f"{who} listens to {', '.join(topics)}; Ctrl-C ends.")
@@ -65,6 +68,25 @@ def subscribe(
                 raise
     if count is not None and shown < count:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _suspicions_on_stderr() -> Iterator[None]:
+    """Show there whom our client catches at what, once each."""
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            on_stderr().print(f"Caught {printable(record.getMessage())}", markup=False)
+
+    log, handler = logging.getLogger("quorate.client"), Shown()
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 def _arrivals(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,8 @@ from quorate.runtime.transport import Transport
 
 ClusterLike: TypeAlias = Cluster | str | Path
 IdentityLike: TypeAlias = Identity | str | Path
+
+_log = logging.getLogger("quorate.client")
 
 ANSWER_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 3.0
@@ -168,6 +171,9 @@ class Session(ABC):
     def _on_report(self, report: Report) -> None:
         name = self.cluster.name_of(report.node)
         key = f"{name}: {report.kind}"
+        if key not in self.reports:
+            # Whoever lies does so a thousand times a second: once is enough to read.
+            _log.info("%s (%s)", key, report.detail)
         self.reports[key] = self.reports.get(key, 0) + 1
 
 

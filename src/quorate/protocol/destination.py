@@ -206,7 +206,8 @@ class Incoming:
             elif waiting.content == contents[offset]:
                 self._supplied(sequence, waiting, payload)
             else:
-                self._subscription.blame(replica, f"batch {sequence} of {self.stream}")
+                what = f"another content of batch {sequence} than the quorum's"
+                self._subscription.blame(replica, what)
         self._subscription.note_in_time(replica, in_time)
         self._count_voices(replica, first, contents)
 
