@@ -205,6 +205,11 @@ def test_a_topic_that_is_no_table_is_refused() -> None:
         parse_topics('[topics]\nmetrics = "crash"\n')
 
 
+def test_who_writes_a_topic_without_its_prefix_is_told_how_it_is_written() -> None:
+    with pytest.raises(ConfigError, match=r"has a key 'prices'; .* written \[topics.prices\]"):
+        parse_topics('[prices]\nbroadcast = "chain"\n')
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

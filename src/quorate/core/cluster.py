@@ -190,7 +190,10 @@ def parse_topics(text: str) -> dict[str, Contract]:
     """Read a file that holds nothing but `[topics.NAME]` tables."""
     top = Table.read("the topics file", text)
     topics = _read_topics(top)
-    top.end()
+    for key in top.rest():
+        raise ConfigError(
+            f"the topics file has a key {key!r}; a topic of that name is written [topics.{key}]"
+        )
     return topics
 
 
