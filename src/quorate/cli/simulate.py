@@ -1,6 +1,7 @@
 """`quorate simulate`: a protocol under many seeds, faults and adversaries."""
 
 import json
+import os
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,8 @@ from quorate.sim.scenarios import PROTOCOLS, Setting, adversaries_of
 EXIT_VIOLATION = 1
 # A protocol that is broken is broken in many seeds; a few of them are enough to read.
 GUILTY_SHOWN = 5
+# So few seeds are not worth starting processes for.
+SEEDS_ALONE_MAX = 20
 
 app = typer.Typer(add_completion=False)
 
@@ -33,7 +36,9 @@ def simulate(
     first_seed: Annotated[int, typer.Option(min=0, help="The seed of the first run.")] = 0,
     f: Annotated[int, typer.Option("--f", min=1, max=2, help="How many replicas fail.")] = 1,
     adversary: Annotated[str | None, typer.Option(help=_ADVERSARY_HELP)] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="How many processes.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="How many processes; one per core, if left out.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a protocol under many seeds, faults and adversaries.
@@ -42,6 +47,8 @@ def simulate(
     what the protocol promises, and prints the command that shows it again.
     """
     setting = Setting(protocol, f, adversary)
+    if jobs is None:
+        jobs = 1 if seeds < SEEDS_ALONE_MAX else os.cpu_count() or 1
     summary = _watch(setting, range(first_seed, first_seed + seeds), jobs)
     if as_json:
         typer.echo(json.dumps(_as_object(summary, first_seed), indent=2))
