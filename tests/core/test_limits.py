@@ -5,7 +5,7 @@ import pytest
 from quorate.core.limits import WINDOW_BATCHES, WINDOWS, Windows
 
 
-@pytest.mark.parametrize("span", [64, 128, WINDOW_BATCHES])
+@pytest.mark.parametrize("span", [32, 64, WINDOW_BATCHES])
 def test_windows_fit_into_each_other(span: int) -> None:
     windows = Windows.of(span)
     assert windows.span == span

@@ -99,7 +99,7 @@ def test_scenarios_vary() -> None:
     narrow = [scenario for scenario in scenarios if scenario.is_narrow]
     assert len(scenarios) // 8 < len(narrow) < len(scenarios) // 2
     assert all(20 <= len(each.batches) <= 120 for each in scenarios if not each.is_narrow)
-    assert all(80 <= len(each.batches) <= 480 for each in narrow)
+    assert all(40 <= len(each.batches) <= 240 for each in narrow)
 
 
 @pytest.mark.parametrize("f", [1, 2])

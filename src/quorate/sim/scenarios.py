@@ -50,7 +50,7 @@ BREATH_US = 1_500_000
 FIRST_CLIENT = 1000
 # One seed in so many has narrow windows.
 NARROW_EVERY = 4
-NARROW_SPANS = (64, 128)
+NARROW_SPANS = (32, 64)
 
 _CONTRACTS: dict[str, dict[str, object]] = {
     "first-answer": {"protection": "crash"},
@@ -370,7 +370,7 @@ class _Drawing:
 
     def _draw_batches(self) -> Iterator[PlannedBatch]:
         """In bursts: what is published at one instant travels as one run."""
-        count = self._random.randint(20, 120) * (4 if self._is_narrow else 1)
+        count = self._random.randint(20, 120) * (2 if self._is_narrow else 1)
         while count > 0:
             burst = min(count, self._random.choice((1, 1, 4, 12)))
             count -= burst
