@@ -14,6 +14,23 @@ from prometheus_client.registry import Collector
 REQUEST_BYTES_MAX = 8192
 REQUEST_SECONDS_MAX = 5.0
 
+# What a person reads beside each metric.
+WORDS = {
+    "up_seconds": "How long this replica has been running.",
+    "memory_bytes": "Resident memory of its process.",
+    "links": "Replicas and clients that are connected.",
+    "batches_in_total": "Batches that publishers or other replicas brought.",
+    "dropped_frames_total": "Frames dropped because their peer did not read.",
+    "internal_errors_total": "Errors of our own making. Should be 0: please report them.",
+    "queued_events": "Events that wait for subscribers, over all of them.",
+    "subscribers": "Sessions that subscribe to the topic here.",
+    "publishers": "Sessions that publish on the topic here.",
+    "offered_events_total": "Events put into queues, once per subscriber.",
+    "discarded_events_total": "Events dropped because a queue was full, as the contract says.",
+    "expired_events_total": "Events dropped because they waited longer than the contract allows.",
+    "offences_total": "What members did that no correct one does.",
+}
+
 Sample = tuple[str, dict[str, str], float]
 
 
@@ -29,8 +46,8 @@ class ReplicaCollector(Collector):
             family = families.get(name)
             if family is None:
                 kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                words = name.replace("_", " ")
-                family = families[name] = kind(f"quorate_{name}", words, labels=list(labels))
+                family = kind(f"quorate_{name}", WORDS[name], labels=list(labels))
+                families[name] = family
             family.add_metric(list(labels.values()), value)  # type: ignore[attr-defined]
         return families.values()
 
