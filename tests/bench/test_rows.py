@@ -83,6 +83,21 @@ def test_the_cost_of_a_fault_is_the_share_of_the_throughput_that_it_took() -> No
     assert found[2].cost_of_fault is None
 
 
+def test_the_cost_of_a_fault_in_several_rounds_is_the_median_of_what_each_round_found() -> None:
+    plain, lying = Experiment(protocol="vote"), Experiment(protocol="vote", fault="altering")
+    # The machine was twice as fast in the second round, and slowed down in the third.
+    rates = [(50_000.0, 45_000.0), (100_000.0, 90_000.0), (80_000.0, 40_000.0)]
+    rounds = [
+        with_costs([row(plain, events_per_s=fine), row(lying, events_per_s=hurt)])
+        for fine, hurt in rates
+    ]
+
+    found = [merged(runs) for runs in zip(*rounds, strict=True)]
+
+    assert found[0].cost_of_fault is None
+    assert found[1].cost_of_fault == pytest.approx(0.1)
+
+
 def shown(rows: list[Row]) -> str:
     console = Console(file=io.StringIO(), width=200)
     console.print(report.table_of(rows))

@@ -67,12 +67,14 @@ async def run_all(
 ) -> list[Row]:
     """Run every experiment so many times, in rounds, so that all see the same weather."""
     yardstick = Yardstick(timing.pipe_s)
-    runs: dict[Experiment, list[Row]] = {experiment: [] for experiment in plan}
+    rounds: list[list[Row]] = []
     for _ in range(repeat):
+        rows = []
         for experiment in plan:
             tell(experiment)
-            runs[experiment].append(await _attempt(experiment, timing, yardstick))
-    return with_costs(merged(rows) for rows in runs.values())
+            rows.append(await _attempt(experiment, timing, yardstick))
+        rounds.append(with_costs(rows))
+    return [merged(runs) for runs in zip(*rounds, strict=True)]
 
 
 PIPE_SAMPLES = 3

@@ -57,7 +57,7 @@ class Row:
     duplicated: int = 0
     # Published, and without a receipt when the time for one was over.
     unacknowledged: int = 0
-    # By how much the fault lowered the ratio to the pipe: 0.2 is a fifth.
+    # By how much the fault lowered events_per_s, within each round: 0.2 is a fifth.
     cost_of_fault: float | None = None
     # Of how many runs the figures are the medians, and their lowest and highest events_per_s.
     runs: int = 1
@@ -129,10 +129,10 @@ def merged(rows: Sequence[Row]) -> Row:
 
 
 def with_costs(rows: Iterable[Row]) -> list[Row]:
-    """The same rows, those with a fault compared to the ones without.
+    """The rows of one round, those with a fault compared to the ones without.
 
-    By events per second, since both were measured next to each other, in every round: the pipe
-    swings more between two experiments than they do.
+    By events per second, since both were measured next to each other: the pipe swings more
+    between two experiments than they do, and so does the machine between two rounds.
     """
     rows = list(rows)
     rates = {_setting_but_fault(row): row.events_per_s for row in rows if not row.fault}
@@ -143,6 +143,7 @@ _FIGURES = (
     "events_per_s", "mb_per_s", "pipe_frames_per_s", "pipe_mb_per_s", "ratio_to_pipe",
     "p50_ms", "p99_ms", "mean_ms", "deviation_ms", "receipt_p50_ms", "best_pipe_frames_per_s",
     "pipe_round_trip_ms", "p50_round_trips", "memory_mb_max",
+    "cost_of_fault",
 )  # fmt: skip
 _TOTALS = ("published", "delivered", "lost", "forged", "duplicated", "unacknowledged")
 
