@@ -73,6 +73,13 @@ def test_detached_replicas_go_on_until_they_are_stopped(cluster: TestCluster) ->
     assert running(cluster) == []
 
 
+def test_its_directory_may_be_given_as_to_every_other_command(cluster: TestCluster) -> None:
+    started = quorate("up", "--detach", "--directory", cluster.directory)
+    assert started.code == 0, started.err
+    assert quorate("status", "-d", cluster.directory).code == 0
+    assert quorate("status", cluster.directory).code == 0
+
+
 def test_who_finds_replicas_running_shows_them_and_leaves_them_alone(cluster: TestCluster) -> None:
     cluster.launcher.start("r1")
     cluster.launcher.start("r2")

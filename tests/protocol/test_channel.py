@@ -22,6 +22,12 @@ def a_run(first: int, count: int = 1, *, stream: Stream = STREAM, now_us: int = 
     return run_of(stream, False, first, payloads, [digest(p) for p in payloads], now_us)
 
 
+def note(each: Channel, first: int, count: int) -> None:
+    """Another replica of a chain sends this to the subscribers."""
+    run = a_run(first, count)
+    each.note(STREAM, first, run.payloads, run.digests)
+
+
 def test_registering_twice_is_registering_once() -> None:
     each = channel(Outlook(), publishers_max=1)
 
@@ -95,7 +101,7 @@ def test_a_channel_is_busy_while_a_subscriber_lags_behind_what_others_sent_it() 
     each = channel(Outlook())
     each.subscribe(D1, False, Filter())
     histories = STREAM._replace(lane=Lane.HISTORIES)
-    each.note(STREAM, 5, 5 + WINDOWS.lag)
+    note(each, 5, WINDOWS.lag + 1)
     assert each.is_busy(STREAM)
     assert each.is_busy(histories)
     assert not each.is_full(STREAM)
@@ -136,7 +142,7 @@ def test_a_subscriber_that_does_not_take_what_others_sent_it_is_cut_off_too() ->
     each = channel(outlook)
     each.subscribe(D1, False, Filter())
     each.drain()
-    each.note(STREAM, 1, 1 + WINDOWS.lag)
+    note(each, 1, WINDOWS.lag + 1)
 
     outlook.at(STALLED_AFTER_US + 1)
     each.drain()

@@ -15,6 +15,7 @@ from quorate.protocol.channel import Channel
 from quorate.protocol.outlet import (
     DRAIN_BYTES_MAX,
     OMISSIONS_MAX,
+    OUTSTANDING_BYTES_MAX,
     Outlet,
     Run,
     events_in,
@@ -114,6 +115,59 @@ def test_a_subscriber_that_was_ahead_of_this_replica_gets_all_that_it_lags_behin
 
     assert firsts(outlook)[-1] == 2 * WINDOWS.credit
     assert each.events == 0
+
+
+def test_what_is_sent_or_waits_can_be_had_from_here_until_it_is_taken() -> None:
+    outlook = Outlook()
+    each = outlet(outlook, lead=False)
+    each.add(a_run(1, event(b"a"), event(b"b")))
+    each.drain(0)
+    each.note(a_run(3, event(b"c")))
+    each.add(a_run(4, event(b"d"), urgent=True))
+    found = each.untaken(STREAM)
+    assert {sequence: held.payload for sequence, held in found.items()} == {
+        1: event(b"a"), 2: event(b"b"), 3: event(b"c"), 4: event(b"d"),
+    }  # fmt: skip
+    assert all(held.digest == digest(held.payload) for held in found.values())
+
+    each.drain(0)
+    each.on_taken(STREAM, 3)
+    assert list(each.untaken(STREAM)) == [4]
+    each.on_taken(STREAM, 4)
+    assert each.untaken(STREAM) == {}
+
+
+def test_what_stays_until_it_is_taken_is_bounded_over_all_streams() -> None:
+    # Given many publishers who together sent more than may stay here.
+    outlook = Outlook()
+    each = outlet(outlook)
+    streams = [STREAM._replace(publisher=S1 + number) for number in range(40)]
+    for first in (1, 2, 3):
+        for stream in streams:
+            each.add(a_run(first, bytes(DRAIN_BYTES_MAX), stream=stream))
+    # When the subscriber takes nothing,
+    sent: Counter[int] = Counter()
+    for _ in range(4 * len(streams)):
+        each.drain(0)
+        sent.update(forward.publisher for forward in outlook.sent(Forward))
+    # then some of each stream goes, and no more than that once the bound is reached.
+    assert sent.keys() == {stream.publisher for stream in streams}
+    assert sent.total() * DRAIN_BYTES_MAX <= OUTSTANDING_BYTES_MAX + DRAIN_BYTES_MAX * len(streams)
+    # What it takes makes room.
+    for stream in streams:
+        each.on_taken(stream, 2)
+    each.drain(0)
+    assert len(outlook.sent(Forward)) == 1
+
+
+def test_what_others_sent_is_remembered_within_the_same_bound() -> None:
+    each = outlet(Outlook())
+    count = 2 * OUTSTANDING_BYTES_MAX // DRAIN_BYTES_MAX
+    for first in range(1, count + 1):
+        each.note(a_run(first, bytes(DRAIN_BYTES_MAX)))
+    assert max(each.untaken(STREAM)) == count
+    assert len(each.untaken(STREAM)) * DRAIN_BYTES_MAX <= OUTSTANDING_BYTES_MAX
+    assert each.lags_behind(STREAM)
 
 
 def test_one_stream_that_is_stuck_holds_up_no_other() -> None:

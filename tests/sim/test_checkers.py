@@ -202,6 +202,15 @@ def test_progress_finds_a_batch_without_a_receipt(receipts: list[Receipt]) -> No
     assert names(record, replace(EVERYTHING, liveness=False)) == set()
 
 
+def test_progress_finds_a_source_that_waits_for_room_until_the_end() -> None:
+    record = good_record()
+    record.unpublished = {CORRECT: 0, CRASHED: 3, BYZANTINE: 3}
+    assert names(record) == set()
+    record.unpublished[CORRECT] = 2
+    assert names(record) == {"progress"}
+    assert names(record, replace(EVERYTHING, liveness=False)) == set()
+
+
 def test_a_record_takes_from_the_world_what_concerns_its_nodes() -> None:
     # Given
     record = Record({CORRECT: Conduct.CORRECT}, (FIRST,))

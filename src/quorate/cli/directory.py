@@ -17,7 +17,13 @@ from quorate.runtime.launcher import Launcher
 
 DEFAULT = Path("cluster")
 
-Directory = Annotated[Path, typer.Argument(help="A directory that `quorate init` wrote.")]
+# Commands that have no other argument take the directory as one, or as the option of the others.
+Directory = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="DIRECTORY", help="A directory that `quorate init` wrote.", show_default="cluster"
+    ),
+]
 DirectoryOption = Annotated[
     Path, typer.Option("--directory", "-d", help="A directory that `quorate init` wrote.")
 ]

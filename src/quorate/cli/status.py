@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from quorate.cli.directory import DEFAULT, Directory, observer, opened
+from quorate.cli.directory import DEFAULT, Directory, DirectoryOption, observer, opened
 from quorate.cli.tables import (
     Reports,
     Standing,
@@ -24,7 +24,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @app.command()
 def status(
-    directory: Directory = DEFAULT,
+    named: Directory = None,
+    directory: DirectoryOption = DEFAULT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell the health, rates and queues of each replica.
@@ -32,6 +33,7 @@ def status(
     The exit code is 0 if all replicas are up, and 1 if one is not. A replica that misbehaves on
     purpose is up.
     """
+    directory = named or directory
     launcher = opened(directory)
     reports = run(_ask(launcher, observer(launcher)))
     found = standings(launcher, reports)

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
-from quorate.cli.directory import DEFAULT, Directory, observer, opened
+from quorate.cli.directory import DEFAULT, Directory, DirectoryOption, observer, opened
 from quorate.cli.tables import Standing, line, on_stderr, remarks, replica_table, standings
 from quorate.client.admin import Admin
 from quorate.core.cluster import Cluster
@@ -36,7 +36,8 @@ _Show: TypeAlias = Callable[[Sequence[Standing]], None]
 
 @app.command()
 def up(
-    directory: Directory = DEFAULT,
+    named: Directory = None,
+    directory: DirectoryOption = DEFAULT,
     seconds: Annotated[
         float | None, typer.Option(help="Stop everything after so many seconds.")
     ] = None,
@@ -52,6 +53,7 @@ def up(
     """
     if seconds is not None and (detach or not seconds > 0):
         raise ConfigError("--seconds takes a number above 0, and does not go with --detach")
+    directory = named or directory
     launcher = opened(directory)
     name = observer(launcher)
     with _signals_raise():

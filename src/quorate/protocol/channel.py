@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from quorate.core.filter import Filter
-from quorate.core.ids import Lane, MemberId, NodeId, Sequence, Stream, member_of
+from quorate.core.ids import Digest, Lane, MemberId, NodeId, Sequence, Stream, member_of
 from quorate.core.messages import Reply, Taken
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.outlet import Outlet, Run
@@ -118,10 +118,13 @@ class Channel:
                 discarded = outlet.discard_oldest(contract.queue_events_max)
                 self.counters["discarded"] += discarded
 
-    def note(self, stream: Stream, first: Sequence, last: Sequence) -> None:
+    def note(
+        self, stream: Stream, first: Sequence, payloads: list[bytes], digests: list[Digest]
+    ) -> None:
         """Another replica sends this to our subscribers."""
+        run = Run(stream, False, first, payloads, digests, [], self._outbox.now_us)
         for outlet in self.outlets.values():
-            outlet.note(stream, first, last)
+            outlet.note(run)
 
     def name(self, stream: Stream, first: Sequence, last: Sequence) -> None:
         """A history that our subscribers deliver names these."""

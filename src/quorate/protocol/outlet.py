@@ -12,6 +12,10 @@ Before anything else of a stream, a subscriber hears where the stream begins for
 not accepted when it came. Without that, it could take the first batch that it hears of for
 the first one, although an urgent one may overtake others.
 
+What was sent, by us or by another replica of a chain, stays here until the subscriber has taken
+it: it may have to fetch the payload, and what replicas retain for everybody (`retention.py`) can
+be too little for one that lags.
+
 What will not be sent (because of the subscriber's filter, or because its queue was full, or
 because it waited too long) is said to the subscriber as `Omitted`, so that it does not wait.
 """
@@ -28,6 +32,7 @@ from quorate.core.limits import RUN_BATCHES_MAX, WINDOWS, Windows
 from quorate.core.messages import Authenticator, Forward, Frontier, Link, Omitted, Vouch
 from quorate.protocol.budget import Budget
 from quorate.protocol.outbox import Outbox
+from quorate.protocol.retention import Held
 from quorate.protocol.runs import by_size, consecutive
 
 # How far ahead of the subscriber we send, beside the credit in batches (`Windows`). It must not
@@ -36,6 +41,8 @@ CREDIT_BYTES = 8 * 1024 * 1024
 DRAIN_BYTES_MAX = 1024 * 1024
 # Whatever a contract says about events, no more than this waits for one subscriber.
 QUEUE_BYTES_MAX = 32 * 1024 * 1024
+# Nor does more than this stay here of what it was sent and has not taken.
+OUTSTANDING_BYTES_MAX = 32 * 1024 * 1024
 OMISSIONS_MAX = 1024
 _VOUCH_BYTES = 40
 
@@ -113,8 +120,8 @@ class Line:
     events: int = 0
     urgent_sent: list[Sequence] = field(default_factory=list)
     omitted: list[tuple[Sequence, int]] = field(default_factory=list)
-    # What was sent and is not taken yet: the last number of each run, and its bytes.
-    outstanding: deque[tuple[Sequence, int]] = field(default_factory=deque)
+    # What was sent and is not taken yet.
+    outstanding: deque[Run] = field(default_factory=deque)
     outstanding_bytes: int = 0
     # The last batch that waits here, or that a delivered history names.
     named: Sequence = 0
@@ -131,17 +138,29 @@ class Line:
 
     @property
     def is_behind(self) -> bool:
-        return max(self.highest, self.named) > self.taken + self.windows.lag
+        is_far = max(self.highest, self.named) > self.taken + self.windows.lag
+        return is_far or self.outstanding_bytes > OUTSTANDING_BYTES_MAX // 2
 
-    def sent(self, run: Run) -> None:
-        size = run.size_bytes
-        self.outstanding.append((run.last, size))
-        self.outstanding_bytes += size
+    def sent(self, run: Run) -> int:
+        """Returns how many bytes more are outstanding."""
+        if run.last <= self.taken:
+            return 0
+        self.outstanding.append(run)
+        self.outstanding_bytes += run.size_bytes
+        return run.size_bytes
 
-    def take(self, through: Sequence) -> None:
-        self.taken = through
-        while self.outstanding and self.outstanding[0][0] <= through:
-            self.outstanding_bytes -= self.outstanding.popleft()[1]
+    def drop_oldest(self) -> int:
+        """Returns how many bytes less are outstanding."""
+        size = self.outstanding.popleft().size_bytes
+        self.outstanding_bytes -= size
+        return size
+
+    def take(self, through: Sequence) -> int:
+        """Returns how many bytes less are outstanding."""
+        self.taken, before = through, self.outstanding_bytes
+        while self.outstanding and self.outstanding[0].last <= through:
+            self.drop_oldest()
+        return before - self.outstanding_bytes
 
     def omit(self, first: Sequence, count: int) -> None:
         """Remember what to say about these; neighbours are said together."""
@@ -177,6 +196,7 @@ class Outlet:
         # The payloads of what waits; a publisher that floods must not keep others out.
         self._budget = Budget(QUEUE_BYTES_MAX)
         self._lines: dict[Stream, Line] = {}
+        self._outstanding_bytes = 0
         self._windows = windows
         self._outbox = outbox
 
@@ -192,10 +212,24 @@ class Outlet:
         """This stream was there before the subscriber, who may have been here before, too."""
         self._open(stream, lowest, max(highest, lowest - 1))
 
-    def note(self, stream: Stream, first: Sequence, last: Sequence) -> None:
+    def note(self, run: Run) -> None:
         """Somebody else sends this to the subscriber: it should hear of it all the same."""
-        line = self._begun(stream, first)
-        line.highest = max(line.highest, last)
+        line = self._begun(run.stream, run.first)
+        line.highest = max(line.highest, run.last)
+        self._outstanding_bytes += line.sent(run)
+        while self._outstanding_bytes > OUTSTANDING_BYTES_MAX and len(line.outstanding) > 1:
+            self._outstanding_bytes -= line.drop_oldest()
+
+    def untaken(self, stream: Stream) -> dict[Sequence, Held]:
+        """What is here of a stream, for a subscriber that misses some of it."""
+        line = self._lines.get(stream)
+        if line is None:
+            return {}
+        return {
+            run.first + offset: Held(content, run.payloads[offset])
+            for run in (*line.outstanding, *line.urgent, *line.waiting)
+            for offset, content in enumerate(run.digests)
+        }
 
     def name(self, stream: Stream, first: Sequence, last: Sequence) -> None:
         """A history names these: whoever has not sent them to the subscriber, it can have them."""
@@ -252,7 +286,7 @@ class Outlet:
     def on_taken(self, stream: Stream, through: Sequence) -> None:
         line = self._lines.get(stream)
         if line is not None and through > line.taken:
-            line.take(through)
+            self._outstanding_bytes -= line.take(through)
             self.moved_at_us = self._outbox.now_us
 
     def drain(self, expires_after_us: int) -> int:
@@ -264,7 +298,7 @@ class Outlet:
         for urgent in (True, False):
             for line in self._lines.values():
                 queue = line.urgent if urgent else line.waiting
-                while queue and room > 0 and line.may_send(queue[0]):
+                while queue and room > 0 and self._may_send(line, queue[0]):
                     run = self._pop(line, queue)
                     if expires_after_us and self._outbox.now_us - run.arrived_us > expires_after_us:
                         line.omit(run.first, len(run.digests))
@@ -285,9 +319,15 @@ class Outlet:
         """This publisher is gone for good."""
         for stream in [s for s in self._lines if s.publisher == publisher]:
             line = self._lines.pop(stream)
+            self._outstanding_bytes -= line.outstanding_bytes
             self.events -= line.events
             for run in (*line.waiting, *line.urgent):
                 self._budget.give_back(publisher, run.size_bytes)
+
+    def _may_send(self, line: Line, run: Run) -> bool:
+        """One run of each stream always goes, so that none is kept out by the others."""
+        has_room = self._outstanding_bytes <= OUTSTANDING_BYTES_MAX or not line.outstanding
+        return has_room and line.may_send(run)
 
     def _begun(self, stream: Stream, first: Sequence) -> Line:
         line = self._lines.get(stream) or self._open(stream, 1, 0)
@@ -371,7 +411,7 @@ class Outlet:
 
     def _send(self, line: Line, run: Run) -> int:
         line.highest = max(line.highest, run.last)
-        line.sent(run)
+        self._outstanding_bytes += line.sent(run)
         if run.urgent:
             line.urgent_sent.extend(range(run.first, run.last + 1))
         to, stream, send = self.subscriber, run.stream, self._outbox.send

@@ -46,9 +46,9 @@ RETRY_AFTER_US_MAX = 3_000_000
 # What a replica refused is sent again when it asks for it, but not more often than this.
 RESUME_EVERY_US = 100_000
 # Where nobody lies, a source waits for every replica that is there (`Outgoing.slowest`). One that
-# says nothing for so long is not, unless it has said that its subscribers are slow.
+# says nothing for so long is not. One whose subscribers are slow says so several times a second.
 SILENT_AFTER_US = 500_000
-WAITING_AFTER_US = 15_000_000
+WAITING_AFTER_US = 2_000_000
 # A chain has failed after this long without progress, or after four times the longest gap
 # that it showed lately, if that is more.
 CHAIN_PATIENCE_US = 250_000

@@ -218,7 +218,8 @@ def progress(record: Record, promises: Promises) -> Iterator[Violation]:
             yield Violation("progress", sentence, batch)
     for source, count in record.unpublished.items():
         if count and record.conducts[source] is Conduct.CORRECT:
-            last = max(batch for batch in record.published if batch.publisher == source)
+            mine = (batch for batch in record.published if batch.publisher == source)
+            last = max(mine, default=BatchId(source, 0, 0))
             sentence = f"{source} never found room for {count} batches after {_name(last)}"
             yield Violation("progress", sentence, last)
 

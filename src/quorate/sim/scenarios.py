@@ -248,6 +248,11 @@ class _Drawing:
         """Do crashes strike one replica and then another?"""
         return self._crashes_only and not self._is_narrow
 
+    @property
+    def _struck(self) -> tuple[NodeId, ...]:
+        """Replicas that may be out of reach for a while."""
+        return (*self._hostile, *self._forgetful) if self._is_narrow else self._topic.members
+
     def _storm_us(self) -> int:
         # Breaths between faults take time.
         return self._random.randint(*STORM_US) * (2 if self._crashes_only else 1)
@@ -328,10 +333,10 @@ class _Drawing:
         return Network(latency=latency, mode=Mode.DATAGRAM, duplication=doubling)
 
     def _draw_storms(self) -> Iterator[Storm]:
-        struck = (*self._hostile, *self._forgetful) if self._is_narrow else self._topic.members
-        living = [replica for replica in struck if replica not in self._dying]
+        living = [replica for replica in self._struck if replica not in self._dying]
         crashable = [replica for replica in self._forgetful if replica in living]
         dead = len(self._dying) if self._may_strike_anybody else 0
+        # Loss strikes everybody, and the last retransmission may take longer than a window lasts.
         ends = (FaultKind.CRASH, FaultKind.PAUSE, FaultKind.PARTITION)
         yield Storm(
             purpose="faults of replicas",
@@ -361,9 +366,8 @@ class _Drawing:
 
     def _draw_cuts(self) -> Iterator[PlannedCut]:
         nodes = (*self._topic.members, *self._destinations)
-        senders = (*self._hostile, *self._forgetful) if self._is_narrow else self._topic.members
-        for _ in range(self._random.randint(0, 3) if senders else 0):
-            sender, target = self._random.choice(senders), self._random.choice(nodes)
+        for _ in range(self._random.randint(0, 3) if self._struck else 0):
+            sender, target = self._random.choice(self._struck), self._random.choice(nodes)
             from_us, until_us = sorted((self._moment(), self._moment()))
             if sender != target:
                 yield PlannedCut(sender, target, from_us, until_us)

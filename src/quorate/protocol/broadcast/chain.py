@@ -111,8 +111,9 @@ class Replica:
     def accept_late(self, stream: Stream, sequence: Sequence, payload: bytes) -> None:
         """A batch that a history named, sent by its source when we asked for it."""
         self._scope.intake(stream, 0).accept(sequence, 1)
-        self._note(stream, sequence, [payload], [digest(payload)])
-        self._scope.channel.note(stream, sequence, sequence)
+        content = digest(payload)
+        self._note(stream, sequence, [payload], [content])
+        self._scope.channel.note(stream, sequence, [payload], [content])
 
     def _accept(
         self,
@@ -163,7 +164,7 @@ class Replica:
             )  # fmt: skip
             scope.outbox.send(ahead[0], onward)
             stream = Stream(link.publisher, link.topic)
-            scope.channel.note(stream, link.first, link.first + len(digests) - 1)
+            scope.channel.note(stream, link.first, link.payloads, digests)
         else:
             self._deliver(link, digests, kept)
 

@@ -15,10 +15,12 @@ from quorate.protocol.channel import Channel
 from quorate.protocol.intake import Intake
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.outlet import run_of
-from quorate.protocol.retention import Retention
+from quorate.protocol.retention import Held, Retention
 from quorate.protocol.runs import RUN_BYTES_MAX, consecutive
 from quorate.protocol.topic import Topic
 
+# A source that is pushed back hears so again, or it would take us for dead.
+WAIT_AGAIN_US = 200_000
 # Who asks for more than this in one turn asks again for the rest.
 SUPPLY_BYTES_MAX = 2 * RUN_BYTES_MAX
 
@@ -36,7 +38,8 @@ class Scope:
     intakes: dict[Stream, Intake] = field(default_factory=dict)
     # Streams whose source must hear from us, and the last word it has.
     ack_due: dict[Stream, Status] = field(default_factory=dict)
-    withheld: dict[Stream, None] = field(default_factory=dict)
+    # Those that are pushed back, and when they last heard it.
+    withheld: dict[Stream, int] = field(default_factory=dict)
     # Streams of which we refused something, since there was no room for it.
     refused: dict[Stream, None] = field(default_factory=dict)
     # How many bytes of payload each asker has had in this turn.
@@ -88,11 +91,7 @@ class Scope:
             self.outbox.report(asker, "trespass", f"asked for batches of '{self.topic.name}'")
             return
         stream = Stream(fetch.publisher, fetch.topic, fetch.lane)
-        held = [
-            (sequence, found)
-            for sequence in dict.fromkeys(fetch.sequences)
-            if (found := self.retention.get(stream, sequence)) is not None
-        ]
+        held = self._find(asker, stream, dict.fromkeys(fetch.sequences))
         if not fetch.payload:
             for first, run in consecutive((sequence, h.digest) for sequence, h in held):
                 self.outbox.send(asker, Vouch(*stream, first, run))
@@ -104,19 +103,32 @@ class Scope:
             self.supplied[asker] += sum(map(len, payloads))
             self.outbox.send(asker, Supply(*stream, sequences, payloads))
 
+    def _find(
+        self, asker: NodeId, stream: Stream, sequences: Iterable[Sequence]
+    ) -> list[tuple[Sequence, Held]]:
+        """What we retain of these, or have yet to see taken by this subscriber."""
+        retained = {sequence: self.retention.get(stream, sequence) for sequence in sequences}
+        outlet = self.channel.outlets.get(asker)
+        if outlet is not None and None in retained.values():
+            untaken = outlet.untaken(stream)
+            retained = {s: found or untaken.get(s) for s, found in retained.items()}
+        return [(sequence, found) for sequence, found in retained.items() if found is not None]
+
     def flush_acks(self) -> None:
-        """Acknowledge to sources whose batches have room; push back on the others, once."""
+        """Acknowledge to sources whose batches have room; push back on the others."""
         self.supplied.clear()
         for stream in self.withheld:
             self.ack_due.setdefault(stream, Status.OK)
         due, self.ack_due = self.ack_due, {}
         withheld, self.withheld = self.withheld, {}
+        now_us = self.outbox.now_us
         for stream, status in due.items():
             through = self.intakes[stream].through
             if self.channel.is_busy(stream):
-                self.withheld[stream] = None
-                if stream in withheld:
+                said_us = self.withheld[stream] = withheld.get(stream, now_us)
+                if stream in withheld and now_us - said_us < WAIT_AGAIN_US:
                     continue
+                self.withheld[stream] = now_us
                 status, through = Status.WAIT, 0
             elif stream in self.refused:
                 del self.refused[stream]
