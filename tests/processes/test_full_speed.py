@@ -26,11 +26,19 @@ TOPICS: dict[str, dict[str, object]] = {
     "reliable": {"broadcast": "reliable"},
     "chain": {"broadcast": "chain", "history_every": 100},
 }
+# Together more than replicas retain for everybody.
+LARGE_EVENTS, LARGE_BYTES = 300, 120_000
+LARGE_TOPICS = {
+    f"large-{name}-{number}": table
+    for name, table in TOPICS.items()
+    if name in ("first-answer", "authenticated", "chain")
+    for number in range(4)
+}
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[TestCluster]:
-    with running_cluster(topics=TOPICS) as cluster:
+    with running_cluster(topics=TOPICS | LARGE_TOPICS) as cluster:
         yield cluster
 
 
@@ -108,3 +116,53 @@ def test_what_has_a_receipt_arrives_though_a_replica_is_killed(
         await asyncio.to_thread(cluster.launcher.stop, victim, kill=True)
 
     assert asyncio.run(publish_and_leave(cluster, topic, kill)) == ONCE_EACH
+
+
+async def publish_large(cluster: TestCluster, topics: list[str]) -> Counter[tuple[str, bytes]]:
+    """What a subscriber gets of large events on several topics at once."""
+    async with Consumer(cluster.directory, "bob") as consumer:
+        consumer.subscribe(topics)
+        await consumer.subscribed()
+        reading = asyncio.create_task(read_large(consumer, LARGE_EVENTS * len(topics)))
+        async with Producer(cluster.directory, "alice", batch_events=1) as producer:
+            receipts = [
+                await producer.submit(topic, large(number))
+                for number in range(LARGE_EVENTS)
+                for topic in topics
+            ]
+            await asyncio.wait_for(asyncio.gather(*receipts), PATIENCE_S)
+        seen = await reading
+        assert consumer.counters["skipped"] == 0
+    return seen
+
+
+async def read_large(consumer: Consumer, count: int) -> Counter[tuple[str, bytes]]:
+    seen: Counter[tuple[str, bytes]] = Counter()
+    while len(seen) < count and (records := await consumer.poll_many(100, timeout_s=10.0)):
+        seen.update((record.topic, record.value.rstrip(b".")) for record in records)
+    return seen
+
+
+def large(number: int) -> bytes:
+    return (b"%d" % number).ljust(LARGE_BYTES, b".")
+
+
+@pytest.mark.parametrize("protocol", ["first-answer", "authenticated", "chain"])
+def test_large_events_on_several_topics_arrive_though_a_replica_says_nothing(
+    cluster: TestCluster, protocol: str
+) -> None:
+    topics = [topic for topic in LARGE_TOPICS if topic.startswith(f"large-{protocol}-")]
+    victim = first_of(cluster, topics[0])
+
+    async def story() -> Counter[tuple[str, bytes]]:
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            await admin.misbehave(victim, "silent")
+            try:
+                return await publish_large(cluster, topics)
+            finally:
+                await admin.misbehave(victim, "behave")
+
+    expected = Counter(
+        (topic, b"%d" % number) for topic in topics for number in range(LARGE_EVENTS)
+    )
+    assert asyncio.run(story()) == expected
