@@ -1,13 +1,14 @@
 """The driver takes turns for its machine, and never forgets to wake it."""
 
 import asyncio
+import time
 
 import pytest
 
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
 from quorate.protocol.machine import Ready
-from quorate.runtime.driver import Driver
+from quorate.runtime.driver import Driver, now_us
 
 PATIENCE_S = 10.0
 
@@ -55,6 +56,40 @@ def test_a_timer_that_goes_off_early_is_not_the_machine_s_last(
         owner.wake()
         async with asyncio.timeout(PATIENCE_S):
             while machine.strokes < 5:
+                machine.turned.clear()
+                await machine.turned.wait()
+        owner.stop()
+
+    asyncio.run(story())
+
+
+def test_a_turn_that_comes_before_the_timer_that_is_due_does_not_end_all_timers() -> None:
+    async def story() -> None:
+        machine = Clockwork()
+        owner = Driver(machine)
+        owner.wake()
+        await machine.turned.wait()
+        # A message wakes the machine when its time has come, and the timer goes off only then.
+        owner.wake()
+        time.sleep(2 * machine.every_us / 1e6)  # noqa: ASYNC251 -- the loop is busy
+        async with asyncio.timeout(PATIENCE_S):
+            while machine.strokes < 5:
+                machine.turned.clear()
+                await machine.turned.wait()
+        owner.stop()
+
+    asyncio.run(story())
+
+
+def test_every_time_that_a_machine_asks_for_counts() -> None:
+    async def story() -> None:
+        machine = Clockwork()
+        owner = Driver(machine)
+        machine._next_us = now_us() + machine.every_us
+        machine._ready.timers += [now_us() + 1_000, machine._next_us]
+        owner.wake()
+        async with asyncio.timeout(PATIENCE_S):
+            while not machine.strokes:
                 machine.turned.clear()
                 await machine.turned.wait()
         owner.stop()

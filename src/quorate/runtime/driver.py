@@ -14,6 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from quorate.core.codec import encode
@@ -72,7 +73,8 @@ class Driver:
         self._transport: Transport | None = None
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_us = 0
+        # When the machine wants to be woken, as a heap.
+        self._due_us: list[int] = []
         self._stopped = False
         self._link_came_up = asyncio.Event()
 
@@ -178,8 +180,8 @@ class Driver:
         if self._on_report is not None:
             for report in ready.reports:
                 self._on_report(report)
-        if ready.timers:
-            self._wake_at(min(ready.timers))
+        for at_us in ready.timers:
+            self._wake_at(at_us)
 
     def _send(self, messages: list[tuple[NodeId, Message]]) -> None:
         """One write per peer; a message that goes to several is encoded once."""
@@ -204,18 +206,28 @@ class Driver:
                 transport.send(peer, frames)
 
     def _wake_at(self, at_us: int) -> None:
+        """Every time that a machine asks for counts: it asks once, and not again if woken early."""
+        if at_us in self._due_us:
+            return
+        heappush(self._due_us, at_us)
+        if self._due_us[0] == at_us:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
         if self._timer is not None:
-            if self._timer_us <= at_us and not self._timer.cancelled():
-                return
             self._timer.cancel()
-        self._timer_us = at_us
-        self._timer = self._loop.call_later(max(0, at_us - now_us()) / 1e6, self._on_timer)
+        delay_s = max(0, self._due_us[0] - now_us()) / 1e6
+        self._timer = self._loop.call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        if now_us() < self._timer_us:
-            # uvloop rounds to milliseconds. A machine that is woken too early has nothing to do
-            # yet and asks for no other timer, so that nothing would ever wake it.
+        now = now_us()
+        if now < self._due_us[0]:
+            # uvloop rounds to milliseconds.
             self._timer = self._loop.call_later(TIMER_PRECISION_S, self._on_timer)
-        else:
-            self.wake()
+            return
+        while self._due_us and self._due_us[0] <= now:
+            heappop(self._due_us)
+        if self._due_us:
+            self._set_timer()
+        self.wake()
