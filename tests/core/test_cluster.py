@@ -2,7 +2,6 @@
 
 import base64
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -147,8 +146,12 @@ def test_a_damaged_file_is_read_or_refused_and_never_crashes(
     position = data.draw(st.integers(0, len(text) - 1))
     length = data.draw(st.integers(0, 40))
     damaged = text[:position] + data.draw(st.text(max_size=5)) + text[position + length :]
-    with suppress(QuorateError):
-        Cluster.parse(damaged)
+    try:
+        read = Cluster.parse(damaged)
+    except QuorateError as error:
+        assert str(error)
+    else:
+        assert Cluster.parse(read.render()) == read
 
 
 def test_what_may_be_left_out_has_safe_defaults() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -31,6 +32,10 @@ class Clockwork:
             self._next_us = now_us + self.every_us
             self._ready.timers.append(self._next_us)
 
+    def ask_for(self, early_us: int, next_us: int) -> None:
+        self._next_us = next_us
+        self._ready.timers += [early_us, next_us]
+
     def step(self, sender: NodeId, message: Message) -> None: ...
 
     def connected(self, peer: NodeId) -> None: ...
@@ -44,27 +49,35 @@ class Clockwork:
         return ready
 
 
+async def strokes(machine: Clockwork, wanted: int) -> int:
+    """How often the machine did something, once it did so often or stood still for long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):
+            while machine.strokes < wanted:
+                machine.turned.clear()
+                await machine.turned.wait()
+    return machine.strokes
+
+
 def test_a_timer_that_goes_off_early_is_not_the_machine_s_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def story() -> None:
+    async def story() -> int:
         loop = asyncio.get_running_loop()
         call_later = loop.call_later
         monkeypatch.setattr(loop, "call_later", lambda delay, *call: call_later(delay / 2, *call))
         machine = Clockwork()
         owner = Driver(machine)
         owner.wake()
-        async with asyncio.timeout(PATIENCE_S):
-            while machine.strokes < 5:
-                machine.turned.clear()
-                await machine.turned.wait()
+        seen = await strokes(machine, 5)
         owner.stop()
+        return seen
 
-    asyncio.run(story())
+    assert asyncio.run(story()) == 5
 
 
 def test_a_turn_that_comes_before_the_timer_that_is_due_does_not_end_all_timers() -> None:
-    async def story() -> None:
+    async def story() -> int:
         machine = Clockwork()
         owner = Driver(machine)
         owner.wake()
@@ -72,26 +85,22 @@ def test_a_turn_that_comes_before_the_timer_that_is_due_does_not_end_all_timers(
         # A message wakes the machine when its time has come, and the timer goes off only then.
         owner.wake()
         time.sleep(2 * machine.every_us / 1e6)  # noqa: ASYNC251 -- the loop is busy
-        async with asyncio.timeout(PATIENCE_S):
-            while machine.strokes < 5:
-                machine.turned.clear()
-                await machine.turned.wait()
+        seen = await strokes(machine, 5)
         owner.stop()
+        return seen
 
-    asyncio.run(story())
+    assert asyncio.run(story()) == 5
 
 
 def test_every_time_that_a_machine_asks_for_counts() -> None:
-    async def story() -> None:
+    async def story() -> int:
         machine = Clockwork()
         owner = Driver(machine)
-        machine._next_us = now_us() + machine.every_us
-        machine._ready.timers += [now_us() + 1_000, machine._next_us]
+        # Woken at the first of two times it has nothing to do, and asks for nothing.
+        machine.ask_for(now_us() + 1_000, now_us() + machine.every_us)
         owner.wake()
-        async with asyncio.timeout(PATIENCE_S):
-            while not machine.strokes:
-                machine.turned.clear()
-                await machine.turned.wait()
+        seen = await strokes(machine, 1)
         owner.stop()
+        return seen
 
-    asyncio.run(story())
+    assert asyncio.run(story()) == 1

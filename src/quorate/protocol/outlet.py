@@ -35,8 +35,7 @@ from quorate.protocol.outbox import Outbox
 from quorate.protocol.retention import Held
 from quorate.protocol.runs import by_size, consecutive
 
-# How far ahead of the subscriber we send, beside the credit in batches (`Windows`). It must not
-# be further than what replicas retain, or a payload that it misses would be gone.
+# How far ahead of the subscriber we send one stream, beside the credit in batches (`Windows`).
 CREDIT_BYTES = 8 * 1024 * 1024
 DRAIN_BYTES_MAX = 1024 * 1024
 # Whatever a contract says about events, no more than this waits for one subscriber.
@@ -145,9 +144,10 @@ class Line:
         """Returns how many bytes more are outstanding."""
         if run.last <= self.taken:
             return 0
+        size = run.size_bytes
         self.outstanding.append(run)
-        self.outstanding_bytes += run.size_bytes
-        return run.size_bytes
+        self.outstanding_bytes += size
+        return size
 
     def drop_oldest(self) -> int:
         """Returns how many bytes less are outstanding."""
