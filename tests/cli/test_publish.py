@@ -114,7 +114,7 @@ def test_a_subscriber_names_the_replica_that_it_catches_at_a_lie(cluster: TestCl
         publish(cluster, "news", "--urgent", stdin=lines)
 
         assert "line 49" in line_with(process.stdout, "line 49")
-        assert "batch" in line_with(process.stderr, "Caught r1: ")
+        assert "batch" in line_with(process.stderr, "Noticed r1: ")
     assert quorate("replica", "r1", "behave", "-d", cluster.directory).code == 0
 
 

@@ -42,8 +42,8 @@ def subscribe(
     """Print the events of topics as they are delivered, until Ctrl-C.
 
     Each comes with who published it and the replicas that vouch for it. A value that is not
-    UTF-8 text is shown in hexadecimal digits, in JSON as `{"hex": "..."}`. Replicas that are
-    caught at a lie are named on standard error.
+    UTF-8 text is shown in hexadecimal digits, in JSON as `{"hex": "..."}`. What replicas
+    do that they should not, a lie above all, is said on standard error.
 
     The exit code is 1 if fewer events than `--count` came within `--seconds`.
     """
@@ -72,11 +72,11 @@ def subscribe(
 
 @contextlib.contextmanager
 def _suspicions_on_stderr() -> Iterator[None]:
-    """Show there whom our client catches at what, once each."""
+    """Show there what our client holds against whom, once each."""
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            on_stderr().print(f"Caught {printable(record.getMessage())}", markup=False)
+            on_stderr().print(f"Noticed {printable(record.getMessage())}", markup=False)
 
     log, handler = logging.getLogger("quorate.client"), Shown()
     before = log.level

@@ -125,8 +125,9 @@ class Scope:
         for stream, status in due.items():
             through = self.intakes[stream].through
             if self.channel.is_busy(stream):
-                said_us = self.withheld[stream] = withheld.get(stream, now_us)
-                if stream in withheld and now_us - said_us < WAIT_AGAIN_US:
+                said_us = withheld.get(stream)
+                if said_us is not None and now_us - said_us < WAIT_AGAIN_US:
+                    self.withheld[stream] = said_us
                     continue
                 self.withheld[stream] = now_us
                 status, through = Status.WAIT, 0
