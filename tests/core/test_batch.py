@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quorate.core import batch
 from quorate.core.batch import Batch
+from quorate.core.columns import BODY_BYTES_MAX, COMPRESSIONS, HEADER_BYTES
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.event import Event
 from quorate.core.limits import BATCH_BYTES_MAX, BATCH_EVENTS_MAX
@@ -27,7 +28,7 @@ EVENTS = st.builds(
     urgent=st.booleans(),
 )
 BATCHES = st.lists(EVENTS, min_size=1, max_size=20)
-COMPRESSIONS = st.sampled_from(batch.COMPRESSIONS)
+CODECS = st.sampled_from(COMPRESSIONS)
 
 SAMPLE = [
     Event(b"host-1", b"first", (("kind", b"alert"), ("größe", b"7")), 20, True),
@@ -55,7 +56,7 @@ def use_all_of(payload: bytes) -> None:
     assert table.num_rows == found.count
 
 
-@given(BATCHES, COMPRESSIONS)
+@given(BATCHES, CODECS)
 def test_a_batch_gives_back_the_events_it_was_made_of(events: list[Event], codec: str) -> None:
     found = Batch(batch.encode(events, compression=codec))
 
@@ -63,7 +64,7 @@ def test_a_batch_gives_back_the_events_it_was_made_of(events: list[Event], codec
     assert found.values() == [event.value for event in events]
 
 
-@given(BATCHES, COMPRESSIONS)
+@given(BATCHES, CODECS)
 def test_the_header_alone_tells_count_urgency_and_oldest_time(
     events: list[Event], codec: str
 ) -> None:
@@ -84,7 +85,7 @@ def test_encoding_one_event_writes_the_same_bytes_as_encoding_a_list_of_one(even
     assert Batch(one).events() == [event]
 
 
-@given(st.lists(st.binary(max_size=40), min_size=1, max_size=40), TIMES, COMPRESSIONS)
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=40), TIMES, CODECS)
 def test_encoding_values_writes_the_same_bytes_as_encoding_events(
     values: list[bytes], timestamp_us: int, codec: str
 ) -> None:
@@ -109,7 +110,7 @@ def test_a_batch_larger_than_one_window_of_the_check_is_read_whole() -> None:
 def test_offsets_that_go_back_are_found_in_every_window() -> None:
     payload = batch.encode_values([b"x"] * (2 * 4096 + 2), 1)
     for event in (1, 4095, 4096, 4097, 8192, 8193):
-        forged = with_u32(payload, batch.HEADER_BYTES + 4 * event, event + 2)
+        forged = with_u32(payload, HEADER_BYTES + 4 * event, event + 2)
         with pytest.raises(RemoteProtocolError, match="value offsets are not in order"):
             Batch(forged)
 
@@ -144,7 +145,7 @@ def test_compression_makes_a_batch_smaller_and_never_larger() -> None:
         assert batch.encode_values([b"x"], 1, compression=codec) == batch.encode_values([b"x"], 1)
 
 
-@pytest.mark.parametrize("codec", batch.COMPRESSIONS)
+@pytest.mark.parametrize("codec", COMPRESSIONS)
 def test_the_header_alone_tells_the_compression(codec: str) -> None:
     payload = batch.encode_values([b"x" * 1000], 1, compression=codec)
 
@@ -169,7 +170,7 @@ def _source() -> str:
     return batch.__file__.removesuffix("/quorate/core/batch.py")
 
 
-@given(BATCHES, COMPRESSIONS)
+@given(BATCHES, CODECS)
 def test_no_part_of_a_batch_passes_for_a_batch(events: list[Event], codec: str) -> None:
     payload = batch.encode(events, compression=codec)
     for length in range(len(payload)):
@@ -179,7 +180,7 @@ def test_no_part_of_a_batch_passes_for_a_batch(events: list[Event], codec: str) 
         Batch(payload + b"\x00")
 
 
-@given(BATCHES, COMPRESSIONS, st.data())
+@given(BATCHES, CODECS, st.data())
 def test_altered_bytes_make_a_valid_batch_or_a_protocol_error(
     events: list[Event], codec: str, data: st.DataObject
 ) -> None:
@@ -221,7 +222,7 @@ def test_garbage_makes_a_valid_batch_or_a_protocol_error(garbage: bytes, version
         (STORED_BYTES_AT, 2**32 - 1),
     ],
 )
-@pytest.mark.parametrize("codec", batch.COMPRESSIONS)
+@pytest.mark.parametrize("codec", COMPRESSIONS)
 def test_forged_counts_and_lengths_are_refused_before_anything_is_allocated(
     at: int, number: int, codec: str
 ) -> None:
@@ -240,7 +241,7 @@ def test_forged_counts_and_lengths_are_refused_before_anything_is_allocated(
 
 def test_a_compressed_batch_may_not_grow_beyond_its_bound() -> None:
     payload = batch.encode_values([b"x" * 1000] * 10, 1, compression="zstd")
-    forged = with_u32(payload, VALUE_BYTES_AT, batch.BODY_BYTES_MAX)
+    forged = with_u32(payload, VALUE_BYTES_AT, BODY_BYTES_MAX)
 
     with pytest.raises(RemoteProtocolError, match="grows to"):
         Batch(forged)

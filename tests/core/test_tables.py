@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from quorate.core import batch
 from quorate.core.batch import Batch
+from quorate.core.columns import COMPRESSIONS
 from quorate.core.errors import LocalProtocolError
 from quorate.core.event import Event
+from quorate.core.table import from_table, schema
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 HEADERS = st.lists(st.tuples(NAMES, st.binary(max_size=6)), max_size=3).map(tuple)
@@ -22,7 +24,7 @@ EVENTS = st.builds(
     urgent=st.booleans(),
 )
 BATCHES = st.lists(EVENTS, min_size=1, max_size=30)
-COMPRESSIONS = st.sampled_from(batch.COMPRESSIONS)
+CODECS = st.sampled_from(COMPRESSIONS)
 
 NOW_US = 1_700_000_000_000_000
 SAMPLE = [
@@ -48,21 +50,21 @@ def events_of(table: pa.RecordBatch | pa.Table) -> list[Event]:
     ]
 
 
-@given(BATCHES, COMPRESSIONS)
+@given(BATCHES, CODECS)
 def test_a_record_batch_holds_the_events_of_its_batch(events: list[Event], codec: str) -> None:
     table = Batch(batch.encode(events, compression=codec)).record_batch()
 
     table.validate(full=True)
-    assert table.schema == batch.schema()
+    assert table.schema == schema()
     assert events_of(table) == events
 
 
-@given(BATCHES, COMPRESSIONS)
+@given(BATCHES, CODECS)
 def test_a_table_becomes_the_bytes_that_its_events_become(events: list[Event], codec: str) -> None:
     payload = batch.encode(events, compression=codec)
     table = Batch(payload).record_batch()
 
-    assert batch.from_table(table, timestamp_us=0, compression=codec) == payload
+    assert from_table(table, timestamp_us=0, compression=codec) == payload
 
 
 @given(BATCHES, st.data())
@@ -74,16 +76,16 @@ def test_slices_and_chunks_of_tables_become_batches(
     length = data.draw(st.integers(1, len(events) - start))
     part = events[start : start + length]
 
-    assert batch.from_table(whole.slice(start, length), timestamp_us=0) == batch.encode(part)
+    assert from_table(whole.slice(start, length), timestamp_us=0) == batch.encode(part)
     chunks = pa.Table.from_batches([whole.slice(start, length), whole])
-    assert batch.from_table(chunks, timestamp_us=0) == batch.encode(part + events)
+    assert from_table(chunks, timestamp_us=0) == batch.encode(part + events)
 
 
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=20))
 def test_a_table_of_values_alone_gets_the_defaults(values: list[bytes]) -> None:
     table = pa.table({"value": pa.array(values, pa.binary())})
 
-    payload = batch.from_table(table, timestamp_us=NOW_US)
+    payload = from_table(table, timestamp_us=NOW_US)
 
     assert payload == batch.encode_values(values, NOW_US)
 
@@ -93,13 +95,13 @@ def test_nulls_mean_the_same_as_columns_that_are_missing() -> None:
         {
             "value": [b"a", b"b"],
             "key": [None, b"k"],
-            "headers": pa.array([None, []], batch.schema().field("headers").type),
+            "headers": pa.array([None, []], schema().field("headers").type),
             "timestamp": pa.array([None, 7], pa.timestamp("us", "UTC")),
             "urgent": [None, True],
         }
     )
 
-    found = Batch(batch.from_table(table, timestamp_us=NOW_US)).events()
+    found = Batch(from_table(table, timestamp_us=NOW_US)).events()
 
     assert found == [Event(None, b"a", (), NOW_US), Event(b"k", b"b", (), 7, True)]
 
@@ -109,7 +111,7 @@ def test_columns_of_nothing_but_nulls_are_as_good_as_missing() -> None:
     columns = {"key": empty, "headers": empty, "timestamp": empty, "urgent": empty}
     table = pa.table({"value": [b"a", b"b"], **columns})
 
-    assert batch.from_table(table, timestamp_us=1) == batch.encode_values([b"a", b"b"], 1)
+    assert from_table(table, timestamp_us=1) == batch.encode_values([b"a", b"b"], 1)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_every_kind_of_bytes_and_text_is_taken(kind: pa.DataType) -> None:
         }
     )
 
-    found = Batch(batch.from_table(table, timestamp_us=1)).events()
+    found = Batch(from_table(table, timestamp_us=1)).events()
 
     assert found == [Event(b"k", b"one", (), 1), Event(None, b"two", (), 1)]
 
@@ -151,7 +153,7 @@ def test_headers_are_taken_as_lists_of_pairs_or_as_maps(kind: pa.DataType) -> No
         headers[0] = [{"name": "a", "value": "1"}, {"name": "b", "value": "2"}]
     table = pa.table({"value": [b"x", b"y", b"z"], "headers": pa.array(headers, kind)})
 
-    found = Batch(batch.from_table(table, timestamp_us=1)).events()
+    found = Batch(from_table(table, timestamp_us=1)).events()
 
     assert [event.headers for event in found] == [(("a", b"1"), ("b", b"2")), (), ()]
 
@@ -161,7 +163,7 @@ def test_times_of_other_units_and_zones_are_converted(kind: pa.DataType) -> None
     times = pa.array([3_000_000, 5_000_000], pa.timestamp("us")).cast(kind)
     table = pa.table({"value": [b"x", b"y"], "timestamp": times})
 
-    found = Batch(batch.from_table(table, timestamp_us=1)).events()
+    found = Batch(from_table(table, timestamp_us=1)).events()
 
     assert [event.timestamp_us for event in found] == [3_000_000, 5_000_000]
 
@@ -210,14 +212,14 @@ HEADER = pa.struct([("name", pa.string()), ("value", pa.binary())])
 )
 def test_a_table_that_cannot_become_a_batch_is_told_why(table: pa.Table, why: str) -> None:
     with pytest.raises(LocalProtocolError, match=why):
-        batch.from_table(table, timestamp_us=1)
+        from_table(table, timestamp_us=1)
 
 
 def test_a_time_beyond_64_bits_is_refused_for_tables_too() -> None:
     missing = pa.array([None], pa.timestamp("us"))
     for table in (pa.table({"value": [b"v"]}), pa.table({"value": [b"v"], "timestamp": missing})):
         with pytest.raises(LocalProtocolError, match="cannot become a batch"):
-            batch.from_table(table, timestamp_us=2**63)
+            from_table(table, timestamp_us=2**63)
 
 
 def test_a_record_batch_stands_on_the_memory_of_its_payload() -> None:
@@ -230,7 +232,7 @@ def test_a_record_batch_stands_on_the_memory_of_its_payload() -> None:
             assert start <= buffer.address <= start + len(payload) - buffer.size
 
 
-@given(BATCHES, COMPRESSIONS)
+@given(BATCHES, CODECS)
 def test_every_buffer_is_aligned_as_arrow_needs_it(events: list[Event], codec: str) -> None:
     table = Batch(batch.encode(events, compression=codec)).record_batch()
 

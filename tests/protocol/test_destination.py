@@ -23,22 +23,22 @@ from quorate.core.messages import (
     Vouch,
 )
 from quorate.crypto.digests import digest
-from quorate.protocol.destination import (
+from quorate.protocol.destination import PROGRESS_STEP, TICK_EVERY_US, Destination
+from quorate.protocol.incoming import (
     ASK_AFTER_US,
-    EARLY_BYTES_MAX,
-    IDLE_STREAM_US,
-    LATE_BATCHES_MAX,
     LEAD_GRACE_US,
     MARK_EVERY_US,
     PATIENCE_US,
-    PROGRESS_STEP,
     RUN_PATIENCE_US,
-    STREAMS_MAX,
-    TICK_EVERY_US,
-    Destination,
-    Subscription,
 )
 from quorate.protocol.machine import Delivery, Skipped
+from quorate.protocol.subscription import (
+    EARLY_BYTES_MAX,
+    IDLE_STREAM_US,
+    LATE_BATCHES_MAX,
+    STREAMS_MAX,
+    Subscription,
+)
 from stage import D1, R1, R2, R3, R4, S1, S2, Stage, event, pairwise_macs, topic
 
 AUTHENTICATED: dict[str, object] = {"broadcast": "authenticated", "history_every": 0}

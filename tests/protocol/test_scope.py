@@ -6,8 +6,8 @@ from quorate.core.messages import Ack, Fetch, Status, Supply, Taken, Vouch
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast.scope import WAIT_AGAIN_US, Scope
 from quorate.protocol.channel import Channel
+from quorate.protocol.outgoing import SILENT_AFTER_US
 from quorate.protocol.retention import Retention
-from quorate.protocol.source import SILENT_AFTER_US
 from stage import D1, R1, R2, S1, Outlook, event, name_of, pairwise_macs, topic
 
 STREAM = Stream(S1, topic_id("t"))

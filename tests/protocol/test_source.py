@@ -8,7 +8,7 @@ from quorate.core.limits import WINDOWS
 from quorate.core.messages import Ack, Fetch, Forward, Publish, Request, Status, Supply
 from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
 from quorate.protocol.machine import Receipt, Room
-from quorate.protocol.source import (
+from quorate.protocol.outgoing import (
     IN_FLIGHT_BYTES,
     RETRY_AFTER_US,
     RETRY_AFTER_US_MAX,

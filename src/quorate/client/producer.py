@@ -21,9 +21,11 @@ from quorate.core.event import Event
 from quorate.core.ids import Lane, NodeId, TopicId, topic_id
 from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
+from quorate.core.table import from_table
 from quorate.protocol import machine
 from quorate.protocol.machine import Answered, Outcome
-from quorate.protocol.source import Outgoing, Source
+from quorate.protocol.outgoing import Outgoing
+from quorate.protocol.source import Source
 from quorate.runtime.topics import macs_of, topics_of
 
 if TYPE_CHECKING:
@@ -216,7 +218,7 @@ class Producer(Session):
         )
         for start in range(0, table.num_rows, rows_max):
             part = table.slice(start, rows_max)
-            payload = batch.from_table(
+            payload = from_table(
                 part, timestamp_us=time.time_ns() // 1000, compression=self._compression
             )
             futures.append(await self.submit_payload(topic, payload, part.num_rows))

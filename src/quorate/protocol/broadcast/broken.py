@@ -9,7 +9,8 @@ find a lying replica's forgery in it is worth nothing, which is why every test r
 """
 
 from quorate.core.ids import Sequence
-from quorate.protocol.destination import Destination, Incoming
+from quorate.protocol.destination import Destination
+from quorate.protocol.incoming import Incoming
 
 
 class CarelessIncoming(Incoming):

@@ -1,0 +1,156 @@
+"""One topic as one subscriber sees it: the replicas, its lead among them, and the streams.
+
+Payloads come from one replica per topic, the lead, and the others send digests. A lead that lied
+or fell silent is replaced, and whoever was caught out is heard last for a while.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import Lane, NodeId, Sequence, Stream
+from quorate.protocol.broadcast.history import History
+from quorate.protocol.budget import Budget
+from quorate.protocol.incoming import PATIENCE_US, Incoming
+from quorate.protocol.machine import Delivery
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.requests import Standing
+from quorate.protocol.topic import Topic
+
+if TYPE_CHECKING:
+    from quorate.protocol.destination import Destination
+
+EARLY_BYTES_MAX = 32 * 1024 * 1024
+# So many streams may one replica speak of while the others know nothing of them.
+STREAMS_MAX = 256
+# A lead that is late with so many decided batches, on balance, is replaced.
+LATE_BATCHES_MAX = 64
+# Whoever was caught out is heard last for a while: mostly a quorum is there without it by then,
+# and what it says does not make others be counted batch by batch.
+DISTRUST_US = 10_000_000
+# Publishers come and go: a stream on which nothing moves for so long is forgotten.
+IDLE_STREAM_US = 120_000_000
+PAST_STREAMS_MAX = 16_384
+
+
+class Subscription:
+    """One topic: its lead, and the streams of its publishers."""
+
+    def __init__(
+        self, topic: Topic, outbox: Outbox, destination: "Destination", standing: Standing
+    ) -> None:
+        self.topic = topic
+        self.outbox = outbox
+        self.standing = standing
+        self.streams: dict[Stream, Incoming] = {}
+        # Payloads that are here before their content is decided.
+        self.early = Budget(EARLY_BYTES_MAX)
+        self.delivered = 0
+        self.left_out = 0
+        self.blames: Counter[NodeId] = Counter()
+        self.late: Counter[NodeId] = Counter()
+        # How many batches our lead is late with, on balance.
+        self.overdue = 0
+        self.lead_since_us = outbox.now_us
+        # Until when to hear these replicas last.
+        self._distrusted: dict[NodeId, int] = {}
+        # Where streams that were forgotten would go on.
+        self._past: dict[Stream, Sequence] = {}
+        self._destination = destination
+
+    def incoming_from(self, replica: NodeId, publisher: NodeId, lane: Lane) -> Incoming | None:
+        """The stream that a replica speaks of, unless it has made up too many already."""
+        if Stream(publisher, self.topic.id, lane) not in self.streams:
+            mine = [i for i in self.streams.values() if i.opened_by == replica and i.is_hearsay]
+            if len(mine) >= STREAMS_MAX:
+                return None
+            self.incoming(publisher, lane).opened_by = replica
+        return self.incoming(publisher, lane)
+
+    def incoming(self, publisher: NodeId, lane: Lane) -> Incoming:
+        stream = Stream(publisher, self.topic.id, lane)
+        incoming = self.streams.get(stream)
+        if incoming is None:
+            incoming = self.streams[stream] = self._destination.make_incoming(stream, self)
+            incoming.moved_at_us = self.outbox.now_us
+            incoming.resume(self._past.pop(stream, None))
+        return incoming
+
+    def forget_idle_streams(self, now_us: int) -> None:
+        for stream, incoming in list(self.streams.items()):
+            limit_us = PATIENCE_US if incoming.is_hearsay else IDLE_STREAM_US
+            if incoming.is_idle and now_us - incoming.moved_at_us > limit_us:
+                del self.streams[stream]
+                self._remember(stream, incoming)
+
+    def _remember(self, stream: Stream, incoming: Incoming) -> None:
+        """Its replicas may go on to speak of it: nothing may be delivered a second time."""
+        if not incoming.is_hearsay:
+            self._past[stream] = max(incoming.low or 0, incoming.highest + 1)
+            if len(self._past) > PAST_STREAMS_MAX:
+                del self._past[next(iter(self._past))]
+
+    def deliver(self, delivery: Delivery) -> None:
+        if delivery.stream.lane is Lane.EVENTS:
+            self.delivered += 1
+            self.outbox.deliver(delivery)
+            return
+        try:
+            history = History.decode(delivery.payload)
+        except RemoteProtocolError as error:
+            self.outbox.report(delivery.stream.publisher, "malformed", str(error))
+            return
+        events = self.incoming(delivery.stream.publisher, Lane.EVENTS)
+        events.on_history(history, delivery.vouchers)
+
+    def deliver_all(self, deliveries: list[Delivery]) -> None:
+        if deliveries[0].stream.lane is Lane.EVENTS:
+            self.delivered += len(deliveries)
+            self.outbox.ready.deliver.extend(deliveries)
+        else:
+            for delivery in deliveries:
+                self.deliver(delivery)
+
+    def is_answered_by(self, replica: NodeId) -> bool:
+        """Has this replica told us what it knew? Where nobody lies, one of them is enough."""
+        if self.topic.contract.protection != "byzantine":
+            return self.standing.answered
+        return replica in self.standing.voter.replies
+
+    def hurry(self, incoming: Incoming) -> None:
+        """Something is missing that nobody will send by himself: ask at the end of this turn."""
+        self._destination.hurry(incoming)
+
+    def note_in_time(self, replica: NodeId, batches: int) -> None:
+        """The lead sent these before we had to ask for them."""
+        if replica == self.standing.lead:
+            self.overdue = max(0, self.overdue - batches)
+
+    def note_late(self, batches: int) -> None:
+        """The quorum is ahead of what our lead sends: after a while, take another lead.
+
+        Late ones count twice, so that a lead which leaves out every other batch is found out.
+        """
+        self.overdue += 2 * batches
+        lead = self.standing.lead
+        if lead is not None and self.overdue > LATE_BATCHES_MAX:
+            self.overdue = 0
+            self.late[lead] += 1
+            self.outbox.report(lead, "late", f"as the lead of a subscriber of {self.topic.name}")
+            self._destination.choose_lead(self, avoid=lead)
+
+    def distrust(self, replica: NodeId) -> None:
+        self._distrusted[replica] = self.outbox.now_us + DISTRUST_US
+
+    def is_distrusted(self, replica: NodeId) -> bool:
+        return self.outbox.now_us < self._distrusted.get(replica, 0)
+
+    def blame(self, replica: NodeId, what: str) -> None:
+        """This replica did what no correct one does. It does not stay our lead."""
+        self.blames[replica] += 1
+        self.distrust(replica)
+        # Where nobody is assumed to lie, nobody can tell which of two voices is wrong.
+        lies = self.topic.contract.protection == "byzantine"
+        self.outbox.report(replica, "forgery" if lies else "disagreement", what)
+        if replica == self.standing.lead:
+            self._destination.choose_lead(self, avoid=replica)
