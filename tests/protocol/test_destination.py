@@ -26,6 +26,7 @@ from quorate.crypto.digests import digest
 from quorate.protocol.destination import PROGRESS_STEP, TICK_EVERY_US, Destination
 from quorate.protocol.incoming import (
     ASK_AFTER_US,
+    HEARSAY_BATCHES_MAX,
     LEAD_GRACE_US,
     MARK_EVERY_US,
     PATIENCE_US,
@@ -653,6 +654,45 @@ def test_a_replica_that_invents_numbers_fills_its_share_and_nothing_else() -> No
 
     delivered = [n for r in (R1, R2, R3) for n in alone.hear(r, forward(1, b"a"))]
     assert delivered == [1]
+
+
+def test_of_a_stream_that_one_replica_alone_speaks_of_few_voices_are_kept() -> None:
+    alone = Alone(begun=False)
+    for first in range(1, 2 * WINDOW_BATCHES, 512):
+        alone.hear(R4, Vouch(S1, T, Lane.EVENTS, first, [bytes(32)] * 512))
+
+    (incoming,) = alone.subscription.streams.values()
+    assert len(incoming.ballot.open) == HEARSAY_BATCHES_MAX
+
+
+def test_voices_are_counted_a_run_at_a_time_though_a_replica_says_nothing() -> None:
+    alone = Alone({"broadcast": "vote"}, begun=False)
+    for replica in (R1, R2):
+        alone.hear(replica, begin(1, 3))
+    lead = alone.machine.lead_of("t")
+    other = R1 if lead == R2 else R2
+    alone.hear(other, vouch(1, b"a", b"b", b"c"))
+    (incoming,) = alone.subscription.streams.values()
+    assert not incoming.ballot.open
+
+    assert lead is not None
+    assert alone.hear(lead, forward(1, b"a", b"b", b"c")) == [1, 2, 3]
+
+
+def test_a_run_is_taken_apart_later_while_runs_take_long() -> None:
+    alone = Alone()
+    slow_us = 3 * RUN_PATIENCE_US // 4
+    for replica in (R2, R3):
+        alone.hear(replica, vouch(1, b"a", b"b"))
+    alone.machine.tick(slow_us)
+    assert alone.hear(R1, forward(1, b"a", b"b")) == [1, 2]
+
+    alone.hear(R2, vouch(3, b"c", b"d"))
+    (incoming,) = alone.subscription.streams.values()
+    alone.machine.tick(slow_us + RUN_PATIENCE_US + TICK_EVERY_US // 2)
+    assert not incoming.ballot.open
+    alone.machine.tick(slow_us + 2 * slow_us + TICK_EVERY_US)
+    assert set(incoming.ballot.open) == {3, 4}
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -302,6 +302,42 @@ def test_a_replica_that_invents_sessions_opens_its_share_and_blocks_nobody() -> 
     assert len(alone.said(ReadyVote)) == 3
 
 
+def test_a_replica_opens_so_many_batches_on_all_the_sessions_that_it_invents() -> None:
+    alone = Alone()
+    with patch.object(reliable, "OPEN_BATCHES_MAX", 100):
+        for session in range(1, 20):
+            alone.echo(R4, *[M1] * 50, source=node_of(S1, session))
+        assert alone.replica.open_instances == 100
+
+        alone.echo(R3, M1, source=S2)
+        assert alone.replica.open_instances == 101
+
+
+def test_what_a_replica_opened_alone_makes_room_when_it_is_forgotten() -> None:
+    alone = Alone()
+    with patch.object(reliable, "OPEN_BATCHES_MAX", 100):
+        alone.echo(R4, *[M1] * 100, source=node_of(S1, 1))
+        alone.later(ABANDON_AFTER_US + REPEAT_AFTER_US)
+        alone.echo(R4, *[M1] * 100, source=node_of(S1, 2))
+
+    assert alone.replica.open_instances == 100
+
+
+def test_whoever_votes_for_something_else_is_named_once_a_turn() -> None:
+    alone = Alone()
+    other = event(b"other")
+    alone.publish(M1, M1, M1)
+    alone.echo(R4, other, other, other)
+    for replica in (R2, R3):
+        alone.echo(replica, M1, M1, M1)
+        alone.ready(replica, M1, M1, M1)
+    alone.replica.flush()
+
+    (report,) = alone.outlook.take().reports
+    assert (report.node, report.kind) == (R4, "outvoted")
+    assert report.detail == f"voted for another content of batch 1 and 2 more of publisher {S1}"
+
+
 def test_what_nobody_completes_is_forgotten_with_its_stream() -> None:
     alone = Alone()
     for session in range(1, 20):

@@ -34,9 +34,15 @@ if TYPE_CHECKING:
 # After this long without a quorum or a payload, ask; after PATIENCE, give up.
 ASK_AFTER_US = 200_000
 PATIENCE_US = 15_000_000
-# A run that stays open for so long is gone on with batch by batch.
+# A run that stays open for so long is gone on with batch by batch; or for twice as long as runs
+# took lately, if that is more: under load voices take their time, and to count them one by one
+# would only add to it.
 RUN_PATIENCE_US = 100_000
+RUN_PATIENCE_US_MAX = 1_000_000
 ASK_BATCHES_MAX = 1024
+# A replica may speak of many streams that nobody else knows (see `subscription`), so that of each
+# no more of its voices are kept than this.
+HEARSAY_BATCHES_MAX = 512
 # A new lead may at first send digests that were on their way when it was chosen.
 LEAD_GRACE_US = 1_000_000
 # What stays out while later batches arrive does not hold a stream up for longer than this: no gap
@@ -75,7 +81,7 @@ class Incoming:
         self.stream = stream
         # The replica that spoke of it first.
         self.opened_by: NodeId | None = None
-        self.ballot = Ballot(len(topic.members), topic.windows.span)
+        self.ballot = Ballot(len(topic.members), min(topic.windows.span, HEARSAY_BATCHES_MAX))
         # Payloads that are here before their content is decided, from which replica.
         self.early: dict[Sequence, tuple[bytes, Digest, NodeId]] = {}
         self.decided: dict[Sequence, Decided] = {}
@@ -93,6 +99,8 @@ class Incoming:
         self.held: dict[Sequence, Delivery] = {}
         # Runs on which all agree so far, by their first number, and where new ones may begin.
         self._runs: dict[Sequence, WholeRun] = {}
+        # The longest that runs stayed open lately before enough had agreed.
+        self._open_us = 0
         self._unheard_from: Sequence = 0
         # Voices of replicas that are heard last, with the time for each, and their batches.
         self._put_off: deque[tuple[int, NodeId, Sequence, list[Digest]]] = deque()
@@ -133,7 +141,8 @@ class Incoming:
     def resume(self, low: Sequence | None) -> None:
         """Go on with a stream that was forgotten after a long silence."""
         if low is not None:
-            self.low, self._is_start_known = low, True
+            self._move_to(low)
+            self._is_start_known = True
             self.highest = low - 1
 
     # Voices
@@ -236,6 +245,8 @@ class Incoming:
         if run.votes.bit_count() >= self._needed:
             if run.payloads is not None:
                 self._close_run(first, run)
+                open_us = self._outbox.now_us - run.since_us
+                self._open_us = max(open_us, self._open_us - self._open_us // 16)
                 self._deliver_run(first, contents, run.payloads, self._who(run.votes))
             elif self._has_lead_spoken(run.votes):
                 self._split(first, run)
@@ -251,7 +262,8 @@ class Incoming:
     ) -> WholeRun | None:
         """A run of which nobody has spoken, not even of a part; None if it is not one."""
         position = self._index[replica]
-        is_new = self._is_start_known and first >= self._unheard_from and self._is_near(first)
+        has_begun = self.low is not None
+        is_new = has_begun and first >= self._unheard_from and self._is_near(first)
         if not is_new or not self.ballot.reserve(position, len(contents)):
             return None
         self._unheard_from = first + len(contents)
@@ -279,6 +291,10 @@ class Incoming:
         if run.payloads is not None:
             size = sum(map(len, run.payloads))
             self._subscription.early.give_back(self.stream.publisher, size)
+
+    @property
+    def _run_patience_us(self) -> int:
+        return min(max(RUN_PATIENCE_US, 2 * self._open_us), RUN_PATIENCE_US_MAX)
 
     def _take_apart(self, opened_before_us: int | None = None) -> None:
         """Go on batch by batch with runs on which replicas differ, or which stay open."""
@@ -425,7 +441,7 @@ class Incoming:
             self._marks.append(self.highest)
             self._marks.popleft()
         self.tell_progress(1)
-        self._take_apart(now_us - RUN_PATIENCE_US)
+        self._take_apart(now_us - self._run_patience_us)
         self._hear_put_off(now_us)
         self._follow_histories(now_us)
         self.ask_for_payloads(now_us)
@@ -560,6 +576,7 @@ class Incoming:
             low += 1
         if low != self.low:
             self.low, self.moved_at_us = low, self._outbox.now_us
+            self.ballot.span = self._span
 
     def _skip_to(self, low: Sequence, sequence: Sequence) -> Sequence:
         """A decided batch lies beyond the window: we were left far behind."""

@@ -78,10 +78,10 @@ class Ballot:
     invents sequence numbers fills up its own share and nothing else.
     """
 
-    __slots__ = ("_opened", "_span", "open")
+    __slots__ = ("_opened", "open", "span")
 
     def __init__(self, replicas: int, span: int = WINDOW_BATCHES) -> None:
-        self._span = span
+        self.span = span
         self.open: dict[Sequence, Tally] = {}
         self._opened = [0] * replicas
 
@@ -90,7 +90,7 @@ class Ballot:
         tally = self.open.get(sequence)
         if tally is not None:
             return tally.add(1 << position, content)
-        if self._opened[position] >= self._span:
+        if self._opened[position] >= self.span:
             return REPEATED
         self._opened[position] += 1
         self.open[sequence] = Tally(position, content, now_us)
@@ -98,7 +98,7 @@ class Ballot:
 
     def reserve(self, position: int, batches: int) -> bool:
         """Count so many batches of a whole run into a replica's share, if they fit."""
-        if self._opened[position] + batches > self._span:
+        if self._opened[position] + batches > self.span:
             return False
         self._opened[position] += batches
         return True

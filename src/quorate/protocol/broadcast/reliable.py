@@ -25,7 +25,8 @@ Invariants:
 - what is kept is bounded: per stream, the source and each replica open at most
   a window of instances, and as many closed ones are remembered by their digests; all
   sessions of a member together open at most `OPEN_BATCHES_MAX`, whose payloads take at most
-  `OPEN_BYTES_MAX`; and a replica may speak of `STREAMS_MAX` streams of which nobody else does.
+  `OPEN_BYTES_MAX`, and so does each replica on all streams; and a replica may speak of
+  `STREAMS_MAX` streams of which nobody else does.
 """
 
 from collections import Counter
@@ -127,6 +128,7 @@ class Progress:
         "open",
         "opened",
         "opened_by",
+        "outvoted",
         "ready",
         "share",
         "vouch",
@@ -145,6 +147,8 @@ class Progress:
         self.ready: list[tuple[Sequence, Digest]] = []
         self.vouch: list[tuple[Sequence, Instance]] = []
         self.ask: dict[NodeId, list[Sequence]] = {}
+        # Who voted for something else than what was closed, on which batches.
+        self.outvoted: dict[NodeId, list[Sequence]] = {}
 
 
 class Replica:
@@ -163,13 +167,18 @@ class Replica:
     ) -> None:
         self._scope = scope
         self._span = scope.topic.windows.span
-        self._quorum = scope.topic.quorum
+        quorum = scope.topic.quorum
+        self._echoes_to_ready = quorum.intersecting
+        self._readies_to_ready = quorum.one_correct
+        self._readies_to_close = quorum.majority_correct
         self._index = scope.topic.index
         self._mine = 1 << self._index[scope.me]
         self._admits = admits
         self._on_closed = on_closed
         self._streams: dict[Stream, Progress] = {}
         self._shares: dict[MemberId, Share] = {}
+        # How many instances each replica opened, on all streams together.
+        self._opened = [0] * len(scope.topic.members)
         self._touched: dict[Stream, None] = {}
 
     @property
@@ -203,7 +212,7 @@ class Replica:
         stream, progress = self._votes_for(echo, position)
         if progress is None:
             return
-        bit, needed = 1 << position, self._quorum.intersecting
+        bit, needed = 1 << position, self._echoes_to_ready
         sequence = echo.first - 1
         for content in echo.digests:
             sequence += 1
@@ -308,6 +317,8 @@ class Replica:
             for replica, sequences in progress.ask.items():
                 fetch = Fetch(*stream, payload=True, sequences=sequences)
                 self._scope.outbox.send(replica, fetch)
+            if progress.outvoted:
+                self._name_outvoted(stream, progress)
             progress.echo, progress.ready, progress.vouch, progress.ask = [], [], [], {}
         self._touched.clear()
 
@@ -330,7 +341,7 @@ class Replica:
             votes = instance.echoes[content] = instance.echoes.get(content, 0) | self._mine
             progress.echo.append((sequence, content))
             self._touched[stream] = None
-            if instance.readied is None and votes.bit_count() >= self._quorum.intersecting:
+            if instance.readied is None and votes.bit_count() >= self._echoes_to_ready:
                 self._get_ready(stream, progress, sequence, instance, content)
         if instance.readied == content:
             self._vouch(stream, progress, sequence, instance)
@@ -367,9 +378,9 @@ class Replica:
         content: Digest,
     ) -> None:
         count = instance.readies.get(content, 0).bit_count()
-        if instance.readied is None and count >= self._quorum.one_correct:
+        if instance.readied is None and count >= self._readies_to_ready:
             self._get_ready(stream, progress, sequence, instance, content)
-        elif count >= self._quorum.majority_correct and instance.vouched:
+        elif count >= self._readies_to_close and instance.vouched:
             self._close(stream, progress, sequence, instance, content)
 
     def _close(
@@ -383,7 +394,8 @@ class Replica:
         if sequence not in progress.open:
             return
         if len(instance.echoes) + len(instance.readies) > 2:
-            self._name_outvoted(stream, sequence, instance, content)
+            self._note_outvoted(progress, sequence, instance, content)
+            self._touched[stream] = None
         self._forget(progress, sequence, instance)
         progress.opened_by = _SOURCE
         progress.closed[sequence] = content
@@ -431,13 +443,21 @@ class Replica:
             if progress.share.batches >= OPEN_BATCHES_MAX:
                 return None
             progress.share.batches += 1
+        else:
+            if self._opened[opener] >= OPEN_BATCHES_MAX:
+                return None
+            self._opened[opener] += 1
         progress.opened[opener] += 1
         instance = progress.open[sequence] = Instance(opener, self._scope.outbox.now_us)
         return instance
 
     def _forget(self, progress: Progress, sequence: Sequence, instance: Instance) -> None:
-        progress.opened[instance.opened_by] -= 1
-        progress.share.batches -= instance.opened_by == _SOURCE
+        opener = instance.opened_by
+        progress.opened[opener] -= 1
+        if opener == _SOURCE:
+            progress.share.batches -= 1
+        else:
+            self._opened[opener] -= 1
         progress.share.bytes -= len(instance.payload or b"")
         del progress.open[sequence]
 
@@ -493,15 +513,25 @@ class Replica:
             urgent = any(instance.urgent for instance in instances)
             self._scope.vouch(stream, urgent, first, payloads, digests)
 
-    def _name_outvoted(
-        self, stream: Stream, sequence: Sequence, instance: Instance, content: Digest
+    def _note_outvoted(
+        self, progress: Progress, sequence: Sequence, instance: Instance, content: Digest
     ) -> None:
         """These voted for something else: they lied, or the source lied to them."""
         echoed = instance.echoed_by & ~instance.echoes.get(content, 0)
         readied = instance.readied_by & ~instance.readies.get(content, 0)
         for replica in self._replicas((echoed | readied) & ~self._mine):
-            what = f"voted for another content of batch {sequence} of publisher {stream.publisher}"
-            self._scope.outbox.report(replica, "outvoted", what)
+            progress.outvoted.setdefault(replica, []).append(sequence)
+
+    def _name_outvoted(self, stream: Stream, progress: Progress) -> None:
+        """Once a turn, however many there are: to hear of lies must not cost more than lying."""
+        for replica, sequences in progress.outvoted.items():
+            what = f"voted for another content of batch {sequences[0]}"
+            if len(sequences) > 1:
+                what += f" and {len(sequences) - 1} more"
+            self._scope.outbox.report(
+                replica, "outvoted", f"{what} of publisher {stream.publisher}"
+            )
+        progress.outvoted = {}
 
     def _report_two_faced(self, replica: NodeId, stream: Stream, sequence: Sequence) -> None:
         self._scope.outbox.report(
