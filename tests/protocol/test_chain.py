@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from quorate.core.ids import topic_id
+from quorate.core.ids import Lane, topic_id
 from quorate.core.limits import WINDOW_BATCHES, WINDOWS
 from quorate.core.messages import Ack, Fetch, Link, Status, Supply
 from quorate.crypto.digests import digest
@@ -191,6 +191,36 @@ def test_a_source_leaves_a_chain_that_f_plus_one_replicas_complain_of_and_not_on
     stage.say(R2, S1, complaint)
     stage.settle()
     assert stage.reported("chain-abandoned") == [R1]
+
+
+def test_a_complaint_is_no_acknowledgement_of_a_history() -> None:
+    """Chain, f = 1, seed 576: a replica that lacked a history had 'acknowledged' a later one."""
+    stage = Stage(topic({**CHAIN, "history_every": 2}))
+    stage.drop(Link)
+    acks = stage.drop(Ack)
+    stage.publish(S1, b"m1", b"m2")
+    stage.settle()
+    stage.release(acks)
+
+    for replica in (R1, R2, R3, R4):
+        stage.say(replica, S1, Ack(T, Lane.HISTORIES, Status.REPAIR, 1))
+    stage.settle()
+
+    assert stage.outcomes_of(S1, Receipt) == []
+
+
+def test_a_replica_complains_of_batches_that_it_is_asked_for_and_not_of_histories() -> None:
+    stage = Stage(topic({**CHAIN, "history_every": 2}))
+    stage.publish(S1, b"m1", b"m2")
+    stage.settle()
+
+    stage.say(D1, R1, Fetch(S1, T, Lane.HISTORIES, payload=True, sequences=[1]))
+    stage.settle()
+    assert Status.REPAIR not in [ack.status for ack in stage.messages(Ack, sender=R1)]
+
+    stage.say(D1, R1, Fetch(S1, T, Lane.EVENTS, payload=True, sequences=[2]))
+    stage.settle()
+    assert Ack(T, Lane.EVENTS, Status.REPAIR, 2) in stage.messages(Ack, sender=R1)
 
 
 def test_a_source_leaves_a_chain_whose_replicas_had_to_come_to_it_for_batches() -> None:

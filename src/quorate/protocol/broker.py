@@ -246,7 +246,12 @@ class Broker:
         broadcast = served.broadcast(fetch.lane)
         if broadcast is not None and not fetch.payload:
             broadcast.inquire(stream, fetch.sequences)
-        if served.chain is not None and fetch.payload and stream in served.scope.intakes:
+        if (
+            served.chain is not None
+            and fetch.payload
+            and fetch.lane is Lane.EVENTS
+            and stream in served.scope.intakes
+        ):
             # A subscriber comes to us for what the chain should have brought: tell its source
             # which, since it may have left that chain already.
             repair = Ack(stream.topic, stream.lane, Status.REPAIR, max(fetch.sequences))

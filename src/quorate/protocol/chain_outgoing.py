@@ -6,7 +6,7 @@ Source: Freeman 2016, algorithm 7; what makes a source leave a chain is in decis
 from collections.abc import Callable
 
 from quorate.core.ids import NodeId, Sequence, Stream
-from quorate.core.messages import Ack, Link, Publish, Status
+from quorate.core.messages import Link, Publish, Status
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import chain
@@ -54,12 +54,6 @@ class ChainOutgoing(Outgoing):
     @property
     def sent_before(self) -> Sequence:
         return self._sent
-
-    def on_ack(self, replica: NodeId, ack: Ack) -> None:
-        if ack.status is Status.REPAIR:
-            self._on_complaint(replica, ack.through)
-            return
-        super().on_ack(replica, ack)
 
     def _go_back(self, replica: NodeId, start: Sequence) -> None:
         if replica in self.topic.chain(self.number):

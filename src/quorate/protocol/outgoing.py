@@ -142,6 +142,9 @@ class Outgoing:
         return sequence
 
     def on_ack(self, replica: NodeId, ack: Ack) -> None:
+        if ack.status is Status.REPAIR:
+            self._on_complaint(replica, ack.through)
+            return
         peer = self.peers[replica]
         peer.status = ack.status
         peer.heard_at_us = self._outbox.now_us
@@ -160,6 +163,9 @@ class Outgoing:
             self._settle()
         if ack.status is Status.RESUME:
             self._resume(replica, ack.through + 1)
+
+    def _on_complaint(self, replica: NodeId, sequence: Sequence) -> None:
+        """A subscriber had to fetch this batch. Nobody but a chain has to answer for that."""
 
     def _resume(self, replica: NodeId, start: Sequence) -> None:
         """This replica refused what came after this, and has room again."""
