@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import Lane, topic_id
+from quorate.core.ids import Lane, node_of, topic_id
 from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Echo, Fetch, Forward, Publish, Supply, Vouch
 from quorate.crypto.digests import digest
@@ -120,6 +120,18 @@ def test_it_echoes_as_soon_as_the_source_supplied_the_rest() -> None:
 
     assert echoes(stage, R1) == 1
     assert 2 in [f.first for f in stage.messages(Forward, sender=R1, receiver=D1)]
+
+
+def test_payloads_that_nobody_asked_for_leave_nothing_behind() -> None:
+    stage = Stage(topic(TABLE))
+    for session in range(50):
+        unasked = Supply(node_of(S1, session), T, Lane.EVENTS, [1], [event(b"x")])
+        stage.say(D1, R1, unasked)
+    stage.settle()
+
+    histories = stage.brokers[R1].topics[T].histories
+    assert histories is not None
+    assert not histories._ledgers
 
 
 @pytest.mark.parametrize(

@@ -160,11 +160,13 @@ class Replica:
     def on_supply(self, sender: NodeId, supply: Supply) -> list[tuple[Stream, Sequence, bytes]]:
         """Payloads that a history named and the source delivers late: accept them now."""
         stream = Stream(supply.publisher, supply.topic, Lane.EVENTS)
-        ledger = self._ledger(stream)
+        ledger = self._ledgers.get(stream)
+        if ledger is None or sender != stream.publisher:
+            return []
         return [
             (stream, sequence, payload)
             for sequence, payload in zip(supply.sequences, supply.payloads, strict=True)
-            if sender == stream.publisher and ledger.missing.get(sequence) == digest(payload)
+            if ledger.missing.get(sequence) == digest(payload)
         ]
 
     def tick(self) -> None:
