@@ -6,8 +6,10 @@ bear:
 
 - At most f replicas are hostile or lose their memory, over the whole run: on a live topic a
   replica keeps nothing on disk, so one that restarts is as good as one that forgets on purpose.
-- Where only crashes are borne (first-answer), f replicas are down at a time, any of them, and
-  the others have time to hand on what they hold before the next one goes.
+- Where only crashes are borne (first-answer), crashes *wander* in every other seed: f replicas are
+  down at a time, any of them, and the others have time to hand on what they hold before the next
+  one goes. In such a seed nothing else keeps a subscriber from getting it: none of them is out of
+  reach, no link is cut, and nobody is slow.
 - Pauses, partitions and lost messages can strike everybody: they end, and nobody forgets.
 - In some seeds the windows are so narrow that streams reach their edges. Whoever falls behind
   further than that has missed something: in such a seed the same f replicas are struck by
@@ -45,7 +47,7 @@ from quorate.sim.world import World
 
 BEGIN_US = 400_000
 STORM_US = (1_000_000, 3_000_000)
-# Where any replica may lose its memory, the others get so long to catch up after each fault.
+# Where crashes wander, the others get so long to catch up after each fault.
 BREATH_US = 1_500_000
 FIRST_CLIENT = 1000
 # One seed in so many has narrow windows.
@@ -145,7 +147,7 @@ class Storm(FaultPlan):
         for fault in FaultPlan.schedule(self, random):
             if fault.from_us >= BEGIN_US and fault.from_us >= free_us:
                 yield fault
-                if self.breath_us and fault.kind is not FaultKind.LOSS:
+                if self.breath_us:
                     free_us = fault.until_us + self.breath_us
 
     def apply(self, world: World) -> list[Fault]:
@@ -166,6 +168,8 @@ class Scenario:
     hostile: Mapping[NodeId, str]
     # Replicas that crash for good, and when.
     dying: Mapping[NodeId, int]
+    # Whether crashes strike one replica and then another.
+    crashes_wander: bool
     sources: tuple[SourcePart, ...]
     destinations: tuple[NodeId, ...]
     storms: tuple[Storm, ...]
@@ -214,6 +218,8 @@ class _Drawing:
         self._seed = seed
         self._random = Random(f"{seed}:scenario")
         self._is_narrow = Random(f"{seed}:windows").random() < 1 / NARROW_EVERY
+        may_wander = self._crashes_only and not self._is_narrow and not setting.adversary
+        self._crashes_wander = may_wander and Random(f"{seed}:crashes").random() < 0.5
         self._is_stream = self._random.random() < 0.75 or self._is_narrow
         self._calm_us = BEGIN_US + self._storm_us()
         self._topic = self._draw_topic()
@@ -231,6 +237,7 @@ class _Drawing:
             network=self._draw_network(),
             hostile=self._hostile,
             dying=self._dying,
+            crashes_wander=self._crashes_wander,
             sources=self._sources,
             destinations=self._destinations,
             storms=tuple(self._draw_storms()),
@@ -242,11 +249,6 @@ class _Drawing:
     @property
     def _crashes_only(self) -> bool:
         return self._setting.protocol == "first-answer"
-
-    @property
-    def _may_strike_anybody(self) -> bool:
-        """Do crashes strike one replica and then another?"""
-        return self._crashes_only and not self._is_narrow
 
     @property
     def _struck(self) -> tuple[NodeId, ...]:
@@ -281,19 +283,24 @@ class _Drawing:
             allowed = [name for name in allowed if name == pinned]
         certain = pinned is not None or self._setting.protocol == "broken"
         count = f if certain else self._random.choice((0, 1, f, f))
+        if self._crashes_wander:
+            allowed = []
         replicas = self._random.sample(self._topic.members, count if allowed else 0)
         return {replica: self._random.choice(allowed) for replica in replicas}
 
     def _draw_forgetful(self) -> tuple[NodeId, ...]:
         """Replicas that may crash: with the hostile ones at most f, where those could lie."""
-        if self._may_strike_anybody:
-            return self._topic.members
-        innocent = [replica for replica in self._topic.members if replica not in self._hostile]
+        members = self._topic.members
+        if self._crashes_wander:
+            return members
+        if self._crashes_only and not self._is_narrow:
+            return tuple(self._random.sample(members, self._setting.f))
+        innocent = [replica for replica in members if replica not in self._hostile]
         return tuple(self._random.sample(innocent, self._setting.f - len(self._hostile)))
 
     def _draw_dying(self) -> dict[NodeId, int]:
         """Some of those that may crash do so for good."""
-        most = self._setting.f - 1 if self._may_strike_anybody else len(self._forgetful)
+        most = self._setting.f - 1 if self._crashes_wander else len(self._forgetful)
         count = self._random.randint(0, most)
         dying = self._random.sample(self._forgetful, count)
         return {replica: self._moment() for replica in dying}
@@ -335,7 +342,7 @@ class _Drawing:
     def _draw_storms(self) -> Iterator[Storm]:
         living = [replica for replica in self._struck if replica not in self._dying]
         crashable = [replica for replica in self._forgetful if replica in living]
-        dead = len(self._dying) if self._may_strike_anybody else 0
+        dead = len(self._dying) if self._crashes_wander else 0
         # Loss strikes everybody, and the last retransmission may take longer than a window lasts.
         ends = (FaultKind.CRASH, FaultKind.PAUSE, FaultKind.PARTITION)
         yield Storm(
@@ -346,14 +353,15 @@ class _Drawing:
             calm_after_us=self._calm_us,
             # Without connections, nobody tells clients to register again after a restart.
             crashable=crashable if self._is_stream else (),
-            breath_us=BREATH_US if self._may_strike_anybody else 0,
+            breath_us=BREATH_US if self._crashes_wander else 0,
             loss=self._draw_loss(),
         )
-        clients = (*(part.node for part in self._sources), *self._destinations)
+        sources = tuple(part.node for part in self._sources)
+        struck = sources if self._crashes_wander else (*sources, *self._destinations)
         yield Storm(
             purpose="faults of clients",
-            group=clients,
-            faulty_max=len(clients),
+            group=struck,
+            faulty_max=len(struck),
             calm_after_us=self._calm_us,
             kinds=(FaultKind.PAUSE,) if self._is_narrow else (FaultKind.PAUSE, FaultKind.PARTITION),
             between_mean_us=300_000 if self._is_narrow else 1_000_000,
@@ -366,7 +374,8 @@ class _Drawing:
 
     def _draw_cuts(self) -> Iterator[PlannedCut]:
         nodes = (*self._topic.members, *self._destinations)
-        for _ in range(self._random.randint(0, 3) if self._struck else 0):
+        is_spared = self._crashes_wander or not self._struck
+        for _ in range(0 if is_spared else self._random.randint(0, 3)):
             sender, target = self._random.choice(self._struck), self._random.choice(nodes)
             from_us, until_us = sorted((self._moment(), self._moment()))
             if sender != target:
