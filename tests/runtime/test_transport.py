@@ -303,10 +303,13 @@ def test_closing_reports_every_link_and_refuses_further_dialling() -> None:
 def test_closing_flushes_what_was_sent_just_before(loop: str, security: Security) -> None:
     async def main() -> None:
         async with Pair(security) as pair:
-            pair.client.send(BROKER, [encode(publish(1, bytes(100_000)))])
+            # More than sockets hold, so that some of it still waits here when the link is closed.
+            sent = [publish(number, bytes(1_000_000)) for number in range(1, 13)]
+            pair.client.send(BROKER, [encode(message) for message in sent])
+            assert pair.client.buffered_bytes(BROKER) > 0
             await pair.client.close()
             await pair.at_broker.heard("disconnected", CLIENT)
-            assert pair.at_broker.messages == [publish(1, bytes(100_000))]
+            assert pair.at_broker.messages == sent
 
     run(loop, main())
 

@@ -214,8 +214,9 @@ class Link(asyncio.BufferedProtocol):
         self.settled.set()
 
     def abort(self) -> None:
-        """Give up flushing."""
-        self._tcp.abort()
+        """Give up flushing, if it is not done."""
+        if not self.gone.is_set():
+            self._tcp.abort()
 
     # What the event loop tells a link.
 
