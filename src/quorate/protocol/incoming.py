@@ -99,9 +99,9 @@ class Incoming:
         self.held: dict[Sequence, Delivery] = {}
         # Runs on which all agree so far, by their first number, and where new ones may begin.
         self._runs: dict[Sequence, WholeRun] = {}
+        self._unheard_from: Sequence = 0
         # The longest that runs stayed open lately before enough had agreed.
         self._open_us = 0
-        self._unheard_from: Sequence = 0
         # Voices of replicas that are heard last, with the time for each, and their batches.
         self._put_off: deque[tuple[int, NodeId, Sequence, list[Digest]]] = deque()
         self._put_off_batches = 0
@@ -262,6 +262,8 @@ class Incoming:
     ) -> WholeRun | None:
         """A run of which nobody has spoken, not even of a part; None if it is not one."""
         position = self._index[replica]
+        # A guess is enough: where it begins for sure we may never hear, since of 2f + 1 replicas f
+        # may be silent.
         has_begun = self.low is not None
         is_new = has_begun and first >= self._unheard_from and self._is_near(first)
         if not is_new or not self.ballot.reserve(position, len(contents)):
