@@ -1,0 +1,220 @@
+"""The order log as a Merkle tree: roots, and proofs of inclusion and consistency.
+
+Source: RFC 6962, section 2.1; the checks are those of RFC 9162, sections 2.1.3.2 and 2.1.4.2.
+
+A tree of n leaves splits at the largest power of two below n, so that its left half is perfect
+and never changes again. What grows is the right edge: a list of perfect trees, from large to
+small, one for each bit of n. `Tree` keeps that edge in memory and hands every perfect tree that
+is complete to whoever keeps them (`on_node`); proofs read them back (`Nodes`). Memory is
+therefore logarithmic in the length of the log.
+
+A node is named by its level (0 for leaves) and its number among the nodes of that level.
+
+Rules:
+- leaves and nodes are hashed behind different first bytes, so that no node passes for a leaf;
+- every hash has 32 bytes, which the checks insist on, so that a node divides in one way only;
+- a proof binds a leaf to a root, and only the checkpoint binds that root to its size: where the
+  way up is the same, the proof for leaf 0 of 3 also holds for leaf 0 of 4 under the root of 3.
+  Size and root are taken from one checkpoint, never from whoever sends the proof.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import TypeAlias
+
+from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+
+HASH_BYTES = 32
+EMPTY_ROOT = sha256().digest()
+
+Hash: TypeAlias = bytes
+Nodes: TypeAlias = Callable[[int, int], Hash]
+OnNode: TypeAlias = Callable[[int, int, Hash], None]
+
+
+def leaf_hash(data: bytes) -> Hash:
+    return sha256(b"\x00" + data).digest()
+
+
+def node_hash(left: Hash, right: Hash) -> Hash:
+    return sha256(b"\x01" + left + right).digest()
+
+
+class Tree:
+    """A tree that grows at its right edge."""
+
+    __slots__ = ("_on_node", "edge", "size")
+
+    def __init__(
+        self, size: int = 0, edge: Iterable[Hash] = (), on_node: OnNode | None = None
+    ) -> None:
+        self.size = size
+        # The perfect trees of the right edge, from large to small.
+        self.edge = list(edge)
+        self._on_node = on_node
+        if size < 0 or len(self.edge) != size.bit_count():
+            raise LocalProtocolError(
+                f"a tree of {size} leaves with an edge of {len(self.edge)} nodes"
+            )
+
+    def append(self, leaf: Hash) -> None:
+        """Add the hash of a leaf, and join what becomes perfect by it."""
+        if len(leaf) != HASH_BYTES:
+            raise LocalProtocolError(f"a tree takes the leaf_hash of data, not {len(leaf)} bytes")
+        level, number, node, on_node = 0, self.size, leaf, self._on_node
+        if on_node is not None:
+            on_node(0, number, node)
+        while number & 1:
+            node = node_hash(self.edge.pop(), node)
+            level, number = level + 1, number >> 1
+            if on_node is not None:
+                on_node(level, number, node)
+        self.edge.append(node)
+        self.size += 1
+
+    def root(self) -> Hash:
+        return _joined(self.edge) if self.edge else EMPTY_ROOT
+
+
+def root_of(nodes: Nodes, size: int) -> Hash:
+    """The root of the first `size` leaves."""
+    return Tree(size, edge_of(nodes, size)).root()
+
+
+def edge_of(nodes: Nodes, size: int) -> list[Hash]:
+    """The right edge of the first `size` leaves: with it, a tree can go on from there."""
+    return [nodes(level, number) for level, number in _perfect_trees(0, size)]
+
+
+def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[Hash]:
+    """The hashes that lead from a leaf to the root of the first `size` leaves."""
+    if not 0 <= index < size:
+        raise LocalProtocolError(f"leaf {index} of a tree of {size} leaves")
+    return [_subtree(nodes, start, end) for start, end in _siblings(index, 0, size)]
+
+
+def consistency_proof(nodes: Nodes, old_size: int, size: int) -> list[Hash]:
+    """The hashes that show that a tree is the start of another."""
+    if not 0 < old_size <= size:
+        raise LocalProtocolError(f"a tree of {old_size} leaves as the start of one of {size}")
+    return [_subtree(nodes, start, end) for start, end in _common(old_size, 0, size, whole=True)]
+
+
+def check_inclusion(leaf: Hash, index: int, size: int, path: Sequence[Hash], root: Hash) -> None:
+    """The leaf is number `index` of the `size` under this root, or `RemoteProtocolError`."""
+    if not 0 <= index < size:
+        raise RemoteProtocolError(f"a proof for leaf {index} of a tree of {size} leaves")
+    _check_hashes((leaf, *path))
+    node = leaf
+    for is_left, sibling in _climb("an inclusion proof", index, size - 1, path):
+        node = node_hash(sibling, node) if is_left else node_hash(node, sibling)
+    if node != root:
+        raise RemoteProtocolError(f"an inclusion proof of leaf {index} that leads to another root")
+
+
+def check_consistency(
+    old_size: int, size: int, old_root: Hash, root: Hash, path: Sequence[Hash]
+) -> None:
+    """The tree of `old_size` leaves is the start of the one of `size`, or `RemoteProtocolError`."""
+    if not 0 < old_size <= size:
+        raise RemoteProtocolError(f"a proof that {old_size} leaves are the start of {size}")
+    if old_size == size:
+        if path or old_root != root:
+            raise RemoteProtocolError("two roots, or a proof, for trees of one size")
+        return
+    if not path:
+        raise RemoteProtocolError("a consistency proof that is too short")
+    _check_hashes((old_root, *path))
+    # A perfect old tree is itself the first node; its own root is not sent.
+    first, *rest = (old_root, *path) if old_size.bit_count() == 1 else path
+    at, last = old_size - 1, size - 1
+    while at & 1:
+        at, last = at >> 1, last >> 1
+    old_node = node = first
+    for is_left, sibling in _climb("a consistency proof", at, last, rest):
+        # What lies to the left is in both trees, what lies to the right in the new one only.
+        if is_left:
+            old_node, node = node_hash(sibling, old_node), node_hash(sibling, node)
+        else:
+            node = node_hash(node, sibling)
+    if old_node != old_root or node != root:
+        raise RemoteProtocolError(f"trees of {old_size} and {size} leaves that do not fit")
+
+
+def _check_hashes(hashes: Iterable[Hash]) -> None:
+    for one in hashes:
+        if len(one) != HASH_BYTES:
+            raise RemoteProtocolError(f"a proof with a hash of {len(one)} bytes, not {HASH_BYTES}")
+
+
+def _climb(what: str, at: int, last: int, path: Sequence[Hash]) -> Iterator[tuple[bool, Hash]]:
+    """Each hash of a path with whether it lies to the left, from node `at` of a level on.
+
+    `last` is the number of the last node of that level. A node that is last and even has no
+    sibling: it rises unchanged until it is a right child.
+    """
+    for sibling in path:
+        if last == 0:
+            raise RemoteProtocolError(f"{what} that is too long")
+        is_left = at & 1 == 1 or at == last
+        if is_left:
+            while at and not at & 1:
+                at, last = at >> 1, last >> 1
+        yield is_left, sibling
+        at, last = at >> 1, last >> 1
+    if last:
+        raise RemoteProtocolError(f"{what} that is too short")
+
+
+def _split(start: int, end: int) -> int:
+    """Where a tree of these leaves divides: after the largest power of two that is not all."""
+    return start + (1 << (end - start - 1).bit_length() - 1)
+
+
+def _siblings(index: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The ranges beside the way from a leaf to the root, from the leaf on (RFC 6962, PATH)."""
+    if end - start == 1:
+        return
+    middle = _split(start, end)
+    if index < middle:
+        yield from _siblings(index, start, middle)
+        yield middle, end
+    else:
+        yield from _siblings(index, middle, end)
+        yield start, middle
+
+
+def _common(old_end: int, start: int, end: int, *, whole: bool) -> Iterator[tuple[int, int]]:
+    """The ranges of a consistency proof (RFC 6962, SUBPROOF)."""
+    if old_end == end:
+        if not whole:
+            yield start, end
+        return
+    middle = _split(start, end)
+    if old_end <= middle:
+        yield from _common(old_end, start, middle, whole=whole)
+        yield middle, end
+    else:
+        yield from _common(old_end, middle, end, whole=False)
+        yield start, middle
+
+
+def _subtree(nodes: Nodes, start: int, end: int) -> Hash:
+    """The root of a range that a proof asks for."""
+    return _joined([nodes(level, number) for level, number in _perfect_trees(start, end)])
+
+
+def _joined(trees: Sequence[Hash]) -> Hash:
+    """The root over perfect trees from large to small: they are joined from the right."""
+    *rest, root = trees
+    for tree in reversed(rest):
+        root = node_hash(tree, root)
+    return root
+
+
+def _perfect_trees(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """A range as perfect trees from large to small; it starts at a multiple of the largest."""
+    while start < end:
+        level = (end - start).bit_length() - 1
+        yield level, start >> level
+        start += 1 << level
