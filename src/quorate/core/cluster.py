@@ -25,6 +25,7 @@ from quorate.core.names import MAC_ALGORITHMS, check_name
 from quorate.core.toml import Table, render_key, render_pairs
 
 LINK_SECURITIES = ("tls", "mac")
+FSYNCS = ("always", "interval", "never")
 CLIENT_NUMBER_MIN = 1000
 REPLICAS_MAX = CLIENT_NUMBER_MIN
 PORT_MAX = 65535
@@ -124,6 +125,8 @@ class Cluster:
     link_security: Literal["tls", "mac"] = "tls"
     mac: str = "aes-gmac"
     allow_misbehaviour: bool = False
+    # When a replica's log is synced to its disk.
+    fsync: str = "always"
     replicas: tuple[Replica, ...]
     clients: tuple[Client, ...] = ()
     topics: Mapping[str, Contract] = field(default_factory=dict)
@@ -183,7 +186,14 @@ class Cluster:
         if contract is None:
             known = ", ".join(self.topics)
             raise ConfigError(f"cluster {self.name} has no topic {topic!r}; it has {known}")
+        if contract.is_log:
+            # Log topics with the same protection are ordered together, by the same replicas.
+            return tuple(range(self._group_size(contract)))
         return _rendezvous(topic, len(self.replicas), contract.replicas(self.f))
+
+    def _group_size(self, contract: Contract) -> int:
+        everybody = len(self.replicas)
+        return everybody if contract.protection == "byzantine" else contract.replicas(self.f)
 
 
 def parse_topics(text: str) -> dict[str, Contract]:
@@ -222,6 +232,7 @@ def _read(top: Table) -> Cluster:
         link_security="mac" if security == "mac" else "tls",
         mac=head.choice("mac", MAC_ALGORITHMS, "aes-gmac"),
         allow_misbehaviour=head.flag("allow_misbehaviour", False),
+        fsync=head.choice("fsync", FSYNCS, "always"),
         replicas=tuple(_read_replica(table) for table in top.tables("replica")),
         clients=tuple(_read_client(table) for table in top.tables("client")),
         topics=_read_topics(top),
@@ -316,6 +327,7 @@ def _check_choices(cluster: Cluster) -> None:
     for key, value, allowed in (
         ("link_security", cluster.link_security, LINK_SECURITIES),
         ("mac", cluster.mac, MAC_ALGORITHMS),
+        ("fsync", cluster.fsync, FSYNCS),
     ):
         if value not in allowed:
             words = ", ".join(f'"{word}"' for word in allowed)
@@ -420,6 +432,9 @@ def _render_head(cluster: Cluster) -> str:
         f"{render_pairs({'mac': cluster.mac})}"
         f"# Whether an operator may make replicas lie on purpose. Never in production.\n"
         f"{render_pairs({'allow_misbehaviour': cluster.allow_misbehaviour})}"
+        f'# When logs are synced to disk. "always" is safe; "interval" and "never" may lose what\n'
+        f"# was acknowledged if machines lose power.\n"
+        f"{render_pairs({'fsync': cluster.fsync})}"
     )
 
 

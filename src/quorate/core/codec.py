@@ -1,9 +1,10 @@
 """Messages to bytes and back, with hard bounds.
 
 Frame: u32 length of what follows, u8 kind, body. The messages of the data plane share one
-fixed head and are packed with `struct`; the rest is msgpack through msgspec. Every count and
-length is checked against `limits` and against the bytes that are really there before
-anything is allocated, and whatever is wrong raises `RemoteProtocolError`.
+fixed head and are packed with `struct`; the rest is msgpack through msgspec, those about log
+topics with the bounds that `ordering` states. Every count and length is checked against `limits`
+and against the bytes that are really there before anything is allocated, and whatever is wrong
+raises `RemoteProtocolError`.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from struct import Struct
 from struct import error as StructError
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -42,6 +43,7 @@ from quorate.core.messages import (
     Taken,
     Vouch,
 )
+from quorate.core.ordering import OrderMessage
 
 DIGEST_BYTES = 32
 TAG_BYTES = 16
@@ -59,8 +61,8 @@ _AUTHENTICATOR = Struct(f"<QQ{TAG_BYTES}s")
 
 (
     _PUBLISH, _FORWARD, _VOUCH, _ECHO, _READY, _LINK, _FETCH, _SUPPLY, _FRONTIER, _TAKEN, _OMITTED,
-    _ACK, _CONTROL,
-) = range(1, 14)  # fmt: skip
+    _ACK, _CONTROL, _ORDER,
+) = range(1, 15)  # fmt: skip
 # What the libraries raise for bytes that make no sense; nesting without end is one way.
 _MALFORMED = (
     StructError,
@@ -74,11 +76,14 @@ _STATUSES = tuple(Status)
 
 _control_encoder = msgspec.msgpack.Encoder()
 _control_decoder = msgspec.msgpack.Decoder(Control)
+_order_decoder = msgspec.msgpack.Decoder(OrderMessage)
 
 
 def encode(message: Message) -> bytes:
     """One frame, ready to be written."""
     encoder = _ENCODERS.get(type(message))
+    if encoder is None and type(message) in _ORDER_TYPES:
+        return _frame(_ORDER, _control_encoder.encode(message))
     if encoder is None:
         body = _control_encoder.encode(message)
         if len(body) > CONTROL_BYTES_MAX:
@@ -196,6 +201,7 @@ def _encode_ack(m: Ack) -> bytes:
     return _frame(_ACK, _HEAD.pack(0, m.topic, m.lane, m.status, 0, m.through, 0))
 
 
+_ORDER_TYPES = frozenset(get_args(OrderMessage))
 _ENCODERS: dict[type, Callable[..., bytes]] = {
     Publish: _encode_publish,
     Forward: _encode_forward,
@@ -348,6 +354,11 @@ def _decode_control(frame: memoryview) -> Control:
     return message
 
 
+def _decode_order(frame: memoryview) -> Message:
+    message: OrderMessage = _order_decoder.decode(frame[1:])
+    return message
+
+
 _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     _PUBLISH: _decode_publish,
     _FORWARD: _decode_forward,
@@ -362,4 +373,5 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     _OMITTED: _decode_omitted,
     _ACK: _decode_ack,
     _CONTROL: _decode_control,
+    _ORDER: _decode_order,
 }

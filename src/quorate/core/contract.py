@@ -35,6 +35,7 @@ HISTORY_EVERY_MAX = WINDOW_BATCHES // 2
 QUEUE_EVENTS = 65_536
 QUEUE_EVENTS_MAX = 16_777_216
 PARTITIONS_MAX = 4096
+RETENTION_BYTES_MAX = 2**50
 CLIENTS = 1024
 CLIENTS_MAX = 1_000_000
 NAME_CHARACTERS_MAX = 200
@@ -45,7 +46,10 @@ _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """What one topic promises. Durations of 0 mean that there is no such limit."""
+    """What one topic promises. Durations and sizes of 0 mean that there is no such limit.
+
+    `retention_bytes` is for each partition, at each replica.
+    """
 
     protection: str
     order: str
@@ -58,6 +62,7 @@ class Contract:
     discard: str
     expires_after_us: int
     retention_us: int
+    retention_bytes: int
     publishers_max: int
     subscribers_max: int
     publish: tuple[str, ...]
@@ -222,6 +227,7 @@ _READERS: dict[str, _Reader] = {
     "discard": _choice(DISCARDS),
     "expires_after": _duration,
     "retention": _duration,
+    "retention_bytes": _number(0, RETENTION_BYTES_MAX),
     "publishers_max": _number(1, CLIENTS_MAX),
     "subscribers_max": _number(1, CLIENTS_MAX),
     "publish": _clients,
@@ -254,6 +260,7 @@ def _with_defaults(given: Mapping[str, object]) -> _Settings:
         "discard": "never" if is_live else "",
         "expires_after": 0,
         "retention": 0,
+        "retention_bytes": 0,
         "publishers_max": CLIENTS,
         "subscribers_max": CLIENTS,
         "publish": EVERYONE,
@@ -329,6 +336,11 @@ _RULES = (
         _is_log,
         "a live topic keeps nothing for later; use expires_after, or set order to 'total'",
     ),
+    _Rule(
+        "retention_bytes",
+        _is_log,
+        "a live topic keeps nothing for later; use queue_events_max, or set order to 'total'",
+    ),
 )
 
 # What a key is when it does not apply or asks for nothing: saying so is always allowed.
@@ -341,6 +353,7 @@ _NEUTRAL: dict[str, object] = {
     "discard": "",
     "expires_after": 0,
     "retention": 0,
+    "retention_bytes": 0,
 }
 
 

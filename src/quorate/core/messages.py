@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, TopicId
+from quorate.core.ordering import OrderMessage
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
@@ -244,4 +245,5 @@ Message: TypeAlias = (
     | StatusQuery
     | StatusReport
     | Misbehave
+    | OrderMessage
 )

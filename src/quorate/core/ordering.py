@@ -1,0 +1,385 @@
+"""What replicas and clients say to each other about log topics.
+
+Source: FIT-Broker 2013, sections 4.4.2 to 4.4.4; Mod-SMaRt (Sousa and Bessani 2012).
+
+Three conversations: clients hand in batches and hear of their positions; replicas agree on an
+order, slot by slot, and change their leader; whoever reads follows a partition.
+
+A *line* is the batches of one publisher for one partition, numbered without gaps. Digests of a
+line are chained (`chain` of a batch covers all batches before it), so that one hash says what a
+replica has of a line, however long it is.
+"""
+
+from typing import Annotated, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from quorate.core.ids import NodeId, TopicId
+from quorate.core.limits import BATCH_BYTES_MAX, RUN_BATCHES_MAX
+
+DIGEST_BYTES = 32
+SIGNATURE_BYTES_MAX = 64
+VALUE_BYTES_MAX = 1024 * 1024
+STATE_BYTES_MAX = 1024 * 1024
+STATES_MAX = 1024
+VALUES_MAX = 4096
+
+# Times that no event has.
+BEGIN_US = -(2**63)
+END_US = 2**63 - 1
+
+# What decoding checks before it allocates anything.
+_Node = Annotated[int, Meta(ge=0)]
+_Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Topic = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+_PartitionNumber = Annotated[int, Meta(ge=0, le=2**16 - 1)]
+_Time = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+_Value = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
+_Payload = Annotated[bytes, Meta(max_length=BATCH_BYTES_MAX)]
+_Payloads = Annotated[list[_Payload], Meta(min_length=1, max_length=RUN_BATCHES_MAX)]
+_Digests = Annotated[list[_Digest], Meta(min_length=1, max_length=RUN_BATCHES_MAX)]
+_Values = Annotated[list[_Value], Meta(max_length=VALUES_MAX)]
+_State = Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)]
+_Signature = Annotated[bytes, Meta(max_length=SIGNATURE_BYTES_MAX)]
+
+
+class Partition(NamedTuple):
+    """One log of a topic: the scope of an offset."""
+
+    topic: TopicId
+    number: int
+
+
+class Line(NamedTuple):
+    """The batches of one publisher for one partition: the scope of a sequence number."""
+
+    publisher: NodeId
+    topic: TopicId
+    partition: int
+
+    @property
+    def target(self) -> Partition:
+        return Partition(self.topic, self.partition)
+
+
+# Handing in
+
+
+class Append(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
+    """Publisher to replica: order these batches, and keep them."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    first: _Number
+    payloads: _Payloads
+
+
+class Announce(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
+    """Publisher to replica: others keep these batches, and you shall help to order them."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    first: _Number
+    digests: _Digests
+
+
+class Received(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
+    """Replica to replica: the publisher itself gave me its line up to and including `through`."""
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    through: _Number
+    chain: _Digest
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
+    """Replica to replica: I keep the payloads of these batches; the chain is that of the last."""
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    first: _Number
+    count: _Number
+    chain: _Digest
+
+
+class Retrieve(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
+    """Replica to replica: give me what you have of a line from here on."""
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    first: _Number
+    count: _Number
+
+
+class Retrieved(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=6):
+    """The answer; an empty payload is one that the sender would not or could not add."""
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    first: _Number
+    digests: _Digests
+    payloads: _Payloads
+
+
+class Ordered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=7):
+    """Replica to publisher: these batches of yours have the offsets from `offset` on."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    first: _Number
+    count: _Number
+    offset: _Number
+    time_us: _Time
+
+
+# Agreeing
+
+
+class Propose(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=8):
+    """Leader to replica: let this be the value of the slot."""
+
+    group: _Number
+    regency: _Number
+    slot: _Number
+    value: _Value
+
+
+class Write(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=9):
+    """Replica to replica: I find this value acceptable."""
+
+    group: _Number
+    regency: _Number
+    slot: _Number
+    digest: _Digest
+
+
+class Accept(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=10):
+    """Replica to replica: a quorum finds this value acceptable."""
+
+    group: _Number
+    regency: _Number
+    slot: _Number
+    digest: _Digest
+
+
+class Standing(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=11):
+    """Replica to replica, now and then, and when nothing moves: this is how far I am.
+
+    Whoever is further helps. `clock_us` is the sender's time of day.
+    """
+
+    group: _Number
+    regency: _Number
+    slot: _Number
+    is_synced: bool
+    clock_us: _Time
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=12):
+    """Replica to replica: this slot was decided so. `digests` are those of its batches."""
+
+    group: _Number
+    slot: _Number
+    value: _Value
+    digests: bytes
+
+
+class Cosign(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=23):
+    """Replica to replica: I sign the head of our log at this size."""
+
+    group: _Number
+    size: _Number
+    time_s: _Number
+    signature: _Signature
+
+
+# Changing the leader
+
+
+class Stop(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=13):
+    """Replica to replica: I want this regency, since the one before does not get on."""
+
+    group: _Number
+    regency: _Number
+
+
+class Promised(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a replica has said in one slot: its last ACCEPT, and its WRITEs."""
+
+    slot: _Number
+    accepted_in: _Number
+    accepted: bytes
+    written: dict[bytes, int]
+
+
+class State(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a replica carries into a regency: its slot, and what it said there and before."""
+
+    group: _Number
+    regency: _Number
+    slot: _Number
+    promised: list[Promised]
+
+
+class StopData(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=14):
+    """Replica to the leader of a new regency: a signed `State`, and the values it speaks of."""
+
+    group: _Number
+    regency: _Number
+    state: _State
+    signature: _Signature
+    values: _Values
+
+
+class Signed(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A `State` with who signed it."""
+
+    replica: _Node
+    state: _State
+    signature: _Signature
+
+
+class Sync(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=15):
+    """The leader of a new regency to all: this is what I heard, and so this is what I may do."""
+
+    group: _Number
+    regency: _Number
+    states: Annotated[list[Signed], Meta(max_length=STATES_MAX)]
+    values: _Values
+
+
+# Reading
+
+
+class Locate(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=21):
+    """Reader to replica: which is the first offset of this time or later?
+
+    `BEGIN_US` asks for the first that is kept, `END_US` for the one after the last.
+    """
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    time_us: _Time
+
+
+class Located(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=22):
+    """Replica to reader: this one."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    offset: _Number
+
+
+class Follow(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
+    """Reader to replica: tell me of this partition, from `offset` up to but without `limit`.
+
+    With `payloads`, send the batches; otherwise only how the chain goes on. Of several, the one
+    with the highest number holds.
+    """
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    offset: _Number
+    limit: _Number
+    payloads: bool
+
+
+class Allow(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=17):
+    """Reader to replica: of what I follow, you may send up to this limit now."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    limit: _Number
+
+
+class Fill(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=24):
+    """Replica to replica: I should have these payloads; `large` says that I want large ones too.
+
+    The answer is `Entries`, or `Absent`.
+    """
+
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    count: _Number
+    large: bool
+
+
+class Entries(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=18):
+    """Replica to reader: consecutive batches of one line that stand at these offsets.
+
+    `before` is the partition's chain before the first of them.
+    """
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    first: _Number
+    time_us: _Time
+    before: _Digest
+    payloads: _Payloads
+
+    @property
+    def partition_of(self) -> Partition:
+        return Partition(self.topic, self.partition)
+
+
+class Chained(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=19):
+    """Replica to reader: the partition's chain before `offset`; below `start` nothing is kept."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    chain: _Digest
+    start: _Number
+    end: _Number
+
+
+class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=20):
+    """Replica to reader: I do not have the payload of this batch, or it is not for you.
+
+    The same is true of the next ones, up to so many.
+    """
+
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    count: _Number = 1
+
+
+OrderMessage: TypeAlias = (
+    Append
+    | Announce
+    | Received
+    | Stored
+    | Retrieve
+    | Retrieved
+    | Ordered
+    | Propose
+    | Write
+    | Accept
+    | Standing
+    | Decision
+    | Cosign
+    | Stop
+    | StopData
+    | Sync
+    | Locate
+    | Located
+    | Follow
+    | Allow
+    | Fill
+    | Entries
+    | Chained
+    | Absent
+)

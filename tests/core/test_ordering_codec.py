@@ -1,0 +1,240 @@
+"""Messages about log topics: each comes back as it was, and no bytes from outside do any harm.
+
+What a message may hold is read from its declaration, so that a new message is tested with the
+others.
+"""
+
+import tracemalloc
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from quorate.core import codec
+from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.limits import BATCH_BYTES_MAX, FRAME_BYTES_MAX, RUN_BATCHES_MAX
+from quorate.core.ordering import (
+    STATE_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    Accept,
+    Announce,
+    Append,
+    Entries,
+    OrderMessage,
+    Propose,
+    Received,
+    Retrieved,
+    Stop,
+    StopData,
+    Sync,
+    Write,
+)
+
+KINDS: tuple[type, ...] = get_args(OrderMessage)
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+ORDER = codec.encode(Stop(1, 2))[codec.LENGTH.size]
+D = bytes(32)
+
+
+def strategy(declared: inspect.Type) -> st.SearchStrategy[Any]:
+    """Anything that this declaration allows, of a size that is quick to draw."""
+    if isinstance(declared, inspect.IntType):
+        least = -(2**63) if declared.ge is None else declared.ge
+        return st.integers(least, 2**63 - 1 if declared.le is None else declared.le)
+    if isinstance(declared, inspect.BoolType):
+        return st.booleans()
+    if isinstance(declared, inspect.BytesType):
+        least = declared.min_length or 0
+        return st.binary(min_size=least, max_size=min(declared.max_length or 40, 40))
+    if isinstance(declared, inspect.StrType):
+        return st.text(max_size=8)
+    if isinstance(declared, inspect.ListType):
+        least = declared.min_length or 0
+        return st.lists(strategy(declared.item_type), min_size=least, max_size=least + 2)
+    if isinstance(declared, inspect.StructType):
+        fields = {field.name: strategy(field.type) for field in declared.fields}
+        return st.builds(declared.cls, **fields)
+    raise AssertionError(f"no strategy for {declared}")
+
+
+MESSAGES = {kind: strategy(inspect.type_info(kind)) for kind in KINDS}
+
+
+def frame_of(message: Any) -> bytes:
+    """What the transport hands to `decode`: the frame without its length."""
+    return codec.encode(message)[codec.LENGTH.size :]
+
+
+def decode(frame: bytes) -> Any:
+    return codec.decode(memoryview(frame))
+
+
+def refused(frame: bytes) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode(frame)
+    assert str(caught.value)
+
+
+def decode_anything(frame: bytes) -> None:
+    """Either a message that can travel on, or the one error that a peer may cause."""
+    try:
+        message = decode(frame)
+    except RemoteProtocolError as error:
+        assert str(error)
+    else:
+        assert decode(frame_of(message)) == message
+
+
+@EVERY_KIND
+@given(st.data())
+def test_a_message_comes_back_as_it_was(kind: type, data: st.DataObject) -> None:
+    message = data.draw(MESSAGES[kind])
+    (frame,) = codec.frames(memoryview(codec.encode(message)))
+    assert codec.decode(frame) == message
+    assert frame[0] == ORDER
+
+
+@EVERY_KIND
+@given(st.data())
+def test_a_message_outlives_the_buffer_that_it_came_in(kind: type, data: st.DataObject) -> None:
+    message = data.draw(MESSAGES[kind])
+    buffer = bytearray(frame_of(message))
+    decoded = codec.decode(memoryview(buffer))
+    buffer[:] = bytes(len(buffer))
+    assert decoded == message
+
+
+@EVERY_KIND
+@given(st.data())
+def test_no_part_of_a_message_passes_for_a_message(kind: type, data: st.DataObject) -> None:
+    frame = frame_of(data.draw(MESSAGES[kind]))
+    for length in range(len(frame)):
+        refused(frame[:length])
+    refused(frame + b"\x00")
+
+
+@EVERY_KIND
+@given(st.data())
+def test_flipped_bits_make_a_message_or_a_protocol_error(kind: type, data: st.DataObject) -> None:
+    frame = bytearray(frame_of(data.draw(MESSAGES[kind])))
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(st.integers(0, len(frame) * 8 - 1))
+        frame[at // 8] ^= 1 << at % 8
+    decode_anything(bytes(frame))
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_make_a_message_or_a_protocol_error(body: bytes) -> None:
+    decode_anything(bytes([ORDER]) + body)
+
+
+@EVERY_KIND
+@given(st.data(), st.binary(max_size=60))
+def test_a_message_that_goes_on_with_random_bytes_is_one_or_a_protocol_error(
+    kind: type, data: st.DataObject, tail: bytes
+) -> None:
+    frame = frame_of(data.draw(MESSAGES[kind]))
+    decode_anything(frame[: data.draw(st.integers(1, len(frame)))] + tail)
+
+
+# Digests
+
+
+def with_digest(digest: bytes) -> list[Any]:
+    return [
+        Received(1, 2, 0, 1, digest),
+        Announce(2, 0, 1, [D, digest]),
+        Write(1, 1, 1, digest),
+        Accept(1, 1, 1, digest),
+        Retrieved(1, 2, 0, 1, [digest], [b"x"]),
+        Entries(1, 2, 0, 0, 1, 0, digest, [b"x"]),
+    ]
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 33, 64])
+def test_digests_have_their_length(length: int) -> None:
+    for message in with_digest(bytes(length)):
+        refused(frame_of(message))
+    for message in with_digest(D):
+        assert decode(frame_of(message)) == message
+
+
+# Bounds
+
+
+OVER: dict[str, Any] = {
+    "no payloads": Append(1, 0, 1, []),
+    "no digests": Announce(1, 0, 1, []),
+    "too many payloads": Append(1, 0, 1, [b""] * (RUN_BATCHES_MAX + 1)),
+    "too many digests": Announce(1, 0, 1, [D] * (RUN_BATCHES_MAX + 1)),
+    "too many entries": Entries(1, 1, 0, 0, 1, 0, D, [b""] * (RUN_BATCHES_MAX + 1)),
+    "a payload over its bound": Append(1, 0, 1, [bytes(BATCH_BYTES_MAX + 1)]),
+    "an entry over its bound": Entries(1, 1, 0, 0, 1, 0, D, [bytes(BATCH_BYTES_MAX + 1)]),
+    "a value over its bound": Propose(1, 1, 1, bytes(VALUE_BYTES_MAX + 1)),
+    "a state over its bound": StopData(1, 1, bytes(STATE_BYTES_MAX + 1), b"", []),
+    "a signature over its bound": StopData(1, 1, b"", bytes(65), []),
+    "too many values": Sync(1, 1, [], [b""] * 4097),
+    "a negative number": Append(-1, 0, 1, [b""]),
+    "a number that is none": Append("1", 0, 1, [b""]),  # type: ignore[arg-type]
+    "a payload that is text": Append(1, 0, 1, ["x"]),  # type: ignore[list-item]
+}
+
+
+@pytest.mark.parametrize("message", OVER.values(), ids=OVER)
+def test_what_is_over_its_bound_is_refused(message: Any) -> None:
+    refused(frame_of(message))
+
+
+def test_what_is_just_within_its_bound_is_taken() -> None:
+    for message in (
+        Append(1, 0, 1, [b""] * RUN_BATCHES_MAX),
+        Append(1, 0, 1, [bytes(BATCH_BYTES_MAX)]),
+        Propose(1, 1, 1, bytes(VALUE_BYTES_MAX)),
+        StopData(1, 1, bytes(STATE_BYTES_MAX), bytes(64), []),
+    ):
+        assert decode(frame_of(message)) == message
+
+
+def test_a_frame_over_the_bound_is_refused_on_both_sides() -> None:
+    half = bytes(BATCH_BYTES_MAX)
+    with pytest.raises(LocalProtocolError, match="is over"):
+        codec.encode(Append(1, 0, 1, [half, half]))
+    refused(bytes([ORDER]) + bytes(FRAME_BYTES_MAX))
+
+
+def forged(message: Any, old: bytes, new: bytes) -> bytes:
+    frame = frame_of(message)
+    assert old in frame
+    return frame.replace(old, new, 1)
+
+
+MARK = b"\xc4\x04mark"
+FORGED = {
+    "bytes of four gigabytes": forged(Propose(1, 1, 1, b"mark"), MARK, b"\xc6\xff\xff\xff\xff"),
+    "a list of four billion": forged(
+        Append(1, 0, 1, [b"mark"]), b"\x91" + MARK, b"\xdd\xff\xff\xff\xff"
+    ),
+    "nested without end": forged(Propose(1, 1, 1, b"mark"), MARK, b"\x91" * 100_000),
+    "fields that nobody knows, nested without end": (
+        bytes([ORDER]) + b"\x94\x0d\x01\x02" + b"\x91" * 100_000 + b"\xc0"
+    ),
+    "no kind": bytes([ORDER]) + msgspec.msgpack.encode([]),
+    "an unknown kind": bytes([ORDER]) + msgspec.msgpack.encode([200, 1, 1]),
+    "a map": bytes([ORDER]) + msgspec.msgpack.encode({"type": 13}),
+    "two messages in one frame": frame_of(Stop(1, 2)) + frame_of(Stop(1, 2))[1:],
+    "nothing": bytes([ORDER]),
+}
+
+
+@pytest.mark.parametrize("frame", FORGED.values(), ids=FORGED)
+def test_forged_frames_are_refused_and_allocate_next_to_nothing(frame: bytes) -> None:
+    refused(frame)
+    tracemalloc.start()
+    try:
+        refused(frame)
+        assert tracemalloc.get_traced_memory()[1] < 400_000
+    finally:
+        tracemalloc.stop()
