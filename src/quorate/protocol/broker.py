@@ -34,8 +34,10 @@ from quorate.protocol.broadcast import chain, forwarding, history, reliable
 from quorate.protocol.broadcast.scope import Scope
 from quorate.protocol.channel import Channel
 from quorate.protocol.machine import Ready
+from quorate.protocol.ordering.replica import HANDLERS as ORDERING
+from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.outbox import Outbox
-from quorate.protocol.requests import GIVING_BACK
+from quorate.protocol.requests import GIVING_BACK, other_terms
 from quorate.protocol.retention import Retention
 from quorate.protocol.topic import Topic, by_id
 
@@ -111,10 +113,12 @@ class Broker:
         topics: Iterable[Topic],
         names: Mapping[MemberId, str],
         macs: PairwiseMacs,
+        make_ordering: Callable[[Outbox], Ordering] | None = None,
     ) -> None:
         self.me = me
         self.counters: Counter[str] = Counter()
         self._outbox = Outbox()
+        self.ordering = make_ordering(self._outbox) if make_ordering is not None else None
         self._names = names
         self._all_topics = by_id(topics)
         widest = max((topic.windows.span for topic in self._all_topics.values()), default=0)
@@ -136,13 +140,17 @@ class Broker:
 
     def step(self, sender: NodeId, message: Message) -> None:
         handler = _HANDLERS.get(type(message))
-        if handler is None:
+        if handler is not None:
+            handler(self, sender, message)
+        elif self.ordering is not None and type(message) in ORDERING:
+            self.ordering.step(sender, message)
+        else:
             self._refuse(sender, f"{type(message).__name__} is not for a replica")
-            return
-        handler(self, sender, message)
 
     def tick(self, now_us: int) -> None:
         self._outbox.now_us = now_us
+        if self.ordering is not None:
+            self.ordering.tick(now_us)
         if now_us < self._next_tick_us:
             return
         self._next_tick_us = now_us + TICK_EVERY_US
@@ -164,6 +172,8 @@ class Broker:
     def disconnected(self, peer: NodeId) -> None:
         for served in self.topics.values():
             served.scope.channel.gone(peer)
+        if self.ordering is not None:
+            self.ordering.disconnected(peer)
         if member_of(peer) in self._names:
             self._departed[peer] = self._outbox.now_us
 
@@ -174,10 +184,13 @@ class Broker:
             if outlet is not None:
                 outlet.open = writable
                 self._dirty[topic] = None
+        if self.ordering is not None:
+            self.ordering.writable(peer, writable)
 
     def take(self) -> Ready:
         self._dirty = {topic: None for topic in self._dirty if self.topics[topic].flush()}
-        if self._dirty:
+        has_more = self.ordering is not None and self.ordering.flush()
+        if self._dirty or has_more:
             self._outbox.wake_at(self._outbox.now_us)
         return self._outbox.take()
 
@@ -277,7 +290,10 @@ class Broker:
 
     def _on_request(self, sender: NodeId, request: Request) -> None:
         named = next((s for s in self.topics.values() if s.scope.topic.name == request.topic), None)
-        if named is None:
+        log = self.ordering.topic(request.topic) if self.ordering is not None else None
+        if log is not None and self.ordering is not None:
+            sentence = self.ordering.admit(sender, log, request)
+        elif named is None:
             # The same words from every replica, or no quorum of them would agree.
             known = ", ".join(sorted(topic.name for topic in self._all_topics.values()))
             sentence = f"there is no topic '{request.topic}' here; the topics are {known}"
@@ -291,10 +307,7 @@ class Broker:
     def _carry_out(self, scope: Scope, sender: NodeId, request: Request) -> str:
         channel, terms = scope.channel, scope.topic.contract.terms
         if request.operation not in GIVING_BACK and request.terms != terms:
-            return (
-                f"topic '{scope.topic.name}' is {terms} here, and in your cluster file it is not; "
-                "get the current one"
-            )
+            return other_terms(scope.topic)
         if request.operation is Operation.REGISTER:
             return channel.register(sender)
         if request.operation is Operation.SUBSCRIBE:

@@ -3,11 +3,13 @@
 Source: FIT-Broker 2013, algorithms 1 to 3; Freeman 2016, algorithms 3, 6 and 9, section 5.8.
 
 `incoming` decides what a stream's next batches are, `subscription` from which replica to take
-payloads. Here is what a machine does: requests, messages to the stream that they are about, and
-the choice of a lead among the replicas that are connected.
+payloads; `ordering/reading` has the partitions of log topics. Here is what a machine does:
+requests, messages to the stream that they are about, and the choice of a lead among the replicas
+that are connected.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from typing import Any
 
 from quorate.core.errors import LocalProtocolError
@@ -24,11 +26,13 @@ from quorate.core.messages import (
     Supply,
     Vouch,
 )
+from quorate.core.ordering import Absent, Chained, Entries, Located, Partition
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import chain
 from quorate.protocol.incoming import Incoming
-from quorate.protocol.machine import Ready
+from quorate.protocol.machine import Begun, Ready
+from quorate.protocol.ordering.reading import Reading, Search
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import Requests
 from quorate.protocol.subscription import Subscription
@@ -59,6 +63,10 @@ class Destination:
         self._outbox = Outbox()
         self._requests = Requests(self._outbox)
         self._subscriptions: dict[TopicId, Subscription] = {}
+        self._readings: dict[Partition, Reading] = {}
+        self._searches: dict[Partition, Search] = {}
+        # What is asked about partitions is numbered, whatever becomes of who asked.
+        self._numbers = count(1)
         self._connected: set[NodeId] = set()
         self._touched: dict[Incoming, None] = {}
         self._hurried: dict[Incoming, None] = {}
@@ -68,6 +76,9 @@ class Destination:
 
     def subscribe(self, name: str, wanted: Filter | None = None) -> int:
         topic = self._topic(name)
+        if topic.contract.is_log:
+            # The replicas only say whether we may; `read` does the rest.
+            return self._requests.ask(topic, Operation.SUBSCRIBE).number
         old = self._subscriptions.get(topic.id)
         if old is not None:
             self._requests.withdraw(old.standing)
@@ -81,10 +92,39 @@ class Destination:
 
     def unsubscribe(self, name: str) -> int:
         topic = self._topic(name)
+        self.stop_reading(name)
         subscription = self._subscriptions.pop(topic.id, None)
         if subscription is not None:
             self._requests.withdraw(subscription.standing)
         return self._requests.ask(topic, Operation.UNSUBSCRIBE).number
+
+    def read(self, name: str, partition: int, offset: int) -> Reading:
+        """Read a partition of a log topic from this offset on; again, from another one."""
+        topic, target = self._partition(name, partition)
+        self._searches.pop(target, None)
+        return self._read(topic, target, offset)
+
+    def read_from_time(self, name: str, partition: int, time_us: int) -> None:
+        """The same, from the first batch of this time on, or from `BEGIN_US` or `END_US`."""
+        topic, target = self._partition(name, partition)
+        self._stop(target)
+        search = self._searches[target] = Search(topic, target, time_us, self._outbox)
+        search.ask(sorted(self._connected))
+
+    def stop_reading(self, name: str) -> None:
+        topic = self._topic(name)
+        for target in [t for t in (*self._readings, *self._searches) if t.topic == topic.id]:
+            self._stop(target)
+
+    def _stop(self, target: Partition) -> None:
+        self._searches.pop(target, None)
+        reading = self._readings.pop(target, None)
+        if reading is not None:
+            reading.stop()
+
+    def reading(self, name: str, partition: int) -> Reading | None:
+        """How far we have come with a partition, once its first offset is known."""
+        return self._readings.get(Partition(self._topic(name).id, partition))
 
     def replies(self, number: int) -> Mapping[NodeId, str]:
         """Who has answered a request so far, and what."""
@@ -114,6 +154,10 @@ class Destination:
             for incoming in list(subscription.streams.values()):
                 incoming.tick(now_us)
             subscription.forget_idle_streams(now_us)
+        for reading in self._readings.values():
+            reading.tick(self._connected)
+        for search in self._searches.values():
+            search.tick()
 
     def connected(self, peer: NodeId) -> None:
         self._connected.add(peer)
@@ -121,12 +165,19 @@ class Destination:
         for subscription in self._subscriptions.values():
             if subscription.standing.lead not in self._connected:
                 self.choose_lead(subscription)
+        for reading in self._readings.values():
+            if peer in reading.topic.index:
+                reading.connected(peer, self._connected)
+        for search in self._searches.values():
+            search.ask((peer,))
 
     def disconnected(self, peer: NodeId) -> None:
         self._connected.discard(peer)
         for subscription in self._subscriptions.values():
             if subscription.standing.lead == peer:
                 self.choose_lead(subscription, avoid=peer)
+        for reading in self._readings.values():
+            reading.disconnected(peer, self._connected)
 
     def writable(self, peer: NodeId, writable: bool) -> None:
         """What a destination sends is little and may be lost."""
@@ -212,7 +263,48 @@ class Destination:
     def _on_reply(self, sender: NodeId, reply: Reply) -> None:
         self._requests.on_reply(sender, reply)
 
+    def _on_located(self, sender: NodeId, located: Located) -> None:
+        target = Partition(located.topic, located.partition)
+        search = self._searches.get(target)
+        offset = search.on_located(sender, located) if search is not None else None
+        if search is not None and offset is not None:
+            del self._searches[target]
+            self._read(search.topic, target, offset)
+
+    def _on_entries(self, sender: NodeId, entries: Entries) -> None:
+        reading = self._readings.get(Partition(entries.topic, entries.partition))
+        if reading is not None:
+            reading.on_entries(sender, entries, self._connected)
+
+    def _on_chained(self, sender: NodeId, chained: Chained) -> None:
+        reading = self._readings.get(Partition(chained.topic, chained.partition))
+        if reading is not None:
+            reading.on_chained(sender, chained, self._connected)
+
+    def _on_absent(self, sender: NodeId, absent: Absent) -> None:
+        reading = self._readings.get(Partition(absent.topic, absent.partition))
+        if reading is not None:
+            reading.on_absent(sender, absent, self._connected)
+
     # Parts
+
+    def _partition(self, name: str, number: int) -> tuple[Topic, Partition]:
+        topic = self._topic(name)
+        if not topic.contract.is_log or not 0 <= number < topic.contract.partitions:
+            has = f"partitions 0 to {topic.contract.partitions - 1}"
+            raise LocalProtocolError(f"topic '{name}' has no partition {number}; it has {has}")
+        return topic, Partition(topic.id, number)
+
+    def _read(self, topic: Topic, target: Partition, offset: int) -> Reading:
+        reading = self._readings.get(target)
+        if reading is not None:
+            reading.seek(offset, self._connected)
+        else:
+            reading = Reading(topic, target, offset, self._outbox, self._numbers)
+            self._readings[target] = reading
+            reading.begin(self._connected)
+        self._outbox.deliver(Begun(target, offset))
+        return reading
 
     def _incoming(
         self, sender: NodeId, publisher: NodeId, topic: TopicId, lane: Lane
@@ -249,4 +341,8 @@ _HANDLERS: dict[type, Callable[[Destination, NodeId, Any], None]] = {
     Supply: Destination._on_supply,
     Link: Destination._on_link,
     Reply: Destination._on_reply,
+    Located: Destination._on_located,
+    Entries: Destination._on_entries,
+    Chained: Destination._on_chained,
+    Absent: Destination._on_absent,
 }

@@ -12,13 +12,8 @@ import msgspec
 
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
 from quorate.core.messages import Message
-
-
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """Bytes that must be on disk."""
-
-    key: str
-    value: bytes
+from quorate.core.ordering import Line, Partition
+from quorate.protocol.ordering.records import Record
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +60,48 @@ class Skipped(msgspec.Struct, frozen=True, gc=False):
     why: str
 
 
+class Recorded(msgspec.Struct, frozen=True, gc=False):
+    """A publisher's batches have their positions: as many from this offset on.
+
+    `replicas` said so, and `guarantee` says in words what follows from that.
+    """
+
+    line: Line
+    first: Sequence
+    count: int
+    offset: int
+    time_us: int
+    replicas: tuple[NodeId, ...]
+    guarantee: str
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A reader's machine hands the next batch of a partition to its application."""
+
+    partition: Partition
+    offset: int
+    publisher: NodeId
+    sequence: Sequence
+    time_us: int
+    payload: bytes
+    vouchers: tuple[NodeId, ...]
+
+
+class Trimmed(msgspec.Struct, frozen=True, gc=False):
+    """A reader's machine skips batches of a partition that are not kept any more."""
+
+    partition: Partition
+    offset: int
+    count: int
+
+
+class Begun(msgspec.Struct, frozen=True, gc=False):
+    """A reader's machine knows where a partition begins for it."""
+
+    partition: Partition
+    offset: int
+
+
 class Answered(msgspec.Struct, frozen=True, gc=False):
     """A request of this client has the answer that its contract asks for."""
 
@@ -72,7 +109,9 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     sentence: str
 
 
-Outcome: TypeAlias = Delivery | Receipt | Room | Skipped | Answered
+Outcome: TypeAlias = (
+    Delivery | Receipt | Recorded | Begun | Entry | Trimmed | Room | Skipped | Answered
+)
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):
@@ -87,8 +126,11 @@ class Report(msgspec.Struct, frozen=True, gc=False):
 class Ready:
     """Everything a machine wants done, in the order in which it must happen."""
 
-    # On disk BEFORE anything in `send` or `deliver` leaves.
+    # To be written, in this order.
     persist: list[Record] = field(default_factory=list)
+    # Whether they must be on disk BEFORE anything in `send` or `deliver` leaves. Otherwise the
+    # next sync takes them along.
+    sync: bool = False
     # To each node in the order of the list; between nodes in any order.
     send: list[tuple[NodeId, Message]] = field(default_factory=list)
     # To the application of this node.

@@ -10,7 +10,7 @@ Each wrapper takes a `Ready` and returns parts of it, each with a delay in micro
 """
 
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, get_args
 
 import msgspec
 
@@ -29,7 +29,22 @@ from quorate.core.messages import (
     Supply,
     Vouch,
 )
+from quorate.core.ordering import (
+    Accept,
+    Announce,
+    Append,
+    Chained,
+    Decision,
+    Entries,
+    Ordered,
+    Propose,
+    Received,
+    Retrieved,
+    Stored,
+    Write,
+)
 from quorate.protocol.machine import Ready
+from quorate.protocol.ordering.value import Value
 
 Parts: TypeAlias = list[tuple[int, Ready]]
 Rewrite: TypeAlias = Callable[[Ready, int], Parts]
@@ -170,19 +185,19 @@ def _flip(data: bytes, how: int) -> bytes:
 
 
 def _wrong_payload(message: Message, how: int) -> Message:
-    assert isinstance(message, Publish | Forward | Link | Supply)
+    assert isinstance(message, Publish | Forward | Link | Supply | Append | Entries | Retrieved)
     # The last bytes of a batch are values: changing one leaves a batch that still decodes.
     forged = [payload[:-1] + _flip(payload[-1:], how) for payload in message.payloads]
     return msgspec.structs.replace(message, payloads=forged)
 
 
 def _wrong_digest(message: Message, how: int) -> Message:
-    assert isinstance(message, Vouch | Echo | ReadyVote)
+    assert isinstance(message, Vouch | Echo | ReadyVote | Announce)
     return msgspec.structs.replace(message, digests=[_flip(d, how) for d in message.digests])
 
 
 def _wrong_first(message: Message, _: int) -> Message:
-    assert isinstance(message, Publish | Forward | Link | Vouch | Echo | ReadyVote)
+    assert isinstance(message, _NUMBERED)
     return msgspec.structs.replace(message, first=message.first + 1)
 
 
@@ -197,6 +212,34 @@ def _wrong_ack(message: Message, how: int) -> Message:
     return msgspec.structs.replace(message, through=message.through + 1 + how)
 
 
+def _wrong_value(message: Message, how: int) -> Message:
+    """Another value that is as acceptable: a moment later, and so another digest."""
+    assert isinstance(message, Propose | Decision)
+    value = Value.decode(message.value)
+    later = value._replace(time_us=value.time_us + 1 + how)
+    return msgspec.structs.replace(message, value=later.encode())
+
+
+def _wrong_vote(message: Message, how: int) -> Message:
+    assert isinstance(message, Write | Accept)
+    return msgspec.structs.replace(message, digest=_flip(message.digest, how))
+
+
+def _wrong_chain(message: Message, how: int) -> Message:
+    assert isinstance(message, Received | Stored | Chained)
+    return msgspec.structs.replace(message, chain=_flip(message.chain, how))
+
+
+def _wrong_slot(message: Message, _: int) -> Message:
+    assert isinstance(message, Propose | Write | Accept | Decision)
+    return msgspec.structs.replace(message, slot=message.slot + 1)
+
+
+def _wrong_position(message: Message, how: int) -> Message:
+    assert isinstance(message, Ordered)
+    return msgspec.structs.replace(message, offset=message.offset + 1 + how)
+
+
 def _wrong_reply(message: Message, how: int) -> Message:
     assert isinstance(message, Reply)
     return msgspec.structs.replace(message, sentence=f"no, because of {how}")
@@ -207,13 +250,19 @@ def _no_authenticators(message: Message, _: int) -> Message:
     return msgspec.structs.replace(message, authenticators=[])
 
 
+_NUMBERED = Publish | Forward | Link | Vouch | Echo | ReadyVote | Append | Announce | Entries
 _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
-    **{(kind, "content"): _wrong_payload for kind in (Publish, Forward, Link, Supply)},
-    **{(kind, "content"): _wrong_digest for kind in (Vouch, Echo, ReadyVote)},
     **{
-        (kind, "sequence"): _wrong_first
-        for kind in (Publish, Forward, Link, Vouch, Echo, ReadyVote)
+        (kind, "content"): _wrong_payload
+        for kind in (Publish, Forward, Link, Supply, Append, Entries, Retrieved)
     },
+    **{(kind, "content"): _wrong_digest for kind in (Vouch, Echo, ReadyVote, Announce)},
+    **{(kind, "content"): _wrong_value for kind in (Propose, Decision)},
+    **{(kind, "content"): _wrong_vote for kind in (Write, Accept)},
+    **{(kind, "content"): _wrong_chain for kind in (Received, Stored, Chained)},
+    **{(kind, "sequence"): _wrong_first for kind in get_args(_NUMBERED)},
+    **{(kind, "sequence"): _wrong_slot for kind in (Propose, Write, Accept, Decision)},
+    (Ordered, "sequence"): _wrong_position,
     (Frontier, "sequence"): _wrong_frontier,
     (Ack, "sequence"): _wrong_ack,
     (Reply, "reply"): _wrong_reply,

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
 from quorate.protocol.machine import Outcome, Ready
+from quorate.protocol.ordering.records import Record
 
 
 class Outbox:
@@ -13,6 +14,11 @@ class Outbox:
     def __init__(self) -> None:
         self.ready = Ready()
         self.now_us = 0
+
+    def persist(self, record: Record, *, sync: bool = True) -> None:
+        """Have this on disk, before anything else of this turn leaves if it must be synced."""
+        self.ready.persist.append(record)
+        self.ready.sync |= sync
 
     def send(self, node: NodeId, message: Message) -> None:
         self.ready.send.append((node, message))

@@ -148,3 +148,11 @@ class Requests:
     def replies(self, number: int) -> Mapping[NodeId, str]:
         standing = self._standing.get(number)
         return standing.voter.replies if standing else {}
+
+
+def other_terms(topic: Topic) -> str:
+    """What a replica answers to a client whose cluster file says something else of a topic."""
+    return (
+        f"topic '{topic.name}' is {topic.contract.terms} here, and in your cluster file it is not; "
+        "get the current one"
+    )

@@ -3,8 +3,8 @@
 Source: FIT-Broker 2013, algorithm 1; Freeman 2016, algorithms 1, 4 and 7, sections 5.8, 6.2.
 
 A batch goes to the replicas of its topic as its protocol says: `outgoing` sends it to all of them,
-`chain_outgoing` through a chain. Here are the machine around them, and the histories that follow
-the batches of a stream.
+`chain_outgoing` through a chain, and `ordering/publisher` has those of a log topic ordered. Here
+are the machine around them, and the histories that follow the batches of a stream.
 
 A client that restarts is another node (its session is new), so sequence numbers can start at 1
 and none is ever given twice.
@@ -17,12 +17,14 @@ from typing import Any
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream, TopicId
 from quorate.core.messages import Ack, Fetch, Message, Operation, Reply, Status, Supply
+from quorate.core.ordering import Line, Ordered, Partition
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast.history import History
 from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
 from quorate.protocol.chain_outgoing import ChainOutgoing
 from quorate.protocol.machine import Ready, Receipt
+from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.outgoing import Outgoing
 from quorate.protocol.requests import Requests, Standing
@@ -102,6 +104,7 @@ class Source:
         self._registered: dict[TopicId, Standing] = {}
         self._streams: dict[TopicId, Outgoing] = {}
         self._histories: dict[TopicId, Histories] = {}
+        self._lines: dict[Partition, LineOutgoing] = {}
         self._connected: set[NodeId] = set()
         self._stuck: set[NodeId] = set()
         # Where the streams of topics that were given back would go on.
@@ -119,7 +122,7 @@ class Source:
         if standing is None or standing.refused:
             standing = self._requests.ask(topic, Operation.REGISTER)
             self._registered[topic.id] = standing
-            if topic.id not in self._streams:
+            if topic.id not in self._streams and not topic.contract.is_log:
                 self._open(topic)
         return standing.number
 
@@ -158,6 +161,20 @@ class Source:
             if histories is not None:
                 histories.note(payload, self._outbox.now_us)
         return sequence
+
+    def line(self, name: str, partition: int) -> LineOutgoing:
+        """Our batches for one partition of a log topic."""
+        topic = self._topic(name)
+        if topic.id not in self._registered:
+            raise LocalProtocolError(f"register on topic '{name}' before publishing on it")
+        if not topic.contract.is_log or not 0 <= partition < topic.contract.partitions:
+            has = f"partitions 0 to {topic.contract.partitions - 1}"
+            raise LocalProtocolError(f"topic '{name}' has no partition {partition}; it has {has}")
+        outgoing = self._lines.get(Partition(topic.id, partition))
+        if outgoing is None:
+            line = Line(self.me, topic.id, partition)
+            outgoing = self._lines[line.target] = LineOutgoing(topic, line, self._outbox)
+        return outgoing
 
     def replies(self, number: int) -> Mapping[NodeId, str]:
         """Who has answered a request so far, and what."""
@@ -202,6 +219,8 @@ class Source:
         self._requests.tick()
         for outgoing in self._all_streams():
             outgoing.tick()
+        for line in self._lines.values():
+            line.tick()
         for histories in self._histories.values():
             histories.tick(now_us)
 
@@ -212,6 +231,9 @@ class Source:
         for outgoing in self._all_streams():
             if peer in outgoing.peers:
                 outgoing.reconnected(peer)
+        for line in self._lines.values():
+            if peer in line.topic.index:
+                line.reconnected(peer)
 
     def disconnected(self, peer: NodeId) -> None:
         self._connected.discard(peer)
@@ -228,6 +250,8 @@ class Source:
             outgoing.flush(self._can_send)
         for histories in self._histories.values():
             histories.flush(self._can_send)
+        for line in self._lines.values():
+            line.flush(self._can_send)
         return self._outbox.take()
 
     # Messages
@@ -256,6 +280,11 @@ class Source:
 
     def _on_reply(self, sender: NodeId, reply: Reply) -> None:
         self._requests.on_reply(sender, reply)
+
+    def _on_ordered(self, sender: NodeId, ordered: Ordered) -> None:
+        line = self._lines.get(Partition(ordered.topic, ordered.partition))
+        if line is not None:
+            line.on_ordered(sender, ordered)
 
     def _on_fetch(self, sender: NodeId, fetch: Fetch) -> None:
         """A replica misses what one of our histories names."""
@@ -316,6 +345,7 @@ class Source:
 
 _HANDLERS: dict[type, Callable[[Source, NodeId, Any], None]] = {
     Ack: Source._on_ack,
+    Ordered: Source._on_ordered,
     Reply: Source._on_reply,
     Fetch: Source._on_fetch,
 }

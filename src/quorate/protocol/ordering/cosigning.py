@@ -1,0 +1,115 @@
+"""Checkpoints: the size and root of the order log, signed by a quorum of its replicas.
+
+Source: RFC 6962; C2SP tlog-checkpoint and tlog-cosignature; DESIGN section 3.
+
+Every few tens of milliseconds of the log's own time, after a slot that all replicas agree on, each
+replica signs the head of its tree and tells the others. A signature so costs per checkpoint and
+not per batch. Heads of correct replicas after a slot are equal, so a quorum of signatures on
+another one cannot come about, and whoever holds a checkpoint can prove to anybody what stands in
+the log, offline.
+
+Invariants:
+- a correct replica signs one head per size;
+- what is kept is bounded: a few heads that lack signatures, and the last checkpoint.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import NodeId
+from quorate.core.ordering import Cosign
+from quorate.crypto.checkpoint import (
+    Cosignature,
+    Cosigner,
+    Head,
+    cosigned_bytes,
+    render,
+    verify_cosignature,
+)
+from quorate.protocol.outbox import Outbox
+
+# Heads that wait for signatures, and words about heads that we have yet to come to.
+HEADS_MAX = 64
+SECOND_US = 1_000_000
+
+
+class Notary(Protocol):
+    """What a group's checkpoints are called, and who signs them."""
+
+    @property
+    def origin(self) -> str: ...
+
+    @property
+    def cosigners(self) -> Mapping[NodeId, Cosigner]: ...
+
+    def sign_note(self, data: bytes) -> bytes: ...
+
+
+class Cosigning:
+    """One replica's part in signing the heads of its group's log."""
+
+    def __init__(self, me: NodeId, group: int, quorum: int, notary: Notary, outbox: Outbox) -> None:
+        # The last checkpoint, as others may read it.
+        self.checkpoint = ""
+        self.size = 0
+        # The size of the last head that we signed.
+        self.signed = 0
+        self._me, self._group, self._quorum = me, group, quorum
+        self._notary = notary
+        self._outbox = outbox
+        self._heads: dict[int, Head] = {}
+        # By size: what each replica signed, as it was said.
+        self._said: dict[int, dict[NodeId, Cosign]] = {}
+
+    def seal(self, others: tuple[NodeId, ...], size: int, root: bytes, time_us: int) -> None:
+        """Sign the head of our log, and tell the others."""
+        head = Head(self._notary.origin, size, root)
+        time_s = max(0, time_us // SECOND_US)
+        cosign = Cosign(
+            self._group, size, time_s, self._notary.sign_note(cosigned_bytes(head, time_s))
+        )
+        self._heads[size] = head
+        self.signed = size
+        self._outbox.send_all(others, cosign)
+        self._said.setdefault(size, {})[self._me] = cosign
+        self._forget_old()
+        self._complete(size)
+
+    def on_cosign(self, sender: NodeId, cosign: Cosign) -> None:
+        if cosign.size <= self.size or sender not in self._notary.cosigners:
+            return
+        if sum(sender in said for said in self._said.values()) >= HEADS_MAX:
+            return
+        said = self._said.setdefault(cosign.size, {})
+        said.setdefault(sender, cosign)
+        self._complete(cosign.size)
+
+    def _complete(self, size: int) -> None:
+        """Make a checkpoint of a head that enough replicas have signed."""
+        head, said = self._heads.get(size), self._said.get(size, {})
+        if head is None or size <= self.size or len(said) < self._quorum:
+            return
+        cosigners = self._notary.cosigners
+        good: list[Cosignature] = []
+        for replica, cosign in list(said.items()):
+            cosignature = Cosignature(cosigners[replica].name, cosign.time_s, cosign.signature)
+            try:
+                verify_cosignature(head, cosigners[replica], cosignature)
+            except RemoteProtocolError as error:
+                self._outbox.report(replica, "bad-cosignature", str(error))
+                del said[replica]
+            else:
+                good.append(cosignature)
+        if len(good) >= self._quorum:
+            self.checkpoint, self.size = render(head, good, list(cosigners.values())), size
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        for known in (self._heads, self._said):
+            for size in [size for size in known if size <= self.size]:
+                del known[size]
+        while len(self._heads) > HEADS_MAX:
+            oldest = min(self._heads)
+            del self._heads[oldest]
+            self._said.pop(oldest, None)

@@ -1,0 +1,156 @@
+"""Payloads that this replica should have, and missed while it was away or behind.
+
+An order is worth little where payloads are few: a replica that decided without the payload gets
+it later from a peer. Small batches belong everywhere; large ones with the first f + 1 stores of
+their partition. What a peer sends must fit the partition's chain, which this replica has, so that
+one peer is enough, whoever it is.
+
+One request is under way at a time: repair must not slow down what goes on.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from quorate.core.ids import NodeId
+from quorate.core.ordering import Absent, Entries, Fill, Line, Partition
+from quorate.crypto.digests import digest
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.records import Held, Store, Stretch
+from quorate.protocol.ordering.value import chained, leaves_of
+from quorate.protocol.outbox import Outbox
+
+GAPS_MAX = 65_536
+ANSWER_US_MAX = 500_000
+FILL_BYTES_MAX = 512 * 1024
+
+
+class Gap(NamedTuple):
+    """Offsets without payloads, how many peers could not help, and with how many of them."""
+
+    partition: Partition
+    offset: int
+    batches: int
+    refusals: int = 0
+    refused: int = 0
+
+
+class Filling:
+    """The gaps of one group's partitions at one replica."""
+
+    def __init__(
+        self,
+        others: tuple[NodeId, ...],
+        is_store: Callable[[Partition], bool],
+        store: Store,
+        outbox: Outbox,
+    ) -> None:
+        self._others = others
+        self._is_store = is_store
+        self._store = store
+        self._outbox = outbox
+        self._gaps: deque[Gap] = deque()
+        self._peer = 0
+        self._asked_us: int | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self._gaps)
+
+    def miss(self, partition: Partition, offset: int, batches: int) -> None:
+        """These were decided, and their payloads are not here."""
+        last = self._gaps[-1] if self._gaps else None
+        if last is not None and last[:3] == (partition, offset - last.batches, last.batches):
+            self._gaps[-1] = last._replace(batches=last.batches + batches)
+        elif len(self._gaps) < GAPS_MAX:
+            self._gaps.append(Gap(partition, offset, batches))
+
+    def tick(self) -> None:
+        if self._asked_us is None:
+            self._ask()
+        elif self._outbox.now_us - self._asked_us >= ANSWER_US_MAX:
+            self._refused()
+
+    def on_entries(self, sender: NodeId, entries: Entries) -> None:
+        gap = self._awaited(sender, entries.partition_of, entries.offset)
+        if gap is None:
+            return
+        count = min(len(entries.payloads), gap.batches)
+        payloads = entries.payloads[:count]
+        if not self._fits(entries, payloads):
+            self._outbox.report(sender, "forgery", f"payloads at offset {entries.offset}")
+            self._refused()
+            return
+        held = Held(entries.publisher, *gap.partition, entries.first, payloads)
+        self._outbox.persist(held, sync=False)
+        self._gaps.popleft()
+        if count < gap.batches:
+            rest = Gap(gap.partition, gap.offset + count, gap.batches - count)
+            self._gaps.appendleft(rest)
+        self._asked_us = None
+        self._ask()
+
+    def on_absent(self, sender: NodeId, absent: Absent) -> None:
+        if self._awaited(sender, Partition(absent.topic, absent.partition), absent.offset):
+            self._refused(max(1, absent.count))
+
+    def _ask(self) -> None:
+        if not self._gaps or not self._others:
+            return
+        gap = self._gaps[0]
+        self._asked_us = self._outbox.now_us
+        peer = self._others[self._peer % len(self._others)]
+        fill = Fill(*gap.partition, gap.offset, gap.batches, self._is_store(gap.partition))
+        self._outbox.send(peer, fill)
+
+    def _refused(self, batches: int = 1) -> None:
+        """This peer cannot help. Nobody can with large batches that are not ours to store."""
+        gap = self._gaps.popleft()
+        self._peer += 1
+        self._asked_us = None
+        refused = min(batches, gap.refused or batches, gap.batches)
+        if gap.refusals + 1 < len(self._others):
+            self._gaps.appendleft(gap._replace(refusals=gap.refusals + 1, refused=refused))
+            return
+        rest = gap.batches - refused
+        if rest:
+            self._gaps.append(Gap(gap.partition, gap.offset + refused, rest))
+        if self._is_store(gap.partition):
+            self._gaps.append(Gap(gap.partition, gap.offset, refused))
+
+    def _awaited(self, sender: NodeId, partition: Partition, offset: int) -> Gap | None:
+        """The gap that we asked this peer to fill, if this is its beginning."""
+        if self._asked_us is None or sender != self._others[self._peer % len(self._others)]:
+            return None
+        gap = self._gaps[0]
+        return gap if (gap.partition, gap.offset) == (partition, offset) else None
+
+    def _fits(self, entries: Entries, payloads: list[bytes]) -> bool:
+        """Are these what the chain says stands there?"""
+        partition = entries.partition_of
+        before = self._store.chain(partition, entries.offset)
+        after = self._store.chain(partition, entries.offset + len(payloads))
+        if before is None or after is None:
+            return False
+        line = Line(entries.publisher, *partition)
+        digests = map(digest, payloads)
+        leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, digests)
+        return chained(before, leaves)[-1] == after
+
+
+def answer(fill: Fill, stretches: list[Stretch]) -> Entries | Absent:
+    """What a peer gets of what stands there: up to the first batch that is not for it."""
+    partition = Partition(fill.topic, fill.partition)
+    if not stretches or not fill.count:
+        return Absent(*partition, fill.offset)
+    stretch = stretches[0]
+    payloads = stretch.payloads[: fill.count]
+    sizes = [len(payload) > INLINE_BYTES_MAX and not fill.large for payload in payloads]
+    if sizes[0]:
+        return Absent(*partition, fill.offset, [*sizes, False].index(False))
+    if True in sizes:
+        payloads = payloads[: sizes.index(True)]
+    return Entries(
+        stretch.publisher, *partition, stretch.offset, stretch.first, stretch.time_us,
+        stretch.before, payloads,
+    )  # fmt: skip

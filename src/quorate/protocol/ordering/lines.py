@@ -1,0 +1,256 @@
+"""What waits for its order: the undecided batches of each publisher and partition.
+
+Source: FIT-Broker 2013, section 4.4.2 (requests of clients); DESIGN section 3 (availability).
+
+A publisher hands its batches to every replica of the group, small ones whole, large ones whole to
+f + 1 stores and as digests to the others. A replica takes a line in its order, without gaps, and
+chains the digests. Two things have to be known of a batch before it may be ordered:
+
+- It is *authentic*: this replica had it from the publisher itself, or f + 1 replicas say that they
+  had (`Received`). There are no signatures of clients; replicas cannot make up a client's batch.
+- It is *available*: this replica holds the payload, or f + 1 replicas say that they do (`Stored`).
+
+A leader proposes what 2f + 1 replicas received, itself among them. At least f + 1 of those are
+correct and tell whoever asks, so that every correct replica comes to find it authentic: a client
+that tells some replicas and not others holds up only itself, and never the leader.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+
+from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ordering import Line, Received, Stored
+from quorate.crypto.digests import digest
+from quorate.protocol.ordering.log import Content
+from quorate.protocol.ordering.value import CHAIN_START, Span, chained
+
+# A batch of up to so many bytes rides inside its request, to every replica.
+INLINE_BYTES_MAX = 4096
+# So much of a line may wait at a replica.
+WAITING_BATCHES_MAX = 4096
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+EARLY_WORDS_MAX = 64
+
+
+class Waiting:
+    """One line's undecided batches, as this replica knows them.
+
+    Everything is a list that begins with the batch `next`, the first that is undecided.
+    """
+
+    __slots__ = (
+        "base",
+        "chains",
+        "digests",
+        "direct",
+        "early",
+        "heard",
+        "held",
+        "holders",
+        "line",
+        "next",
+        "payloads",
+        "since_us",
+        "spare",
+        "told_us",
+        "waiting_bytes",
+    )  # fmt: skip
+
+    def __init__(self, line: Line, start: Sequence = 1, base: Digest = CHAIN_START) -> None:
+        self.line = line
+        self.next = start
+        # The chain of the batch before `next`.
+        self.base = base
+        self.digests: list[Digest] = []
+        self.chains: list[Digest] = []
+        # None where only the digest is known.
+        self.payloads: list[bytes | None] = []
+        # Which replicas say that they hold a payload.
+        self.holders: list[set[NodeId]] = []
+        # Up to here the publisher itself gave it to us.
+        self.direct: Sequence = start - 1
+        # Up to here our payloads are on disk.
+        self.held: Sequence = start - 1
+        # The last word of each replica on how far it received this line.
+        self.heard: dict[NodeId, Received] = {}
+        # Payloads that the disk had after a crash, of batches whose predecessors it did not have.
+        self.spare: dict[Sequence, bytes] = {}
+        # Words of stores about batches that we have yet to hear of ourselves.
+        self.early: dict[NodeId, list[Stored]] = {}
+        self.waiting_bytes = 0
+        self.since_us = 0
+        self.told_us = 0
+
+    @property
+    def end(self) -> Sequence:
+        """The number of the batch that comes after all that we know."""
+        return self.next + len(self.digests)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.digests) < WAITING_BATCHES_MAX and self.waiting_bytes < WAITING_BYTES_MAX
+
+    def chain_at(self, sequence: Sequence) -> Digest | None:
+        """The chain of a batch, if we know the line so far."""
+        at = sequence - self.next
+        if at == -1:
+            return self.base
+        return self.chains[at] if 0 <= at < len(self.chains) else None
+
+    def extend(self, first: Sequence, digests: Seq[Digest], payloads: Seq[bytes | None]) -> bool:
+        """Take what follows on what we know; True if the publisher contradicts itself."""
+        contradicts = self.complete(first, digests, payloads)
+        skip = self.end - first
+        if contradicts or skip < 0 or skip >= len(digests) or not self.has_room:
+            return contradicts
+        room = WAITING_BATCHES_MAX - len(self.digests)
+        fresh = digests[skip : skip + room]
+        payloads = payloads[skip : skip + room]
+        self.chains += chained(self.chains[-1] if self.chains else self.base, fresh)
+        self.digests += fresh
+        self.payloads += payloads
+        self.holders += [set() for _ in fresh]
+        self.waiting_bytes += sum(len(payload) for payload in payloads if payload)
+        self._use_spare()
+        return False
+
+    def complete(self, first: Sequence, digests: Seq[Digest], payloads: Seq[bytes | None]) -> bool:
+        """Payloads of batches of which we have the digest already."""
+        start, end = max(first, self.next), min(first + len(digests), self.end)
+        for sequence in range(start, end):
+            mine, theirs = sequence - self.next, sequence - first
+            if self.digests[mine] != digests[theirs]:
+                return True
+            payload = payloads[theirs]
+            if payload is not None and self.payloads[mine] is None:
+                self.payloads[mine] = payload
+                self.waiting_bytes += len(payload)
+                self.held = min(self.held, sequence - 1)
+        return False
+
+    def replace(self, span: Span, digests: Seq[Digest], payloads: Seq[bytes | None]) -> bool:
+        """Take what a span names in place of what we have. False if that is not what it names."""
+        if not self.is_named_by(span, digests):
+            return False
+        digests = list(digests[: span.batches])
+        chains = chained(self.base, digests)
+        if self.digests[: span.batches] == digests:
+            self.complete(span.first, digests, payloads)
+            return True
+        self.digests, self.chains = digests, chains
+        self.payloads = list(payloads[: span.batches])
+        self.holders = [set() for _ in digests]
+        self.direct = self.held = self.next - 1
+        self.waiting_bytes = sum(len(payload) for payload in self.payloads if payload)
+        self._use_spare()
+        return True
+
+    def _use_spare(self) -> None:
+        """What the disk had of batches that we hear of only now is as good as if it came now."""
+        for sequence in [each for each in self.spare if each < self.end]:
+            payload, at = self.spare.pop(sequence), sequence - self.next
+            if at >= 0 and self.payloads[at] is None and digest(payload) == self.digests[at]:
+                self.payloads[at] = payload
+                self.waiting_bytes += len(payload)
+
+    def is_named_by(self, span: Span, digests: Seq[Digest]) -> bool:
+        """Whether these are the batches that a span names."""
+        if span.first != self.next or len(digests) < span.batches:
+            return False
+        return chained(self.base, digests[: span.batches])[-1] == span.chain
+
+    def content(self, count: int) -> Content:
+        """The next batches, as far as the log is concerned."""
+        payloads = self.payloads[:count]
+        lacking = [at for at, payload in enumerate(payloads) if payload is None]
+        return Content(self.digests[:count], lacking)
+
+    def advance(self, count: int) -> None:
+        """The next batches were decided."""
+        self.base = self.chains[count - 1]
+        self.waiting_bytes -= sum(len(payload) for payload in self.payloads[:count] if payload)
+        for column in (self.digests, self.chains, self.payloads, self.holders):
+            del column[:count]
+        self.next += count
+        self.direct = max(self.direct, self.next - 1)
+        self.held = max(self.held, self.next - 1)
+
+    # Who has it
+
+    def on_stored(self, replica: NodeId, stored: Stored) -> bool:
+        """A replica stores batches of this line. False if we have not come so far ourselves."""
+        last = stored.first + stored.count - 1
+        if last >= self.end:
+            return False
+        if self.chain_at(last) == stored.chain:
+            for sequence in range(max(stored.first, self.next), last + 1):
+                self.holders[sequence - self.next].add(replica)
+        return True
+
+    def keep_early(self, replica: NodeId, stored: Stored) -> None:
+        words = self.early.setdefault(replica, [])
+        words.append(stored)
+        del words[:-EARLY_WORDS_MAX]
+
+    def use_early(self) -> None:
+        """We know more of the line now: hear again what stores said too early."""
+        for replica, words in list(self.early.items()):
+            self.early[replica] = [word for word in words if not self.on_stored(replica, word)]
+            if not self.early[replica]:
+                del self.early[replica]
+
+    def believed_by(self, sequence: Sequence, me: NodeId) -> int:
+        """How many replicas received the line up to this batch, as we know it, from its source."""
+        count = int(self.direct >= sequence)
+        for replica, received in self.heard.items():
+            if replica != me and received.through >= sequence:
+                count += self.chain_at(received.through) == received.chain
+        return count
+
+    def received_through(self, count: int) -> Sequence:
+        """Up to here, so many replicas received the line as we know it, we among them."""
+        throughs = [self.direct]
+        for received in self.heard.values():
+            if received.through >= self.next and self.chain_at(received.through) == received.chain:
+                throughs.append(received.through)
+        if len(throughs) < count:
+            return self.next - 1
+        throughs.sort(reverse=True)
+        return min(throughs[count - 1], self.direct)
+
+    def is_available(self, at: int, holders_needed: int) -> bool:
+        return self.payloads[at] is not None or len(self.holders[at]) >= holders_needed
+
+    def available_through(self, last: Sequence, holders_needed: int) -> Sequence:
+        """The end of what is available, up to this batch."""
+        for at in range(last - self.next + 1):
+            if not self.is_available(at, holders_needed):
+                return self.next + at - 1
+        return last
+
+    def matches(self, span: Span) -> bool:
+        """Do we know what this span names?"""
+        return span.first == self.next and self.chain_at(span.end - 1) == span.chain
+
+    def lacks(self, span: Span, holders_needed: int) -> bool:
+        return not all(self.is_available(at, holders_needed) for at in range(span.batches))
+
+    def first_lacking(self, span: Span, holders_needed: int) -> Sequence:
+        """Where to begin to ask for what a span names."""
+        if not self.matches(span):
+            return span.first
+        for at in range(span.batches):
+            if not self.is_available(at, holders_needed):
+                return self.next + at
+        return span.first
+
+    def unheld_runs(self, count: int) -> Iterator[tuple[Sequence, list[bytes]]]:
+        """Runs of payloads among the next batches that are not on disk yet."""
+        start = max(self.held + 1 - self.next, 0)
+        absent = [at for at in range(start, count) if self.payloads[at] is None]
+        for before, after in pairwise([start - 1, *absent, count]):
+            run = [payload for payload in self.payloads[before + 1 : after] if payload is not None]
+            if run:
+                yield self.next + before + 1, run
+        self.held = max(self.held, self.next + count - 1)

@@ -1,0 +1,166 @@
+"""A line on its way to its group, seen from its publisher.
+
+Source: FIT-Broker 2013, section 4.4.2; DESIGN section 3.
+
+Small batches go to every replica. Of a large one the payload goes to f + 1 stores and its digest
+to the others; when nothing moves for a while, to more stores. A batch has its receipt when enough
+replicas name the same position: one where nobody lies, f + 1 otherwise. Until then it is kept and
+sent again, to whoever comes back and to all when nothing moves. Replicas recognise what they have
+by its sequence number, so that nothing is ordered twice.
+"""
+
+from collections.abc import Callable, Iterator
+
+from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ordering import Announce, Append, Line, Ordered, Partition
+from quorate.crypto.digests import digest
+from quorate.protocol.machine import Recorded
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.placement import stores_of
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.runs import by_size
+from quorate.protocol.topic import Topic
+
+IN_FLIGHT_BYTES = 16 * 1024 * 1024
+RETRY_AFTER_US = 400_000
+RETRY_AFTER_US_MAX = 3_000_000
+
+_GUARANTEES = {
+    "byzantine": "a quorum decided this position and has it on disk; f replicas may do anything",
+    "crash": "a majority decided this position and has it on disk; f replicas may crash",
+    "none": "the replica has it on disk",
+}
+
+
+class Kept:
+    """A batch without a receipt."""
+
+    __slots__ = ("digest", "events", "payload")
+
+    def __init__(self, payload: bytes, events: int) -> None:
+        self.payload = payload
+        self.events = events
+        self.digest: Digest | None = digest(payload) if len(payload) > INLINE_BYTES_MAX else None
+
+
+class LineOutgoing:
+    """The publisher's end of one line."""
+
+    def __init__(self, topic: Topic, line: Line, outbox: Outbox) -> None:
+        self.topic, self.line = topic, line
+        self.next: Sequence = 1
+        self.unreceipted: Sequence = 1
+        self.in_flight_bytes = 0
+        self._kept: dict[Sequence, Kept] = {}
+        self._outbox = outbox
+        self._stores = stores_of(topic.members, Partition(line.topic, line.partition))
+        self._stores_used = topic.f + 1
+        # What each replica is sent next.
+        self._next = dict.fromkeys(topic.members, 1)
+        # Who said which position for the batches from a sequence number on.
+        self._voices: dict[Sequence, dict[NodeId, Ordered]] = {}
+        byzantine = topic.contract.protection == "byzantine"
+        self._needed = topic.quorum.one_correct if byzantine else 1
+        self._retry_us = RETRY_AFTER_US
+        self._moved_us = 0
+
+    @property
+    def has_room(self) -> bool:
+        in_flight = self.next - self.unreceipted
+        return in_flight < self.topic.windows.in_flight and self.in_flight_bytes < IN_FLIGHT_BYTES
+
+    @property
+    def in_flight(self) -> int:
+        return self.next - self.unreceipted
+
+    def add(self, payload: bytes, events: int) -> Sequence:
+        sequence = self.next
+        if sequence == self.unreceipted:
+            self._moved_us = self._outbox.now_us
+        self._kept[sequence] = Kept(payload, events)
+        self.in_flight_bytes += len(payload)
+        self.next += 1
+        return sequence
+
+    def on_ordered(self, replica: NodeId, ordered: Ordered) -> None:
+        if replica not in self._next or ordered.first + ordered.count > self.next:
+            self._outbox.report(replica, "false-position", f"for batch {ordered.first}")
+            return
+        if ordered.first + ordered.count <= self.unreceipted:
+            return
+        self._voices.setdefault(ordered.first, {})[replica] = ordered
+        while self._settle_next():
+            pass
+
+    def flush(self, can_send: Callable[[NodeId], bool]) -> None:
+        """Send to each replica what it has not been sent; mostly the same to all."""
+        cut: dict[tuple[Sequence, bool], list[Append | Announce]] = {}
+        stores = frozenset(self._stores[: self._stores_used])
+        for replica, start in self._next.items():
+            start = max(start, self.unreceipted)
+            if start >= self.next or not can_send(replica):
+                continue
+            kind = start, replica in stores
+            if kind not in cut:
+                cut[kind] = list(self._messages(*kind))
+            for message in cut[kind]:
+                self._outbox.send(replica, message)
+            self._next[replica] = self.next
+
+    def tick(self) -> None:
+        """Nothing moved for too long: say all of it again, and have it stored by more."""
+        now_us = self._outbox.now_us
+        if self.in_flight and now_us - self._moved_us >= self._retry_us:
+            self._moved_us = now_us
+            self._retry_us = min(2 * self._retry_us, RETRY_AFTER_US_MAX)
+            self._stores_used = min(self._stores_used + 1, len(self._stores))
+            self._next = dict.fromkeys(self._next, self.unreceipted)
+
+    def reconnected(self, replica: NodeId) -> None:
+        self._next[replica] = self.unreceipted
+
+    def _settle_next(self) -> bool:
+        """The first batches without a receipt get one, if enough replicas agree on it."""
+        voices = self._voices.get(self.unreceipted, {})
+        for ordered in voices.values():
+            replicas = tuple(replica for replica, said in voices.items() if said == ordered)
+            if len(replicas) >= self._needed:
+                self._settle(ordered, replicas)
+                return True
+        return False
+
+    def _settle(self, ordered: Ordered, replicas: tuple[NodeId, ...]) -> None:
+        end = ordered.first + ordered.count
+        for sequence in range(self.unreceipted, end):
+            self.in_flight_bytes -= len(self._kept.pop(sequence).payload)
+        self.unreceipted = end
+        self._voices = {first: said for first, said in self._voices.items() if first >= end}
+        self._moved_us, self._retry_us = self._outbox.now_us, RETRY_AFTER_US
+        self._outbox.deliver(
+            Recorded(
+                self.line, ordered.first, ordered.count, ordered.offset, ordered.time_us,
+                replicas, _GUARANTEES[self.topic.contract.protection],
+            )
+        )  # fmt: skip
+
+    def _messages(self, start: Sequence, is_store: bool) -> Iterator[Append | Announce]:
+        """What a replica is sent, from here on: runs of payloads, and of digests."""
+        at = start
+        while at < self.next:
+            announced = self._is_announced(at, is_store)
+            first = at
+            while at < self.next and self._is_announced(at, is_store) == announced:
+                at += 1
+            kept = [self._kept[sequence] for sequence in range(first, at)]
+            if announced:
+                yield from self._announces(first, kept)
+            else:
+                for part, payloads in by_size(first, [k.payload for k in kept]):
+                    yield Append(self.line.topic, self.line.partition, part, payloads)
+
+    def _announces(self, first: Sequence, kept: list[Kept]) -> Iterator[Announce]:
+        digests = [k.digest for k in kept if k.digest is not None]
+        yield Announce(self.line.topic, self.line.partition, first, digests)
+
+    def _is_announced(self, sequence: Sequence, is_store: bool) -> bool:
+        return not is_store and self._kept[sequence].digest is not None

@@ -1,0 +1,256 @@
+"""Those who read a partition, and what they are sent.
+
+A reader takes payloads from one replica, and from the others only how the partition's chain goes
+on: one hash, whatever came since. Payloads of the last decisions are still in memory (`Tail`);
+whoever lags behind those is served from disk, at its own pace.
+"""
+
+from bisect import bisect_right
+from collections import deque
+
+from quorate.core.ids import Digest, NodeId
+from quorate.core.ordering import (
+    BEGIN_US,
+    END_US,
+    Absent,
+    Allow,
+    Chained,
+    Entries,
+    Follow,
+    Locate,
+    Located,
+    Partition,
+)
+from quorate.protocol.ordering.log import OrderLog
+from quorate.protocol.ordering.records import DIGEST_BYTES, Placed, Store, Stretch
+from quorate.protocol.outbox import Outbox
+
+# The last decisions are kept in memory for those who are up to date.
+TAIL_BYTES_MAX = 32 * 1024 * 1024
+TAIL_STRETCHES_MAX = 4096
+# One message, and one turn, carry so much to one reader.
+ENTRIES_BYTES_MAX = 512 * 1024
+TURN_BYTES_MAX = 2 * 1024 * 1024
+READERS_MAX = 16_384
+
+
+class Kept:
+    """What one decision put into one partition."""
+
+    __slots__ = ("before", "payloads", "placed", "size_bytes", "time_us")
+
+    def __init__(
+        self, placed: Placed, time_us: int, before: Digest, payloads: list[bytes | None]
+    ) -> None:
+        self.placed = placed
+        self.time_us = time_us
+        self.before = before
+        self.payloads = payloads
+        self.size_bytes = sum(len(payload) for payload in payloads if payload)
+
+    def chain(self, at: int) -> Digest:
+        """The partition's chain before the batch with this place in the stretch."""
+        if at == 0:
+            return self.before
+        return self.placed.chains[(at - 1) * DIGEST_BYTES : at * DIGEST_BYTES]
+
+
+class Tail:
+    """The last decisions of one partition."""
+
+    def __init__(self) -> None:
+        self.kept: deque[Kept] = deque()
+
+    def find(self, offset: int) -> tuple[Kept, int] | None:
+        """The decision that holds this offset, and the place in it."""
+        if not self.kept or offset < self.kept[0].placed.offset:
+            return None
+        at = bisect_right(self.kept, offset, key=lambda kept: kept.placed.offset) - 1
+        kept = self.kept[at]
+        return kept, offset - kept.placed.offset
+
+    def read(self, offset: int, bytes_max: int) -> list[Stretch]:
+        found = self.find(offset)
+        if found is None:
+            return []
+        kept, at = found
+        payloads: list[bytes] = []
+        for payload in kept.payloads[at:]:
+            if payload is None or (payloads and bytes_max <= 0):
+                break
+            payloads.append(payload)
+            bytes_max -= len(payload)
+        if not payloads:
+            return []
+        placed = kept.placed
+        return [
+            Stretch(
+                placed.publisher, offset, placed.first + at, kept.time_us, kept.chain(at), payloads
+            )
+        ]
+
+
+class Reader:
+    """One reader of one partition."""
+
+    __slots__ = ("cursor", "limit", "number", "payloads", "told")
+
+    def __init__(self, follow: Follow) -> None:
+        self.number = follow.number
+        self.cursor = follow.offset
+        self.limit = follow.limit
+        self.payloads = follow.payloads
+        # Up to which offset it knows the chain.
+        self.told = -1
+
+
+class Readers:
+    """All readers of one group's partitions at one replica."""
+
+    def __init__(self, log: OrderLog, store: Store, outbox: Outbox) -> None:
+        self._log = log
+        self._store = store
+        self._outbox = outbox
+        self._readers: dict[Partition, dict[NodeId, Reader]] = {}
+        self._count = 0
+        self._tails: dict[Partition, Tail] = {}
+        self._order: deque[Partition] = deque()
+        self._tail_bytes = 0
+        self._stuck: set[NodeId] = set()
+        self._due: dict[Partition, None] = {}
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    # What happens
+
+    def on_locate(self, node: NodeId, locate: Locate) -> None:
+        partition = Partition(locate.topic, locate.partition)
+        offset = self._log.partition(partition).end
+        if locate.time_us == BEGIN_US:
+            offset, _ = self._store.bounds(partition)
+        elif locate.time_us != END_US:
+            offset = self._store.offset_at(partition, locate.time_us)
+        self._outbox.send(node, Located(*partition, locate.number, offset))
+
+    def on_follow(self, node: NodeId, follow: Follow) -> None:
+        partition = Partition(follow.topic, follow.partition)
+        readers = self._readers.setdefault(partition, {})
+        if node not in readers:
+            if self._count >= READERS_MAX:
+                self._outbox.report(node, "refused", f"there are {READERS_MAX} readers already")
+                return
+            self._count += 1
+        elif follow.number <= readers[node].number:
+            return
+        readers[node] = Reader(follow)
+        self._due[partition] = None
+
+    def on_allow(self, node: NodeId, allow: Allow) -> None:
+        partition = Partition(allow.topic, allow.partition)
+        reader = self._readers.get(partition, {}).get(node)
+        if reader is not None:
+            reader.limit = max(reader.limit, allow.limit)
+            self._due[partition] = None
+
+    def gone(self, node: NodeId) -> None:
+        self._stuck.discard(node)
+        for readers in self._readers.values():
+            if readers.pop(node, None) is not None:
+                self._count -= 1
+
+    def writable(self, node: NodeId, writable: bool) -> None:
+        if not writable:
+            self._stuck.add(node)
+            return
+        self._stuck.discard(node)
+        for partition, readers in self._readers.items():
+            if node in readers:
+                self._due[partition] = None
+
+    def placed(
+        self, placed: Placed, time_us: int, before: Digest, payloads: list[bytes | None]
+    ) -> None:
+        """A decision put these into their partition."""
+        partition = Partition(placed.topic, placed.partition)
+        kept = Kept(placed, time_us, before, payloads)
+        self._tails.setdefault(partition, Tail()).kept.append(kept)
+        self._order.append(partition)
+        self._tail_bytes += kept.size_bytes
+        while len(self._order) > TAIL_STRETCHES_MAX or self._tail_bytes > TAIL_BYTES_MAX:
+            oldest = self._tails[self._order.popleft()].kept.popleft()
+            self._tail_bytes -= oldest.size_bytes
+        self._due[partition] = None
+
+    def flush(self) -> bool:
+        """Send what is due. True if some of it is left for the next turn."""
+        due, self._due = self._due, {}
+        for partition in due:
+            end = self._log.partition(partition).end
+            for node, reader in self._readers.get(partition, {}).items():
+                if node in self._stuck:
+                    continue
+                if reader.payloads:
+                    self._send_entries(node, partition, reader, end)
+                self._tell_chain(node, partition, reader, end)
+        return bool(self._due)
+
+    def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
+        """What stands there, from memory or from disk."""
+        tail = self._tails.get(partition)
+        found = tail.read(offset, bytes_max) if tail is not None else []
+        return found or self._store.read(partition, offset, bytes_max)
+
+    # Parts
+
+    def _send_entries(self, node: NodeId, partition: Partition, reader: Reader, end: int) -> None:
+        end, sent = min(end, reader.limit), 0
+        while reader.cursor < end:
+            if sent >= TURN_BYTES_MAX:
+                self._due[partition] = None
+                return
+            stretches = self.read(partition, reader.cursor, ENTRIES_BYTES_MAX)
+            if not stretches:
+                self._outbox.send(node, Absent(*partition, reader.cursor))
+                # It asks another replica, and us again if it wants more.
+                reader.limit = reader.cursor
+                return
+            for stretch in stretches:
+                payloads = stretch.payloads[: end - stretch.offset]
+                if payloads:
+                    self._send_stretch(node, partition, stretch, payloads)
+                    sent += sum(map(len, payloads))
+                    reader.cursor = stretch.offset + len(payloads)
+
+    def _send_stretch(
+        self, node: NodeId, partition: Partition, stretch: Stretch, payloads: list[bytes]
+    ) -> None:
+        entries = Entries(
+            stretch.publisher, *partition, stretch.offset, stretch.first, stretch.time_us,
+            stretch.before, payloads,
+        )  # fmt: skip
+        self._outbox.send(node, entries)
+
+    def _tell_chain(self, node: NodeId, partition: Partition, reader: Reader, end: int) -> None:
+        """How the chain goes on, as far as this reader wants to know."""
+        start, _ = self._store.bounds(partition)
+        # Of what is not kept any more nobody knows the chain.
+        through = max(min(end, max(reader.limit, reader.cursor)), start)
+        if through == reader.told:
+            return
+        chain = self._chain(partition, through)
+        if chain is not None:
+            reader.told = through
+            self._outbox.send(node, Chained(*partition, through, chain, start, end))
+
+    def _chain(self, partition: Partition, offset: int) -> Digest | None:
+        state = self._log.partition(partition)
+        if offset == state.end:
+            return state.chain
+        tail = self._tails.get(partition)
+        found = tail.find(offset) if tail is not None else None
+        if found is not None:
+            kept, at = found
+            return kept.chain(at)
+        return self._store.chain(partition, offset)

@@ -1,0 +1,392 @@
+"""One partition as one reader sees it: batches in the order that f + 1 replicas agree on.
+
+Source: DESIGN section 3; FIT-Broker 2013, section 4.4.2 (delivery of ordered events).
+
+Payloads come from one replica, the lead. The reader hashes them into the partition's chain
+itself. The other replicas only say what the chain is at some offset; since a chain covers all
+that came before it, f of them and the lead agreeing on one offset settles everything below it.
+A lead that is silent while others are further, or whose chain is not what f + 1 others say, is
+replaced, and everything that is not settled is read again from the next one.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ordering import (
+    END_US,
+    Absent,
+    Allow,
+    Chained,
+    Entries,
+    Follow,
+    Line,
+    Locate,
+    Located,
+    Partition,
+)
+from quorate.crypto.digests import digest
+from quorate.protocol.machine import Entry, Trimmed
+from quorate.protocol.ordering.placement import stores_of
+from quorate.protocol.ordering.value import chained, leaves_of
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.topic import Topic
+
+# How far ahead of what it has read a reader lets replicas send.
+CREDIT_BATCHES = 4096
+# A lead that is so late with what others have is replaced.
+LATE_AFTER_US = 400_000
+EARLY_MAX = 1024
+# What a replica may say of the chain before its lead has come so far.
+WORDS_MAX = 256
+LATE_AFTER_US_MAX = 3_000_000
+# A replica that restarted has forgotten who reads: without a broken link, only asking tells.
+ASK_AGAIN_US = 3_000_000
+
+
+class Search:
+    """The offset at which a reader begins, if it names a time, the beginning or the end.
+
+    Replicas differ by what they have decided so far and still keep. Of the answers of n - f, the
+    (f + 1)th from below is no later than what a correct replica says, and no earlier than what
+    another one does; for the end it is the (f + 1)th from above.
+    """
+
+    def __init__(self, topic: Topic, partition: Partition, time_us: int, outbox: Outbox) -> None:
+        self.topic, self.partition = topic, partition
+        self._time_us = time_us
+        self._outbox = outbox
+        self._offsets: dict[NodeId, int] = {}
+        self._asked_us = outbox.now_us
+
+    def ask(self, replicas: "Iterable[NodeId]") -> None:
+        silent = [r for r in replicas if r in self.topic.index and r not in self._offsets]
+        self._outbox.send_all(silent, Locate(*self.partition, 0, self._time_us))
+
+    def tick(self) -> None:
+        if self._outbox.now_us - self._asked_us >= LATE_AFTER_US:
+            self._asked_us = self._outbox.now_us
+            self.ask(self.topic.members)
+
+    def on_located(self, replica: NodeId, located: Located) -> int | None:
+        """The offset, once enough replicas have answered."""
+        if replica in self.topic.index:
+            self._offsets[replica] = located.offset
+        if len(self._offsets) < self.topic.quorum.reachable:
+            return None
+        offsets = sorted(self._offsets.values(), reverse=self._time_us == END_US)
+        return offsets[min(self.topic.f, len(offsets) - 1)]
+
+
+class Reading:
+    """The reader's end of one partition."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        partition: Partition,
+        offset: int,
+        outbox: Outbox,
+        numbers: "Iterator[int] | None" = None,
+    ) -> None:
+        self.topic, self.partition = topic, partition
+        # Of what we ask, so that replicas know what holds.
+        self._numbers = count(1) if numbers is None else numbers
+        # The next batch to deliver.
+        self.position = offset
+        self.lead: NodeId | None = None
+        self._outbox = outbox
+        self._order = stores_of(topic.members, partition)
+        # What the lead sent and nobody confirmed yet (publisher, sequence, time and payload), with
+        # the chain after each.
+        self._unsettled: list[tuple[NodeId, Sequence, int, bytes]] = []
+        self._chains: list[Digest] = []
+        self._start: Digest | None = None
+        # Who sent what is not settled.
+        self._supplied_by: set[NodeId] = set()
+        # Who does not have what we want next.
+        self._lacking: set[NodeId] = set()
+        # Where our lead has nothing more for us.
+        self._absent: int | None = None
+        # What the lead sent and we cannot place yet, by offset.
+        self._early: dict[int, Entries] = {}
+        # What replicas said of the chain further on than we are, and up to where they agree.
+        self._words: dict[NodeId, deque[Chained]] = {}
+        self._agreed: dict[NodeId, int] = {}
+        self._contradicted: dict[tuple[int, Digest], set[NodeId]] = {}
+        self._ends: dict[NodeId, int] = {}
+        self._starts: dict[NodeId, int] = {}
+        self._blames: Counter[NodeId] = Counter()
+        self._limit = offset + CREDIT_BATCHES
+        self._moved_us = self._late_since_us = self._asked_us = outbox.now_us
+        self._patience_us = LATE_AFTER_US
+        byzantine = topic.contract.protection == "byzantine"
+        # Beside the lead f replicas are asked, and all of them when that does not do. Where
+        # replicas lie, so many have to agree.
+        self._others_needed = topic.f if byzantine else 0
+        self._is_wide = False
+
+    @property
+    def received(self) -> int:
+        """The offset after the last batch that the lead sent."""
+        return self.position + len(self._unsettled)
+
+    @property
+    def end(self) -> int:
+        """The end of the partition, as far as enough replicas say."""
+        ends = sorted(self._ends.values(), reverse=True)
+        return ends[self._others_needed] if len(ends) > self._others_needed else self.position
+
+    def begin(self, connected: "set[NodeId]") -> None:
+        """Ask one replica for payloads, and a few how the chain goes on."""
+        self._choose_lead(connected)
+        self._ask_all(connected)
+
+    def connected(self, replica: NodeId, connected: "set[NodeId]") -> None:
+        if self.lead is None:
+            self._choose_lead(connected)
+        if replica in self._partners(connected):
+            self._ask(replica)
+
+    def disconnected(self, replica: NodeId, connected: "set[NodeId]") -> None:
+        for known in (self._words, self._agreed, self._ends):
+            known.pop(replica, None)
+        if replica == self.lead:
+            self._change_lead(connected)
+        else:
+            self._ask_all(connected)
+
+    def seek(self, offset: int, connected: "set[NodeId]") -> None:
+        """Read on from another offset."""
+        self.position, self._limit = offset, offset + CREDIT_BATCHES
+        self._forget_unsettled()
+        self.begin(connected)
+
+    # Messages
+
+    def on_entries(self, sender: NodeId, entries: Entries, connected: "set[NodeId]") -> None:
+        is_allowed = entries.offset + len(entries.payloads) <= self._limit
+        if sender != self.lead or entries.offset < self.received or not is_allowed:
+            return
+        if entries.offset > self.received:
+            # It came before what precedes it.
+            if len(self._early) < EARLY_MAX:
+                self._early[entries.offset] = entries
+            return
+        following: Entries | None = entries
+        while following is not None:
+            if self._start is None:
+                self._start = following.before
+            before = self._chains[-1] if self._chains else self._start
+            if before != following.before:
+                self._start_over(sender, connected)
+                return
+            self._take(following, before)
+            self._supplied_by.add(sender)
+            following = self._early.pop(self.received, None)
+        self._lacking.clear()
+        self._settle(connected)
+        self._pass_on(connected)
+
+    def on_chained(self, sender: NodeId, chain: Chained, connected: "set[NodeId]") -> None:
+        if sender not in self.topic.index:
+            return
+        self._ends[sender], self._starts[sender] = chain.end, chain.start
+        if self._skip_what_is_gone(connected):
+            return
+        words = self._words.setdefault(sender, deque(maxlen=WORDS_MAX))
+        if not words or words[-1].offset < chain.offset:
+            words.append(chain)
+        self._settle(connected)
+
+    def _skip_what_is_gone(self, connected: "set[NodeId]") -> bool:
+        """Go on behind what retention took, once so many say so that one of them is correct."""
+        starts = sorted(self._starts.values(), reverse=True)
+        kept = starts[self._others_needed] if len(starts) > self._others_needed else 0
+        if kept <= self.position:
+            return False
+        self._outbox.deliver(Trimmed(self.partition, self.position, kept - self.position))
+        self.seek(kept, connected)
+        return True
+
+    def stop(self) -> None:
+        """Nobody need send us anything any more."""
+        for replica in self.topic.members:
+            follow = Follow(*self.partition, next(self._numbers), self.position, 0, False)
+            self._outbox.send(replica, follow)
+
+    def on_absent(self, sender: NodeId, absent: Absent, connected: "set[NodeId]") -> None:
+        if sender == self.lead:
+            self._absent = absent.offset
+            self._pass_on(connected)
+
+    def tick(self, connected: "set[NodeId]") -> None:
+        """What is late is asked of everybody; a lead that is late then is replaced."""
+        now_us = self._outbox.now_us
+        if now_us - max(self._moved_us, self._asked_us) >= ASK_AGAIN_US:
+            self._ask_all(connected)
+        ahead = max(self._ends.values(), default=0)
+        if not self._unsettled and self.position >= min(ahead, self._limit):
+            self._late_since_us = now_us
+        elif now_us - max(self._late_since_us, self._moved_us) >= self._patience_us:
+            self._patience_us = min(2 * self._patience_us, LATE_AFTER_US_MAX)
+            self._late_since_us = now_us
+            was_wide, self._is_wide = self._is_wide, True
+            if was_wide and self.end > self.position:
+                self._blame("is late", connected)
+            else:
+                self._ask_all(connected)
+
+    # Settling
+
+    def _take(self, entries: Entries, before: Digest) -> None:
+        line = Line(entries.publisher, *self.partition)
+        digests = [*map(digest, entries.payloads)]
+        leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, digests)
+        self._chains += chained(before, leaves)
+        publisher, first, time_us = entries.publisher, entries.first, entries.time_us
+        self._unsettled += [
+            (publisher, first + at, time_us, payload) for at, payload in enumerate(entries.payloads)
+        ]
+
+    def _settle(self, connected: "set[NodeId]") -> None:
+        """Compare what others say of the chain with what we have from the lead."""
+        for replica, words in self._words.items():
+            while words and words[0].offset <= self.received:
+                self._compare(replica, words.popleft())
+        if any(len(said) > self._others_needed for said in self._contradicted.values()):
+            self._blames.update(self._supplied_by - {self.lead})
+            self._blame("sent other batches than the others have", connected)
+            return
+        if self._contradicted and not self._is_wide:
+            self._is_wide = True
+            self._ask_all(connected)
+        agreed = sorted((at for r, at in self._agreed.items() if r != self.lead), reverse=True)
+        if not self._others_needed:
+            self._deliver(self.received)
+        elif len(agreed) >= self._others_needed:
+            self._deliver(agreed[self._others_needed - 1])
+
+    def _compare(self, replica: NodeId, word: Chained) -> None:
+        mine = self._chain_before(word.offset)
+        if mine is None or replica == self.lead:
+            return
+        if mine == word.chain:
+            self._agreed[replica] = word.offset
+        else:
+            said = self._contradicted.setdefault((word.offset, word.chain), set())
+            said.add(replica)
+
+    def _deliver(self, through: int) -> None:
+        batches = through - self.position
+        if batches <= 0:
+            return
+        partition, offset, words = self.partition, self.position, self._vouchers(through)
+        self._outbox.ready.deliver.extend(
+            [
+                Entry(partition, offset + at, *batch, words)
+                for at, batch in enumerate(self._unsettled[:batches])
+            ]
+        )
+        self._start = self._chains[batches - 1]
+        del self._unsettled[:batches], self._chains[:batches]
+        if not self._unsettled:
+            self._supplied_by.clear()
+        self.position = through
+        self._moved_us, self._patience_us = self._outbox.now_us, LATE_AFTER_US
+        if self._limit - self.position < CREDIT_BATCHES // 2:
+            # Replicas may send further ahead, in steps.
+            self._limit = self.position + CREDIT_BATCHES
+            self._outbox.send_all(self.topic.members, Allow(*self.partition, self._limit))
+
+    def _vouchers(self, through: int) -> tuple[NodeId, ...]:
+        """The lead, and those who agree with it so far."""
+        assert self.lead is not None
+        others = [r for r, at in self._agreed.items() if at >= through and r != self.lead]
+        return (self.lead, *others)
+
+    def _chain_before(self, offset: int) -> Digest | None:
+        at = offset - self.position
+        if at == 0:
+            return self._start
+        return self._chains[at - 1] if 0 < at <= len(self._chains) else None
+
+    # Who is asked
+
+    def _partners(self, connected: "set[NodeId]") -> list[NodeId]:
+        """The lead, and those who say how the chain goes on."""
+        others = [r for r in self._order if r in connected and r != self.lead]
+        others.sort(key=lambda replica: self._blames[replica])
+        lead = [] if self.lead is None else [self.lead]
+        return lead + (others if self._is_wide else others[: self.topic.f])
+
+    def _ask_all(self, connected: "set[NodeId]") -> None:
+        self._asked_us = self._outbox.now_us
+        for replica in self._partners(connected):
+            self._ask(replica)
+
+    def _ask(self, replica: NodeId) -> None:
+        self._words.pop(replica, None)
+        offset = self.received if replica == self.lead else self.position
+        is_lead, number = replica == self.lead, next(self._numbers)
+        follow = Follow(*self.partition, number, offset, self._limit, is_lead)
+        self._outbox.send(replica, follow)
+
+    def _pass_on(self, connected: "set[NodeId]") -> None:
+        """Large batches are not everywhere: go on from here with the next replica."""
+        if self.lead is None or self._absent != self.received:
+            return
+        former = self.lead
+        self._absent = None
+        self._lacking.add(former)
+        there = [replica for replica in self._order if replica in connected]
+        others = [replica for replica in there if replica not in self._lacking]
+        if not others:
+            # Nobody who is there has it. Ask all again when it has been late for a while.
+            self._lacking.clear()
+            return
+        self.lead = min(others, key=lambda replica: self._blames[replica])
+        for replica in dict.fromkeys((*self._partners(connected), former)):
+            self._ask(replica)
+
+    def _start_over(self, sender: NodeId, connected: "set[NodeId]") -> None:
+        """What this lead sends does not follow on what we have, from it or from the one before."""
+        others = self._supplied_by - {sender}
+        if not others:
+            self._blame("sent batches that do not follow on each other", connected)
+            return
+        self._blames.update(others)
+        self._forget_unsettled()
+        self._ask_all(connected)
+
+    def _blame(self, why: str, connected: "set[NodeId]") -> None:
+        if self.lead is not None:
+            self._outbox.report(self.lead, "bad-lead", why)
+            self._blames[self.lead] += 1
+        self._change_lead(connected)
+
+    def _change_lead(self, connected: "set[NodeId]") -> None:
+        former = self.lead
+        self._forget_unsettled()
+        self._choose_lead(connected, avoid=former)
+        self._ask_all(connected)
+        if former is not None and former in connected and former not in self._partners(connected):
+            # It goes on with digests, or it would go on to send payloads.
+            self._ask(former)
+
+    def _choose_lead(self, connected: "set[NodeId]", avoid: NodeId | None = None) -> None:
+        there = [replica for replica in self._order if replica in connected]
+        candidates = [replica for replica in there if replica != avoid] or there
+        self.lead = min(candidates, key=lambda replica: self._blames[replica], default=None)
+        self._moved_us = self._outbox.now_us
+
+    def _forget_unsettled(self) -> None:
+        self._unsettled.clear()
+        self._early.clear()
+        self._supplied_by.clear()
+        self._agreed.clear()
+        self._contradicted.clear()
+        self._absent = None
+        self._chains.clear()
+        self._start = None

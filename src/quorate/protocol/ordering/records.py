@@ -1,0 +1,132 @@
+"""What a replica of the order log has on disk, record by record.
+
+A replica writes records into one journal, in the order in which its machine asks for them. After
+a crash it reads back a prefix of them that has at least everything that was synced. So whatever a
+record rests on stands before it: a `Decided` after the `Held` of its batches, say.
+
+`Held` and `Voted` are synced before anything leaves that rests on them. `Decided` need not be: a
+quorum has the votes that led to it on disk, and they lead to it again.
+"""
+
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from quorate.core.ids import Digest, NodeId, Sequence, TopicId
+from quorate.core.ordering import Partition
+
+DIGEST_BYTES = 32
+
+
+class Held(msgspec.Struct, frozen=True, gc=False, tag="held"):
+    """Payloads that this replica stores: consecutive batches of one publisher."""
+
+    publisher: NodeId
+    topic: TopicId
+    partition: int
+    first: Sequence
+    payloads: list[bytes]
+
+
+class Voted(msgspec.Struct, frozen=True, gc=False, tag="voted"):
+    """What this replica has said in a slot; later records of a slot replace earlier ones.
+
+    `accepted_in` and `accepted` are the regency and the digest of its last ACCEPT (0 and nothing
+    before the first), `written` has the last regency in which it sent WRITE for a digest. `values`
+    are those of these values that no earlier record of the slot has.
+    """
+
+    group: int
+    regency: int
+    slot: int
+    accepted_in: int
+    accepted: Digest
+    written: dict[Digest, int]
+    values: list[bytes]
+
+
+class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Consecutive batches of one publisher got consecutive offsets, and leaves in the order log.
+
+    Digests, hashes of leaves, and the partition's chain after each batch are laid end to end.
+    """
+
+    publisher: NodeId
+    topic: TopicId
+    partition: int
+    first: Sequence
+    offset: int
+    leaf: int
+    digests: bytes
+    leaves: bytes
+    chains: bytes
+    # Which of them, from 0, this replica does not have the payloads of, whatever it holds.
+    lacking: list[int] = []
+
+    @property
+    def count(self) -> int:
+        return len(self.digests) // DIGEST_BYTES
+
+
+class Decided(msgspec.Struct, frozen=True, gc=False, tag="decided"):
+    """A slot's value, and where it puts its batches."""
+
+    group: int
+    slot: int
+    time_us: int
+    value: bytes
+    placed: list[Placed]
+
+
+class Snapshot(msgspec.Struct, frozen=True, gc=False, tag="snapshot"):
+    """The whole state of a group's machine after this slot: nothing before it need be replayed."""
+
+    group: int
+    slot: int
+    state: bytes
+    # In which regency this replica was: it must not go back behind that.
+    regency: int = 1
+
+
+Record: TypeAlias = Held | Voted | Decided | Snapshot
+
+
+class Stretch(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive batches of one publisher as they stand in a partition.
+
+    `before` is the partition's chain before the first of them.
+    """
+
+    publisher: NodeId
+    offset: int
+    first: Sequence
+    time_us: int
+    before: Digest
+    payloads: list[bytes]
+
+
+class Store(Protocol):
+    """What a machine may ask of the disk. Its records take effect here when they are written."""
+
+    def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
+        """What stands there from this offset on: at least one batch if it is here, up to about so
+        many bytes. It ends before the first batch whose payload this replica does not have.
+        """
+
+    def chain(self, partition: Partition, offset: int) -> Digest | None:
+        """The partition's chain before this offset, if that is still known."""
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        """The first offset that is kept, and the one after the last."""
+
+    def offset_at(self, partition: Partition, time_us: int) -> int:
+        """The first offset that was decided at this time or later; the end if there is none."""
+
+    def absent(self) -> list[tuple[Partition, int, int]]:
+        """Offsets, and how many from each on, whose payloads are not here."""
+
+    def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
+        """Slots from this one on, up to about so many bytes of records."""
+
+    def node(self, group: int, level: int, number: int) -> bytes:
+        """A perfect tree's hash in the order log of a group; level 0 has the leaves."""

@@ -1,0 +1,117 @@
+"""What a slot decides: the next batches of some lines, by their digests only.
+
+A value is a time and a list of *spans*. A span takes the next batches of one line; the chain of
+its last batch says which they are, and, since a chain covers the whole line, that nothing was
+left out or done twice. So a slot orders hundreds of batches in some seventy bytes a publisher.
+
+Everything that follows from a decision is computed here, alike on every replica and by every
+reader: the leaf of a batch in the order log, and the chain of a partition.
+"""
+
+from collections.abc import Iterable
+from hashlib import sha256
+from itertools import accumulate
+from struct import Struct
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import Digest, NodeId, Sequence, TopicId
+from quorate.core.ordering import Line
+
+DIGEST_BYTES = 32
+CHAIN_START = bytes(DIGEST_BYTES)
+SPANS_MAX = 4096
+SPAN_BATCHES_MAX = 4096
+
+# time, number of spans
+_HEAD = Struct("<qH")
+# publisher, topic, partition, first, count, chain
+_SPAN = Struct(f"<QIHQH{DIGEST_BYTES}s")
+# The leaf of a batch: version, topic, partition, offset, publisher, sequence, time, digest
+_LEAF = Struct(f">4sIHQQQq{DIGEST_BYTES}s")
+_LEAF_VERSION = b"qbl1"
+
+
+class Span(NamedTuple):
+    """The next batches of a line, the last of which has this chain."""
+
+    publisher: NodeId
+    topic: TopicId
+    partition: int
+    first: Sequence
+    batches: int
+    chain: Digest
+
+    @property
+    def line(self) -> Line:
+        return Line(self.publisher, self.topic, self.partition)
+
+    @property
+    def end(self) -> Sequence:
+        return self.first + self.batches
+
+
+class Value(NamedTuple):
+    time_us: int
+    spans: tuple[Span, ...]
+
+    def encode(self) -> bytes:
+        head = _HEAD.pack(self.time_us, len(self.spans))
+        return head + b"".join([_SPAN.pack(*span) for span in self.spans])
+
+    @staticmethod
+    def decode(data: bytes) -> "Value":
+        if len(data) < _HEAD.size:
+            raise RemoteProtocolError(f"a value of {len(data)} bytes")
+        time_us, count = _HEAD.unpack_from(data)
+        if not 0 < count <= SPANS_MAX or len(data) != _HEAD.size + count * _SPAN.size:
+            raise RemoteProtocolError(f"a value of {count} spans in {len(data)} bytes")
+        spans = tuple(Span(*fields) for fields in _SPAN.iter_unpack(data[_HEAD.size :]))
+        if any(not 0 < span.batches <= SPAN_BATCHES_MAX for span in spans):
+            raise RemoteProtocolError(f"a span of no or over {SPAN_BATCHES_MAX} batches")
+        if len({span[:3] for span in spans}) < count:
+            raise RemoteProtocolError("a value with two spans of one line")
+        return Value(time_us, spans)
+
+
+def value_digest(value: bytes) -> Digest:
+    return blake3(value).digest()
+
+
+def chained(before: Digest, digests: Iterable[Digest]) -> list[Digest]:
+    """The chain after each of these; what was before is not in the list."""
+    return list(accumulate(digests, _link, initial=before))[1:]
+
+
+def leaf_data(
+    topic: TopicId,
+    partition: int,
+    offset: int,
+    publisher: NodeId,
+    sequence: Sequence,
+    time_us: int,
+    digest: Digest,
+) -> bytes:
+    """What the order log says of a batch, as it is hashed into its tree."""
+    return _LEAF.pack(_LEAF_VERSION, topic, partition, offset, publisher, sequence, time_us, digest)
+
+
+def leaves_of(
+    line: Line, first: Sequence, offset: int, time_us: int, digests: Iterable[Digest]
+) -> list[bytes]:
+    """The leaf hashes of consecutive batches at consecutive offsets."""
+    publisher, topic, partition = line
+    pack, version = _LEAF.pack, _LEAF_VERSION
+    return [
+        sha256(
+            b"\x00"
+            + pack(version, topic, partition, offset + at, publisher, first + at, time_us, digest)
+        ).digest()
+        for at, digest in enumerate(digests)
+    ]
+
+
+def _link(before: Digest, after: Digest) -> Digest:
+    return blake3(before + after).digest()

@@ -1,0 +1,78 @@
+"""Payloads that a replica missed come from a peer, and fit the partition's chain."""
+
+import msgspec
+
+from council import A, Council, T, payload_of
+from quorate.core.ordering import Absent, Entries, Fill
+from quorate.protocol.ordering.records import Held
+
+LARGE = bytes(range(250)) * 20
+
+
+def missed(payload: bytes) -> Council:
+    """Replica 3 was away while a batch was decided, and hears of it later."""
+    council = Council()
+    disk = council.seats[3].disk
+    council.crash(3)
+    council.publish(A, 1, payload)
+    council.settle()
+    council.restart(3, disk)
+    return council
+
+
+def held_by(council: Council, replica: int) -> list[bytes]:
+    records = council.seats[replica].disk.read()
+    return [each for record in records if isinstance(record, Held) for each in record.payloads]
+
+
+def test_a_replica_that_was_away_gets_a_small_batch_from_its_peers() -> None:
+    council = missed(payload_of(A, 1))
+    council.run(3)
+    assert held_by(council, 3) == [payload_of(A, 1)]
+    assert council.group(3).filling.count == 0
+    assert council.log(3) == [payload_of(A, 1)]
+
+
+def test_large_batches_go_to_the_stores_of_their_partition_only() -> None:
+    council = missed(LARGE)
+    council.run(5)
+    is_store = council.group(3)._is_store(next(iter(council.group(3).log.state.partitions)))
+    assert held_by(council, 3) == ([LARGE] if is_store else [])
+    assert council.group(3).filling.count == 0
+
+
+def test_a_payload_that_does_not_fit_the_chain_is_refused_and_asked_of_another() -> None:
+    council = missed(payload_of(A, 1))
+    forged = 0
+    for _ in range(100):
+        council.now_us += council.pace.tick_us
+        council.tick()
+        for flight in council.flying:
+            if isinstance(flight.message, Entries) and flight.receiver == 3 and not forged:
+                forged += 1
+                flight.message = msgspec.structs.replace(flight.message, payloads=[b"forged"])
+        council.deliver()
+    assert forged == 1
+    assert held_by(council, 3) == [payload_of(A, 1)]
+    assert "forgery" in {report.kind for report in council.reports(by=3)}
+
+
+def test_a_peer_answers_with_what_stands_there_or_says_that_it_has_nothing() -> None:
+    council = Council()
+    council.publish(A, 1, b"one", b"two", LARGE, b"four")
+    council.settle()
+    for offset, count, large in ((0, 4, False), (2, 2, False), (2, 2, True), (9, 1, True)):
+        council.say(3, [0], Fill(T, 0, offset, count, large))
+    answers = [*council.messages(Entries, sender=0), *council.messages(Absent, sender=0)]
+    payloads = [answer.payloads for answer in answers if isinstance(answer, Entries)]
+    assert payloads == [[b"one", b"two"], [LARGE, b"four"]]
+    absent = [(each.offset, each.count) for each in answers if isinstance(each, Absent)]
+    assert absent == [(2, 1), (9, 1)]
+
+
+def test_nobody_is_asked_for_what_is_here() -> None:
+    council = Council()
+    council.publish(A, 1)
+    council.settle()
+    council.run(2)
+    assert not council.messages(Fill)

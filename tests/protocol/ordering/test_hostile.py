@@ -1,0 +1,215 @@
+"""Whatever a faulty replica or client says, in whatever order: nothing is raised, and the
+others agree.
+
+Messages are drawn from their declarations, with numbers and contents that are often almost right.
+"""
+
+from contextlib import suppress
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from council import CRASH, READER, A, B, Council, T, span_of, value_of
+from quorate.core import codec
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import NodeId
+from quorate.core.ordering import (
+    Absent,
+    Chained,
+    Entries,
+    OrderMessage,
+    Partition,
+    Promised,
+    Signed,
+    State,
+    StopData,
+    Sync,
+)
+from quorate.crypto.digests import digest
+from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.reading import Reading
+from quorate.protocol.ordering.replica import HANDLERS
+from quorate.protocol.ordering.value import CHAIN_START, chained, value_digest
+from quorate.sim.order_stage import SimSigner
+from stage import Outlook, topic
+
+LIAR = 3
+GROUP = int(GroupKind.BYZANTINE)
+LARGEST = 2**64 - 1
+PAYLOADS = [b"a1", b"a2", b"", bytes(5000)]
+CHAINS = chained(CHAIN_START, map(digest, (b"a1", b"a2")))
+VALUES = [
+    value_of(span_of(A, 1, b"a1")),
+    value_of(span_of(A, 1, b"a1", b"a2")),
+    value_of(span_of(A, 1, b"made up"), span_of(B, 1, b"b1")),
+    value_of(span_of(A, 2, b"a2", before=CHAINS[0])),
+    value_of(span_of(A, 1, b"a1"), time_us=2**63 - 1),
+]
+SMALL = st.sampled_from([0, 1, 1, 1, 2, 3])
+KNOWN: dict[str, st.SearchStrategy[Any]] = {
+    "topic": st.just(T),
+    "partition": st.sampled_from([0, 0, 0, 1]),
+    "group": st.just(GROUP),
+    "publisher": st.sampled_from([A, B, READER, LIAR]),
+    "value": st.sampled_from(VALUES) | st.binary(max_size=80),
+    "digest": st.sampled_from([value_digest(value) for value in VALUES]),
+    "chain": st.sampled_from([*CHAINS, CHAIN_START]),
+    "before": st.sampled_from([*CHAINS, CHAIN_START]),
+    "payloads": st.lists(st.sampled_from(PAYLOADS), min_size=1, max_size=3),
+    "digests": st.lists(st.sampled_from(PAYLOADS).map(digest), min_size=1, max_size=3),
+}
+
+
+def strategy(declared: inspect.Type, name: str = "") -> st.SearchStrategy[Any]:
+    if isinstance(declared, inspect.StructType):
+        fields = {field.name: strategy(field.type, field.name) for field in declared.fields}
+        return st.builds(declared.cls, **fields)
+    # Two messages have fields of these names that are something else.
+    is_other = isinstance(declared, inspect.BytesType | inspect.BoolType)
+    if name in KNOWN and not (is_other and name in ("digests", "payloads")):
+        return KNOWN[name]
+    if isinstance(declared, inspect.IntType):
+        return SMALL | st.sampled_from([7, 4096, 65535, 2**63 - 1, 2**63 - 1, LARGEST])
+    if isinstance(declared, inspect.BoolType):
+        return st.booleans()
+    if isinstance(declared, inspect.BytesType):
+        least = declared.min_length or 0
+        return st.binary(min_size=least, max_size=min(declared.max_length or 64, 64))
+    if isinstance(declared, inspect.ListType):
+        least = declared.min_length or 0
+        return st.lists(strategy(declared.item_type), min_size=least, max_size=least + 2)
+    raise AssertionError(f"no strategy for {declared}")
+
+
+@st.composite
+def states(draw: st.DrawFn, regency: int) -> bytes:
+    """What may stand in a signed state, true or not."""
+    slot = draw(st.integers(1, 3))
+    digests = st.sampled_from([value_digest(value) for value in VALUES] + [b"", b"x"])
+    promised = [
+        Promised(
+            each,
+            draw(st.integers(0, regency)),
+            draw(digests),
+            draw(st.dictionaries(digests, st.integers(0, regency), max_size=2)),
+        )
+        for each in draw(st.sampled_from([[slot], [slot - 1, slot], [], [slot, slot]]))
+    ]
+    return msgspec.msgpack.encode(State(GROUP, regency, slot, promised))
+
+
+@st.composite
+def stop_data(draw: st.DrawFn) -> StopData:
+    regency = draw(st.integers(1, 5))
+    state = draw(states(regency) | st.binary(max_size=20))
+    values = draw(st.lists(st.sampled_from(VALUES) | st.binary(max_size=9), max_size=2))
+    return StopData(GROUP, regency, state, SimSigner(LIAR).sign(state), values)
+
+
+@st.composite
+def syncs(draw: st.DrawFn) -> Sync:
+    """With as many states as it takes; the liar cannot sign for others, but this one can."""
+    regency = draw(st.integers(2, 5))
+    signers = draw(st.sampled_from([(0, 1, 2), (1, 2, 3), (0, 1, 2, 3), (3, 3, 3)]))
+    signed = []
+    for signer in signers:
+        state = draw(states(regency))
+        signed.append(Signed(signer, state, SimSigner(signer).sign(state)))
+    return Sync(GROUP, regency, signed, draw(st.lists(st.sampled_from(VALUES), max_size=2)))
+
+
+SPOKEN: dict[type, st.SearchStrategy[Any]] = {
+    kind: strategy(inspect.type_info(kind)) for kind in get_args(OrderMessage)
+}
+SPOKEN[StopData] = stop_data()
+TO_REPLICAS = [kind for kind in SPOKEN if kind in HANDLERS]
+
+
+def as_received(message: Any) -> Any:
+    """The message, or None where it does not get as far as the machine."""
+    with suppress(RemoteProtocolError):
+        return codec.decode(memoryview(codec.encode(message))[codec.LENGTH.size :])
+    return None
+
+
+SPEECH = st.lists(
+    st.tuples(
+        st.sampled_from([LIAR, LIAR, LIAR, A, READER]),
+        st.sampled_from(TO_REPLICAS).flatmap(SPOKEN.__getitem__),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["from the beginning", "after a slot"])
+@settings(max_examples=200)
+@given(SPEECH)
+def test_whatever_is_said_to_replicas_nothing_is_raised_and_they_agree(
+    begun: bool, speech: list[tuple[NodeId, Any]]
+) -> None:
+    council = Council(byzantine=(LIAR,))
+    if begun:
+        council.publish(A, 1)
+        council.settle()
+    for at, (sender, message) in enumerate(speech):
+        received = as_received(message)
+        if received is not None:
+            council.say(sender, (0, 1, 2), received)
+        if at % 5 == 4:
+            council.run(0.05)
+    council.publish(B, 1)
+    council.run(0.5)
+
+    longest = max((council.log(replica) for replica in (0, 1, 2)), key=len)
+    for replica in (0, 1, 2):
+        held = council.log(replica)
+        assert held == longest[: len(held)]
+
+
+@settings(max_examples=200)
+@given(st.lists(syncs(), min_size=1, max_size=3))
+def test_whatever_stands_in_a_sync_nothing_is_raised(heard: list[Sync]) -> None:
+    council = Council(byzantine=(LIAR,))
+    council.publish(A, 1)
+    for sync in heard:
+        council.say(LIAR, (0, 1, 2), as_received(sync))
+        council.run(0.05)
+
+
+def test_a_crash_group_hears_what_was_not_meant_for_it() -> None:
+    council = Council(CRASH)
+    council.say(1, [0], as_received(StopData(GROUP, 2, b"", b"", [])))
+    assert [report.kind for report in council.reports(by=0)] == ["rejected"]
+
+
+TO_READERS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from([Entries, Chained, Absent]).flatmap(SPOKEN.__getitem__),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=300)
+@given(TO_READERS)
+def test_whatever_is_said_to_a_reader_nothing_is_raised(said: list[tuple[NodeId, Any]]) -> None:
+    look, everybody = Outlook(), {0, 1, 2, 3}
+    reader = Reading(topic({"protection": "byzantine", "order": "total"}), Partition(T, 0), 0,
+                     look.outbox)  # fmt: skip
+    reader.begin(everybody)
+    for at, (sender, message) in enumerate(said):
+        received = as_received(message)
+        if isinstance(received, Entries):
+            reader.on_entries(sender, received, everybody)
+        elif isinstance(received, Chained):
+            reader.on_chained(sender, received, everybody)
+        elif isinstance(received, Absent):
+            reader.on_absent(sender, received, everybody)
+        look.at(at * 200_000)
+        reader.tick(everybody)

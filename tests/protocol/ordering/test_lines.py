@@ -1,0 +1,288 @@
+"""What waits of a line: taken without gaps, held against its chain, and counted by who has it."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.core.ordering import Line, Received, Stored
+from quorate.crypto.digests import digest
+from quorate.protocol.ordering import lines
+from quorate.protocol.ordering.lines import EARLY_WORDS_MAX, Waiting
+from quorate.protocol.ordering.value import CHAIN_START, Span, chained
+
+LINE = Line(1000, 7, 0)
+ME = 0
+
+
+def contents(*numbers: int, mark: str = "") -> list[bytes]:
+    return [f"{mark}{number}".encode() for number in numbers]
+
+
+def digests_of(payloads: Sequence[bytes]) -> list[bytes]:
+    return [*map(digest, payloads)]
+
+
+def take(waiting: Waiting, first: int, payloads: list[bytes]) -> bool:
+    return waiting.extend(first, digests_of(payloads), payloads)
+
+
+def announced(waiting: Waiting, first: int, payloads: list[bytes]) -> bool:
+    return waiting.extend(first, digests_of(payloads), [None] * len(payloads))
+
+
+def line_with(*numbers: int) -> Waiting:
+    waiting = Waiting(LINE)
+    assert not take(waiting, 1, contents(*numbers))
+    return waiting
+
+
+def chain_of(*payloads: bytes) -> bytes:
+    return chained(CHAIN_START, digests_of(payloads))[-1]
+
+
+def span(first: int, payloads: list[bytes], before: bytes = CHAIN_START) -> Span:
+    return Span(*LINE, first, len(payloads), chained(before, digests_of(payloads))[-1])
+
+
+# Taking
+
+
+def test_a_line_is_taken_in_its_order() -> None:
+    waiting = line_with(1, 2)
+    take(waiting, 3, contents(3))
+
+    assert (waiting.next, waiting.end) == (1, 4)
+    assert waiting.payloads == contents(1, 2, 3)
+    assert waiting.chain_at(3) == chain_of(*contents(1, 2, 3))
+    assert waiting.chain_at(0) == CHAIN_START
+    assert waiting.chain_at(4) is None
+
+
+def test_what_comes_behind_a_gap_is_not_taken() -> None:
+    waiting = line_with(1)
+    assert not take(waiting, 3, contents(3))
+    assert waiting.end == 2
+
+
+def test_what_is_known_already_is_not_taken_twice() -> None:
+    waiting = line_with(1, 2)
+    assert not take(waiting, 1, contents(1, 2, 3))
+    assert waiting.payloads == contents(1, 2, 3)
+    assert not take(waiting, 2, contents(2))
+    assert waiting.end == 4
+
+
+def test_a_publisher_that_contradicts_itself_is_noticed_and_changes_nothing() -> None:
+    waiting = line_with(1, 2)
+    assert take(waiting, 2, contents(9, 3))
+    assert waiting.payloads == contents(1, 2)
+
+
+def test_a_payload_that_comes_later_completes_its_digest() -> None:
+    waiting = Waiting(LINE)
+    announced(waiting, 1, contents(1, 2))
+    assert waiting.payloads == [None, None]
+
+    assert not take(waiting, 1, contents(1))
+
+    assert waiting.payloads == [b"1", None]
+    assert waiting.waiting_bytes == 1
+
+
+def test_a_line_has_room_for_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "WAITING_BATCHES_MAX", 2)
+    waiting = line_with(1, 2)
+    take(waiting, 3, contents(3))
+    assert not waiting.has_room
+    assert waiting.end == 3
+
+    waiting.advance(1)
+    take(waiting, 3, contents(3))
+    assert waiting.end == 4
+
+
+def test_a_line_has_room_for_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "WAITING_BYTES_MAX", 2)
+    assert line_with(1).has_room
+    assert not line_with(1, 2).has_room
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 5)), max_size=12))
+def test_however_runs_overlap_a_line_is_what_came_without_gaps(
+    runs: list[tuple[int, int]],
+) -> None:
+    waiting, end = Waiting(LINE), 1
+    for first, count in runs:
+        assert not take(waiting, first, contents(*range(first, first + count)))
+        if first <= end:
+            end = max(end, first + count)
+    assert waiting.payloads == contents(*range(1, end))
+    assert waiting.chains == chained(CHAIN_START, digests_of(contents(*range(1, end))))
+
+
+# Replacing
+
+
+def test_what_others_vouch_for_takes_the_place_of_what_we_have() -> None:
+    waiting = line_with(1, 2, 3)
+    waiting.direct = 3
+    other = contents(1, 2, mark="x")
+
+    assert waiting.replace(span(1, other), digests_of(other), [other[0], None])
+
+    assert waiting.digests == digests_of(other)
+    assert waiting.payloads == [b"x1", None]
+    # What stood there was not this, so nobody gave us this ourselves.
+    assert waiting.direct == 0
+    assert waiting.waiting_bytes == 2
+
+
+def test_what_is_there_already_stays_and_gets_its_payloads() -> None:
+    waiting = Waiting(LINE)
+    announced(waiting, 1, contents(1, 2, 3))
+    waiting.direct = 3
+
+    assert waiting.replace(span(1, contents(1, 2)), digests_of(contents(1, 2)), [b"1", None])
+
+    assert waiting.payloads == [b"1", None, None]
+    assert waiting.direct == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "offered"),
+    [(2, contents(1, 2)), (1, contents(1)), (1, contents(1, 9))],
+    ids=["another place", "too little", "another chain"],
+)
+def test_what_a_span_does_not_name_replaces_nothing(first: int, offered: list[bytes]) -> None:
+    waiting = line_with(7)
+    wanted = span(1, contents(1, 2))._replace(first=first)
+    assert not waiting.replace(wanted, digests_of(offered), [None] * len(offered))
+    assert waiting.payloads == contents(7)
+
+
+def test_rubbish_behind_what_a_span_names_is_cut_off() -> None:
+    waiting = Waiting(LINE)
+    offered = contents(1, 2, 3)
+    assert waiting.replace(span(1, contents(1, 2)), digests_of(offered), [*offered])
+    assert waiting.payloads == contents(1, 2)
+
+
+# Advancing
+
+
+def test_what_was_decided_waits_no_more() -> None:
+    waiting = line_with(1, 2, 3)
+    waiting.advance(2)
+
+    assert (waiting.next, waiting.end) == (3, 4)
+    assert waiting.base == chain_of(*contents(1, 2))
+    assert waiting.payloads == contents(3)
+    assert waiting.waiting_bytes == 1
+    assert (waiting.direct, waiting.held) == (2, 2)
+    assert waiting.chain_at(3) == chain_of(*contents(1, 2, 3))
+
+
+def test_a_span_fits_where_the_line_goes_on() -> None:
+    waiting = line_with(1, 2, 3)
+    waiting.advance(1)
+    assert waiting.matches(span(2, contents(2, 3), waiting.base))
+    assert not waiting.matches(span(1, contents(1)))
+    assert not waiting.matches(span(2, contents(2, 9), waiting.base))
+    assert not waiting.matches(span(2, contents(2, 3, 4), waiting.base))
+
+
+# Who has it
+
+
+def received(through: int, *payloads: bytes) -> Received:
+    return Received(*LINE, through, chain_of(*payloads))
+
+
+def test_voices_count_where_they_speak_of_the_line_that_we_know() -> None:
+    waiting = line_with(1, 2, 3)
+    waiting.direct = 2
+    waiting.heard = {
+        1: received(3, *contents(1, 2, 3)),
+        2: received(2, *contents(1, 2)),
+        3: received(3, *contents(1, 2, 9)),
+    }
+    assert waiting.believed_by(1, ME) == 3
+    assert waiting.believed_by(2, ME) == 3
+    assert waiting.believed_by(3, ME) == 1
+
+
+def test_a_leader_proposes_what_enough_received_itself_among_them() -> None:
+    waiting = line_with(1, 2, 3)
+    waiting.direct = 2
+    waiting.heard = {1: received(3, *contents(1, 2, 3)), 2: received(1, *contents(1))}
+    assert waiting.received_through(1) == 2
+    assert waiting.received_through(2) == 2
+    assert waiting.received_through(3) == 1
+    assert waiting.received_through(4) == 0
+
+
+def test_a_batch_is_available_where_it_is_here_or_enough_others_hold_it() -> None:
+    waiting = Waiting(LINE)
+    announced(waiting, 1, contents(1, 2, 3))
+    take(waiting, 1, contents(1))
+    assert waiting.available_through(3, 2) == 1
+
+    for replica in (1, 2):
+        assert waiting.on_stored(replica, Stored(*LINE, 2, 1, chain_of(*contents(1, 2))))
+
+    assert waiting.available_through(3, 2) == 2
+    assert waiting.available_through(3, 3) == 1
+    wanted = span(1, contents(1, 2, 3))
+    assert waiting.lacks(wanted, 2)
+    assert waiting.first_lacking(wanted, 2) == 3
+
+
+def test_a_store_that_speaks_of_another_content_is_not_counted() -> None:
+    waiting = Waiting(LINE)
+    announced(waiting, 1, contents(1))
+    assert waiting.on_stored(1, Stored(*LINE, 1, 1, chain_of(b"other")))
+    assert not waiting.is_available(0, 1)
+
+
+def test_a_store_that_speaks_twice_is_one_store() -> None:
+    waiting = Waiting(LINE)
+    announced(waiting, 1, contents(1))
+    for _ in range(2):
+        waiting.on_stored(1, Stored(*LINE, 1, 1, chain_of(*contents(1))))
+    assert not waiting.is_available(0, 2)
+
+
+def test_what_stores_say_too_early_counts_once_the_line_has_come_so_far() -> None:
+    waiting = Waiting(LINE)
+    word = Stored(*LINE, 1, 2, chain_of(*contents(1, 2)))
+    assert not waiting.on_stored(1, word)
+    waiting.keep_early(1, word)
+
+    announced(waiting, 1, contents(1, 2))
+    waiting.use_early()
+
+    assert waiting.holders == [{1}, {1}]
+    assert not waiting.early
+
+
+def test_early_words_are_bounded() -> None:
+    waiting = Waiting(LINE)
+    for first in range(1, 3 * EARLY_WORDS_MAX):
+        waiting.keep_early(1, Stored(*LINE, first, 1, bytes(32)))
+    assert len(waiting.early[1]) == EARLY_WORDS_MAX
+
+
+def test_what_is_written_down_are_the_payloads_that_are_not_on_disk_yet() -> None:
+    waiting = Waiting(LINE)
+    announced(waiting, 1, contents(1, 2, 3, 4))
+    for number in (1, 2, 4):
+        take(waiting, number, contents(number))
+
+    assert list(waiting.unheld_runs(4)) == [(1, contents(1, 2)), (4, contents(4))]
+    assert list(waiting.unheld_runs(4)) == []
+
+    take(waiting, 3, contents(3))
+    # Behind a payload that came late, some are written again; none is left out.
+    assert list(waiting.unheld_runs(4)) == [(3, contents(3, 4))]

@@ -1,0 +1,233 @@
+"""A line on its way: to whom what goes, how often, and what makes a receipt."""
+
+import pytest
+
+from quorate.core.ids import NodeId, topic_id
+from quorate.core.messages import Message
+from quorate.core.ordering import Announce, Append, Line, Ordered
+from quorate.crypto.digests import digest
+from quorate.protocol.machine import Recorded
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing
+from stage import Outlook, topic
+
+T = topic_id("t")
+LINE = Line(1000, T, 0)
+LARGE = bytes(INLINE_BYTES_MAX + 1)
+BYZANTINE: dict[str, object] = {"protection": "byzantine", "order": "total"}
+CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
+
+
+class Publisher:
+    """A line with an outbox of its own."""
+
+    def __init__(self, table: dict[str, object] = BYZANTINE, f: int = 1) -> None:
+        self.look = Outlook()
+        self.topic = topic(table, f=f)
+        self.line = LineOutgoing(self.topic, LINE, self.look.outbox)
+        self.reachable = set(self.topic.members)
+
+    def add(self, *payloads: bytes) -> None:
+        for payload in payloads:
+            self.line.add(payload, 1)
+
+    def sent(self) -> list[tuple[NodeId, Message]]:
+        """What goes out now."""
+        self.line.flush(self.reachable.__contains__)
+        return self.look.take().send
+
+    def pass_time(self, us: int) -> None:
+        self.look.at(self.look.outbox.now_us + us)
+        self.line.tick()
+
+    def ordered(
+        self, replica: NodeId, first: int = 1, count: int = 1, offset: int = 0, time_us: int = 9
+    ) -> None:
+        self.line.on_ordered(replica, Ordered(T, 0, first, count, offset, time_us))
+
+    def receipts(self) -> list[Recorded]:
+        ready = self.look.take()
+        self.reports = [report.kind for report in ready.reports]
+        return [outcome for outcome in ready.deliver if isinstance(outcome, Recorded)]
+
+
+# Sending
+
+
+def test_small_batches_go_to_every_replica_in_one_run() -> None:
+    publisher = Publisher()
+    publisher.add(b"1", b"2")
+    run = Append(T, 0, 1, [b"1", b"2"])
+    assert publisher.sent() == [(replica, run) for replica in range(4)]
+
+
+def test_nothing_is_sent_twice() -> None:
+    publisher = Publisher()
+    publisher.add(b"1")
+    publisher.sent()
+    assert publisher.sent() == []
+    publisher.add(b"2")
+    assert publisher.sent() == [(replica, Append(T, 0, 2, [b"2"])) for replica in range(4)]
+
+
+def stores(publisher: Publisher, sent: list[tuple[NodeId, Message]]) -> list[NodeId]:
+    return [replica for replica, message in sent if isinstance(message, Append)]
+
+
+@pytest.mark.parametrize(
+    ("table", "f", "count"), [(BYZANTINE, 1, 2), (BYZANTINE, 2, 3), (CRASH, 1, 2)]
+)
+def test_a_large_batch_goes_to_f_plus_1_stores_and_its_digest_to_the_others(
+    table: dict[str, object], f: int, count: int
+) -> None:
+    publisher = Publisher(table, f)
+    publisher.add(LARGE)
+    sent = publisher.sent()
+
+    assert len(sent) == len(publisher.topic.members)
+    assert len(stores(publisher, sent)) == count
+    assert all(
+        message in (Append(T, 0, 1, [LARGE]), Announce(T, 0, 1, [digest(LARGE)]))
+        for _, message in sent
+    )
+
+
+def test_partitions_begin_with_different_stores() -> None:
+    firsts = set()
+    for partition in range(4):
+        look = Outlook()
+        line = LineOutgoing(topic(BYZANTINE), Line(1000, T, partition), look.outbox)
+        line.add(LARGE, 1)
+        line.flush(lambda _: True)
+        sent = look.take().send
+        firsts.add(tuple(replica for replica, message in sent if isinstance(message, Append)))
+    assert len(firsts) == 4
+
+
+def test_runs_change_where_large_batches_begin_and_end() -> None:
+    publisher = Publisher()
+    publisher.add(b"1", LARGE, LARGE, b"4")
+    sent = publisher.sent()
+    (other, *_) = [replica for replica, message in sent if isinstance(message, Announce)]
+    told = [message for replica, message in sent if replica == other]
+    assert told == [
+        Append(T, 0, 1, [b"1"]), Announce(T, 0, 2, [digest(LARGE)] * 2), Append(T, 0, 4, [b"4"]),
+    ]  # fmt: skip
+
+
+def test_when_nothing_moves_all_of_it_is_said_again_and_stored_by_more() -> None:
+    publisher = Publisher()
+    publisher.add(LARGE)
+    assert len(stores(publisher, publisher.sent())) == 2
+
+    publisher.pass_time(RETRY_AFTER_US - 1)
+    assert publisher.sent() == []
+    publisher.pass_time(1)
+    assert len(stores(publisher, publisher.sent())) == 3
+    publisher.pass_time(2 * RETRY_AFTER_US)
+    assert len(stores(publisher, publisher.sent())) == 4
+
+
+def test_what_has_its_receipt_is_not_said_again() -> None:
+    publisher = Publisher()
+    publisher.add(b"1", b"2")
+    publisher.sent()
+    publisher.ordered(0)
+    publisher.ordered(1)
+    publisher.pass_time(RETRY_AFTER_US)
+    assert publisher.sent() == [(replica, Append(T, 0, 2, [b"2"])) for replica in range(4)]
+
+
+def test_a_replica_that_comes_back_is_told_all_that_has_no_receipt() -> None:
+    publisher = Publisher()
+    publisher.add(b"1", b"2")
+    publisher.sent()
+    publisher.line.reconnected(2)
+    assert publisher.sent() == [(2, Append(T, 0, 1, [b"1", b"2"]))]
+
+
+def test_a_replica_that_takes_nothing_is_told_later() -> None:
+    publisher = Publisher()
+    publisher.reachable = {0, 1, 2}
+    publisher.add(b"1")
+    assert [replica for replica, _ in publisher.sent()] == [0, 1, 2]
+    publisher.add(b"2")
+    publisher.reachable.add(3)
+    assert (3, Append(T, 0, 1, [b"1", b"2"])) in publisher.sent()
+
+
+# Receipts
+
+
+def test_a_receipt_takes_f_plus_1_replicas_that_name_the_same_position() -> None:
+    publisher = Publisher()
+    publisher.add(b"1")
+    publisher.ordered(0, offset=7)
+    publisher.ordered(1, offset=8)
+    publisher.ordered(2, offset=7, time_us=10)
+    assert publisher.receipts() == []
+
+    publisher.ordered(3, offset=7)
+
+    (receipt,) = publisher.receipts()
+    assert (receipt.line, receipt.first, receipt.count, receipt.offset) == (LINE, 1, 1, 7)
+    assert receipt.replicas == (0, 3)
+    assert "f replicas may do anything" in receipt.guarantee
+
+
+def test_one_replica_that_repeats_itself_is_one_voice() -> None:
+    publisher = Publisher()
+    publisher.add(b"1")
+    for _ in range(3):
+        publisher.ordered(0)
+    assert publisher.receipts() == []
+
+
+def test_where_nobody_lies_one_word_is_enough() -> None:
+    publisher = Publisher(CRASH)
+    publisher.add(b"1")
+    publisher.ordered(2)
+    (receipt,) = publisher.receipts()
+    assert receipt.replicas == (2,)
+    assert "may crash" in receipt.guarantee
+
+
+def test_receipts_come_in_the_order_of_the_line() -> None:
+    publisher = Publisher()
+    publisher.add(b"1", b"2", b"3")
+    for replica in (0, 1):
+        publisher.ordered(replica, first=3, offset=9)
+    assert publisher.receipts() == []
+    for replica in (0, 1):
+        publisher.ordered(replica, first=1, count=2, offset=4)
+
+    assert [(r.first, r.count, r.offset) for r in publisher.receipts()] == [(1, 2, 4), (3, 1, 9)]
+    assert publisher.line.in_flight == 0
+    assert publisher.line.in_flight_bytes == 0
+
+
+def test_a_batch_has_one_receipt() -> None:
+    publisher = Publisher()
+    publisher.add(b"1", b"2")
+    for replica in range(4):
+        publisher.ordered(replica)
+    assert len(publisher.receipts()) == 1
+
+
+def test_positions_of_what_was_never_published_are_reported() -> None:
+    publisher = Publisher()
+    publisher.add(b"1")
+    publisher.ordered(0, first=1, count=2)
+    publisher.ordered(77)
+    assert publisher.receipts() == []
+    assert publisher.reports == ["false-position"] * 2
+
+
+def test_what_waits_for_receipts_is_bounded() -> None:
+    publisher = Publisher()
+    in_flight = publisher.topic.windows.in_flight
+    publisher.add(*[b"x"] * in_flight)
+    assert not publisher.line.has_room
+    for replica in (0, 1):
+        publisher.ordered(replica)
+    assert publisher.line.has_room

@@ -1,0 +1,241 @@
+"""What readers are sent: as much as they allow, from memory or disk alike."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from quorate.core.ids import NodeId, topic_id
+from quorate.core.messages import Message
+from quorate.core.ordering import Absent, Allow, Chained, Entries, Follow, Line, Partition
+from quorate.crypto.digests import digest
+from quorate.protocol.ordering import readers as module
+from quorate.protocol.ordering.log import Content, OrderLog
+from quorate.protocol.ordering.readers import Readers
+from quorate.protocol.ordering.records import Held
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, value_digest
+from quorate.sim.disks import SimDisk
+from quorate.sim.stores import SimStore
+from stage import Outlook
+
+T = topic_id("t")
+HERE = Partition(T, 0)
+LINE = Line(1000, T, 0)
+OTHER = Line(1001, T, 0)
+READER, SECOND = 1500, 1501
+FAR = 1 << 40
+
+
+@dataclass
+class Desk:
+    """The readers of one replica, with a log and a disk behind them."""
+
+    log: OrderLog = field(default_factory=lambda: OrderLog(1))
+    disk: SimDisk = field(default_factory=SimDisk)
+    look: Outlook = field(default_factory=Outlook)
+
+    def __post_init__(self) -> None:
+        self.store = SimStore(self.disk)
+        self.readers = Readers(self.log, self.store, self.look.outbox)
+
+    def decide(self, *payloads: bytes | None, line: Line = LINE) -> None:
+        """One slot with these batches; None where the payload is elsewhere."""
+        state = self.log.line(line)
+        digests = [digest(payload or b"elsewhere") for payload in payloads]
+        span = Span(*line, state.next, len(payloads), chained(state.chain, digests)[-1])
+        value = Value(5, (span,))
+        before = self.log.partition(HERE).chain
+        for at, payload in enumerate(payloads):
+            if payload is not None:
+                self.disk.append([Held(*line, state.next + at, [payload])])
+        encoded = value.encode()
+        slot = self.log.state.slot + 1
+        lacking = [at for at, payload in enumerate(payloads) if payload is None]
+        contents = [Content(digests, lacking)]
+        decided = self.log.apply(slot, value_digest(encoded), encoded, value, contents)
+        self.disk.append([decided])
+        self.readers.placed(decided.placed[0], 5, before, list(payloads))
+
+    def forget(self) -> None:
+        """As after a restart: nothing of the past is in memory."""
+        self.readers = Readers(self.log, self.store, self.look.outbox)
+
+    def follow(
+        self,
+        offset: int = 0,
+        limit: int = FAR,
+        *,
+        payloads: bool = True,
+        number: int = 1,
+        node: NodeId = READER,
+    ) -> None:
+        self.readers.on_follow(node, Follow(*HERE, number, offset, limit, payloads))
+
+    def sent(self, node: NodeId = READER) -> list[Message]:
+        while self.readers.flush():
+            pass
+        return [message for to, message in self.look.take().send if to == node]
+
+    def read(self, node: NodeId = READER) -> list[bytes]:
+        sent = self.sent(node)
+        return [p for message in sent if isinstance(message, Entries) for p in message.payloads]
+
+
+def full_desk() -> Desk:
+    desk = Desk()
+    desk.decide(b"1", b"2")
+    desk.decide(b"x", line=OTHER)
+    desk.decide(b"3")
+    return desk
+
+
+def test_a_reader_is_sent_everything_in_order_and_then_the_chain() -> None:
+    desk = full_desk()
+    desk.follow()
+    *entries, last = desk.sent()
+
+    assert [e.payloads for e in entries if isinstance(e, Entries)] == [[b"1", b"2"], [b"x"], [b"3"]]
+    assert [e.offset for e in entries if isinstance(e, Entries)] == [0, 2, 3]
+    assert [e.first for e in entries if isinstance(e, Entries)] == [1, 1, 3]
+    assert last == Chained(*HERE, 4, desk.log.partition(HERE).chain, 0, 4)
+
+
+def test_a_reader_without_payloads_hears_the_chain_only() -> None:
+    desk = full_desk()
+    desk.follow(payloads=False)
+    assert desk.sent() == [Chained(*HERE, 4, desk.log.partition(HERE).chain, 0, 4)]
+    assert desk.sent() == []
+
+
+def flat(messages: list[Message]) -> list[tuple[int, int, int, bytes]]:
+    """Batch by batch, however they were cut into messages."""
+    return [
+        (message.publisher, message.offset + at, message.first + at, payload)
+        for message in messages
+        if isinstance(message, Entries)
+        for at, payload in enumerate(message.payloads)
+    ]
+
+
+@pytest.mark.parametrize("offset", range(5))
+def test_memory_and_disk_agree(offset: int) -> None:
+    desk = full_desk()
+    desk.follow(offset)
+    from_memory = desk.sent()
+    desk.forget()
+    desk.follow(offset)
+    from_disk = desk.sent()
+
+    assert flat(from_memory) == flat(from_disk)
+    assert [p for *_, p in flat(from_disk)] == [b"1", b"2", b"x", b"3"][offset:]
+    assert from_memory[-1] == from_disk[-1]
+    befores = {
+        message.offset: message.before
+        for message in (*from_memory, *from_disk)
+        if isinstance(message, Entries)
+    }
+    for at, before in befores.items():
+        assert before == (desk.store.chain(HERE, at) if at else CHAIN_START)
+
+
+def test_what_left_the_memory_is_read_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TAIL_STRETCHES_MAX", 1)
+    desk = full_desk()
+    desk.follow()
+    assert desk.read() == [b"1", b"2", b"x", b"3"]
+
+
+def test_memory_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TAIL_BYTES_MAX", 3)
+    desk = full_desk()
+    assert desk.readers._tail_bytes <= 3
+    desk.follow()
+    assert desk.read() == [b"1", b"2", b"x", b"3"]
+
+
+def test_nobody_is_sent_more_than_it_allows() -> None:
+    desk = full_desk()
+    desk.follow(limit=1)
+    assert desk.read() == [b"1"]
+    desk.readers.on_allow(READER, Allow(*HERE, 3))
+    assert desk.read() == [b"2", b"x"]
+    desk.readers.on_allow(READER, Allow(*HERE, 2))
+    assert desk.read() == []
+
+
+def test_a_reader_at_its_limit_hears_the_chain_there() -> None:
+    desk = full_desk()
+    desk.follow(limit=1, payloads=False)
+    assert desk.sent() == [Chained(*HERE, 1, desk.store.chain(HERE, 1) or b"", 0, 4)]
+
+
+def test_what_is_decided_later_follows_by_itself() -> None:
+    desk = full_desk()
+    desk.follow(4)
+    assert desk.read() == []
+    desk.decide(b"4")
+    assert desk.read() == [b"4"]
+
+
+def test_the_last_question_holds_and_an_older_one_changes_nothing() -> None:
+    desk = full_desk()
+    desk.follow(3, number=2)
+    desk.follow(0, number=1)
+    assert desk.read() == [b"3"]
+    desk.follow(0, number=3)
+    assert desk.read() == [b"1", b"2", b"x", b"3"]
+
+
+def test_what_is_not_here_is_absent_and_sending_ends_there() -> None:
+    desk = Desk()
+    desk.decide(b"1", None, b"3")
+    desk.follow()
+    sent = desk.sent()
+    assert [p for *_, p in flat(sent)] == [b"1"]
+    assert Absent(*HERE, 1) in sent
+    assert desk.sent() == []
+
+    desk.follow(2, number=2)
+    assert desk.read() == [b"3"]
+
+
+def test_a_reader_whose_link_is_full_is_sent_nothing_until_it_takes_more() -> None:
+    desk = full_desk()
+    desk.follow()
+    desk.readers.writable(READER, False)
+    assert desk.sent() == []
+    desk.readers.writable(READER, True)
+    assert desk.read() == [b"1", b"2", b"x", b"3"]
+
+
+def test_a_turn_carries_so_much_and_the_rest_comes_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TURN_BYTES_MAX", 1)
+    desk = full_desk()
+    desk.follow()
+    assert desk.readers.flush()
+    first = [m for _, m in desk.look.take().send if isinstance(m, Entries)]
+    assert [m.payloads for m in first] == [[b"1", b"2"]]
+    assert desk.read() == [b"x", b"3"]
+
+
+def test_whoever_is_gone_is_forgotten() -> None:
+    desk = full_desk()
+    desk.follow()
+    desk.follow(node=SECOND)
+    assert desk.readers.count == 2
+    desk.readers.gone(READER)
+    assert desk.readers.count == 1
+    desk.decide(b"4")
+    assert desk.sent(READER) == []
+
+
+def test_readers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READERS_MAX", 1)
+    desk = full_desk()
+    desk.follow()
+    desk.follow(node=SECOND)
+    assert desk.readers.count == 1
+    assert [report.node for report in desk.look.outbox.ready.reports] == [SECOND]
+    desk.follow(3, number=2)
+    assert desk.read() == [b"3"]

@@ -1,0 +1,369 @@
+"""A reader believes f + 1 replicas, takes payloads from one, and is not held up by any."""
+
+from quorate.core.ids import NodeId, topic_id
+from quorate.core.ordering import Absent, Allow, Chained, Entries, Follow, Line, Partition
+from quorate.crypto.digests import digest
+from quorate.protocol.machine import Entry, Ready
+from quorate.protocol.ordering.reading import (
+    ASK_AGAIN_US,
+    CREDIT_BATCHES,
+    LATE_AFTER_US,
+    Reading,
+)
+from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of
+from stage import Outlook, topic
+
+T = topic_id("t")
+LINE = Line(1000, T, 0)
+BYZANTINE: dict[str, object] = {"protection": "byzantine", "order": "total"}
+CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
+
+
+class Book:
+    """A partition as correct replicas have it: batches of one publisher, one after the other."""
+
+    def __init__(self, *payloads: bytes) -> None:
+        self.payloads = payloads
+        digests = [*map(digest, payloads)]
+        leaves = [
+            leaf
+            for offset, content in enumerate(digests)
+            for leaf in leaves_of(LINE, offset + 1, offset, 5, [content])
+        ]
+        self.chains = [CHAIN_START, *chained(CHAIN_START, leaves)]
+
+    def entries(self, start: int, end: int) -> Entries:
+        payloads = [*self.payloads[start:end]]
+        return Entries(*LINE, start, start + 1, 5, self.chains[start], payloads)
+
+    def chained(self, offset: int) -> Chained:
+        return Chained(T, 0, offset, self.chains[offset], 0, len(self.payloads))
+
+
+TRUE = Book(b"1", b"2", b"3", b"4")
+FALSE = Book(b"1", b"x", b"y", b"z")
+
+
+class Desk:
+    """A reader, and the replicas that it can reach."""
+
+    def __init__(self, table: dict[str, object] = BYZANTINE, offset: int = 0, f: int = 1) -> None:
+        self.look = Outlook()
+        self.topic = topic(table, f=f)
+        self.connected = set(self.topic.members)
+        self.reading = Reading(self.topic, Partition(T, 0), offset, self.look.outbox)
+        self.reading.begin(self.connected)
+        self.reports: list[tuple[NodeId, str]] = []
+
+    @property
+    def lead(self) -> NodeId:
+        assert self.reading.lead is not None
+        return self.reading.lead
+
+    @property
+    def others(self) -> list[NodeId]:
+        return [replica for replica in self.topic.members if replica != self.lead]
+
+    def entries(self, book: Book, start: int, end: int, sender: NodeId | None = None) -> None:
+        by = self.lead if sender is None else sender
+        self.reading.on_entries(by, book.entries(start, end), self.connected)
+
+    def chain(self, sender: NodeId, book: Book, offset: int) -> None:
+        self.reading.on_chained(sender, book.chained(offset), self.connected)
+
+    def absent(self, sender: NodeId, offset: int) -> None:
+        self.reading.on_absent(sender, Absent(T, 0, offset), self.connected)
+
+    def pass_time(self, us: int) -> None:
+        self.look.at(self.look.outbox.now_us + us)
+        self.reading.tick(self.connected)
+
+    def take(self) -> Ready:
+        ready = self.look.take()
+        self.reports += [(report.node, report.kind) for report in ready.reports]
+        return ready
+
+    def read(self) -> list[bytes]:
+        return [entry.payload for entry in self.take().deliver if isinstance(entry, Entry)]
+
+    def asked(self) -> dict[NodeId, Follow]:
+        return {node: m for node, m in self.take().send if isinstance(m, Follow)}
+
+
+# Agreement
+
+
+def test_a_reader_asks_one_replica_for_payloads_and_f_others_for_the_chain() -> None:
+    for f in (1, 2):
+        desk = Desk(f=f)
+        asked = desk.asked()
+        assert len(asked) == f + 1
+        assert [node for node, follow in asked.items() if follow.payloads] == [desk.lead]
+        assert {follow.limit for follow in asked.values()} == {CREDIT_BATCHES}
+
+
+def test_when_one_of_them_contradicts_the_lead_everybody_is_asked() -> None:
+    desk = Desk()
+    asked = desk.asked()
+    (partner,) = asked.keys() - {desk.lead}
+    desk.entries(TRUE, 0, 2)
+    desk.chain(partner, FALSE, 2)
+    assert set(desk.asked()) == {0, 1, 2, 3}
+
+
+def test_the_lead_alone_is_not_believed() -> None:
+    desk = Desk()
+    desk.entries(TRUE, 0, 2)
+    desk.chain(desk.lead, TRUE, 2)
+    assert desk.read() == []
+
+
+def test_the_lead_and_f_others_that_have_the_same_chain_are() -> None:
+    desk = Desk()
+    desk.entries(TRUE, 0, 3)
+    other = desk.others[0]
+    desk.chain(other, TRUE, 2)
+
+    entries = [entry for entry in desk.take().deliver if isinstance(entry, Entry)]
+
+    assert [entry.payload for entry in entries] == [b"1", b"2"]
+    assert [entry.offset for entry in entries] == [0, 1]
+
+
+def test_with_f_of_2_it_takes_two_others() -> None:
+    desk = Desk(f=2)
+    desk.entries(TRUE, 0, 2)
+    first, second, *_ = desk.others
+    desk.chain(first, TRUE, 2)
+    assert desk.read() == []
+    desk.chain(second, TRUE, 1)
+    assert desk.read() == [b"1"]
+
+
+def test_it_does_not_matter_who_speaks_first() -> None:
+    desk = Desk()
+    desk.chain(desk.others[0], TRUE, 2)
+    desk.entries(TRUE, 0, 2)
+    assert desk.read() == [b"1", b"2"]
+
+
+def test_another_chain_is_no_agreement() -> None:
+    desk = Desk()
+    desk.entries(TRUE, 0, 2)
+    desk.chain(desk.others[0], FALSE, 2)
+    assert desk.read() == []
+
+
+def test_where_nobody_lies_the_lead_is_enough() -> None:
+    desk = Desk(CRASH)
+    desk.entries(TRUE, 0, 2)
+    assert desk.read() == [b"1", b"2"]
+
+
+def test_a_reader_may_begin_anywhere() -> None:
+    desk = Desk(offset=2)
+    desk.entries(TRUE, 2, 4)
+    desk.chain(desk.others[0], TRUE, 4)
+    assert desk.read() == [b"3", b"4"]
+
+
+# Order
+
+
+def test_entries_of_anybody_but_the_lead_are_not_taken() -> None:
+    desk = Desk()
+    desk.entries(FALSE, 0, 2, sender=desk.others[0])
+    desk.chain(desk.others[1], FALSE, 2)
+    assert desk.read() == []
+
+
+def test_entries_that_overtake_wait_for_those_before_them() -> None:
+    desk = Desk()
+    desk.chain(desk.others[0], TRUE, 4)
+    desk.entries(TRUE, 3, 4)
+    desk.entries(TRUE, 1, 3)
+    assert desk.read() == []
+    desk.entries(TRUE, 0, 1)
+    assert desk.read() == [b"1", b"2", b"3", b"4"]
+
+
+def test_entries_that_come_twice_are_delivered_once() -> None:
+    desk = Desk()
+    desk.chain(desk.others[0], TRUE, 2)
+    desk.entries(TRUE, 0, 2)
+    desk.entries(TRUE, 0, 2)
+    assert desk.read() == [b"1", b"2"]
+
+
+# Leads
+
+
+def test_a_lead_that_lies_is_replaced_and_what_it_sent_is_read_again() -> None:
+    desk = Desk()
+    liar, (first, second, _) = desk.lead, desk.others
+    desk.entries(FALSE, 0, 2)
+    desk.chain(first, TRUE, 2)
+    assert desk.lead == liar
+    desk.chain(second, TRUE, 2)
+
+    assert desk.lead != liar
+    asked = desk.asked()
+    assert desk.reports == [(liar, "bad-lead")]
+    assert asked[desk.lead].payloads
+    assert not asked[liar].payloads
+    assert asked[desk.lead].offset == 0
+
+    desk.entries(TRUE, 0, 2)
+    desk.chain(desk.others[-1], TRUE, 2)
+    assert desk.read() == [b"1", b"2"]
+
+
+def test_f_replicas_that_contradict_the_lead_do_not_replace_it() -> None:
+    desk = Desk()
+    lead = desk.lead
+    desk.entries(TRUE, 0, 2)
+    desk.chain(desk.others[0], FALSE, 2)
+    desk.chain(desk.others[1], TRUE, 2)
+    assert desk.read() == [b"1", b"2"]
+    assert desk.lead == lead
+    assert desk.reports == []
+
+
+def test_a_lead_whose_batches_do_not_follow_on_each_other_is_replaced() -> None:
+    desk = Desk()
+    liar = desk.lead
+    desk.entries(TRUE, 0, 2)
+    desk.entries(FALSE, 2, 4)
+    assert desk.lead != liar
+
+
+def test_what_is_late_is_asked_of_everybody_and_a_lead_that_is_late_then_is_replaced() -> None:
+    desk = Desk()
+    late = desk.lead
+    desk.asked()
+    for other in desk.others[:2]:
+        desk.chain(other, TRUE, 4)
+    desk.pass_time(LATE_AFTER_US - 1)
+    assert desk.asked() == {}
+    desk.pass_time(1)
+    assert set(desk.asked()) == {0, 1, 2, 3}
+    assert desk.lead == late
+    desk.pass_time(2 * LATE_AFTER_US)
+    assert desk.lead != late
+
+
+def test_one_replica_that_claims_there_is_more_does_not_make_the_lead_late() -> None:
+    desk = Desk()
+    lead = desk.lead
+    desk.chain(desk.others[0], TRUE, 4)
+    for _ in range(10):
+        desk.pass_time(LATE_AFTER_US)
+    assert desk.lead == lead
+
+
+def test_a_lead_that_is_gone_is_replaced() -> None:
+    desk = Desk()
+    gone = desk.lead
+    desk.connected.discard(gone)
+    desk.reading.disconnected(gone, desk.connected)
+    assert desk.lead != gone
+    assert desk.asked()[desk.lead].payloads
+
+
+def test_without_anybody_a_reader_waits_for_the_first_that_comes() -> None:
+    desk = Desk()
+    for replica in range(4):
+        desk.connected.discard(replica)
+        desk.reading.disconnected(replica, desk.connected)
+    assert desk.reading.lead is None
+    desk.connected.add(2)
+    desk.reading.connected(2, desk.connected)
+    assert desk.lead == 2
+
+
+def test_whoever_forgot_that_we_read_is_asked_again() -> None:
+    desk = Desk()
+    desk.asked()
+    desk.pass_time(ASK_AGAIN_US)
+    assert len(desk.asked()) == 2
+
+
+# Payloads that are not everywhere
+
+
+def test_a_lead_without_the_payload_passes_on_to_the_next_and_is_not_blamed() -> None:
+    desk = Desk()
+    first = desk.lead
+    desk.entries(TRUE, 0, 1)
+    desk.asked()
+    desk.absent(first, 1)
+
+    assert desk.lead != first
+    asked = desk.asked()
+    assert asked[desk.lead].offset == 1
+    assert asked[desk.lead].payloads
+    assert desk.reports == []
+
+    desk.entries(TRUE, 1, 2)
+    desk.chain(desk.others[0], TRUE, 2)
+    assert desk.read() == [b"1", b"2"]
+
+
+def test_absence_that_overtakes_the_entries_before_it_waits_for_them() -> None:
+    desk = Desk()
+    first = desk.lead
+    desk.absent(first, 1)
+    assert desk.lead == first
+    desk.entries(TRUE, 0, 1)
+    assert desk.lead != first
+
+
+def test_nobody_passes_on_in_circles() -> None:
+    desk = Desk()
+    seen = []
+    for _ in range(4):
+        seen.append(desk.lead)
+        desk.absent(desk.lead, 0)
+    assert sorted(seen) == [0, 1, 2, 3]
+    desk.asked()
+    assert desk.lead == seen[-1]
+
+
+def test_absence_from_anybody_but_the_lead_says_nothing() -> None:
+    desk = Desk()
+    lead = desk.lead
+    desk.absent(desk.others[0], 0)
+    assert desk.lead == lead
+
+
+# Position
+
+
+def test_after_a_seek_a_reader_reads_from_there() -> None:
+    desk = Desk()
+    desk.entries(TRUE, 0, 3)
+    desk.take()
+    desk.reading.seek(2, desk.connected)
+
+    asked = desk.asked()
+    assert {follow.offset for follow in asked.values()} == {2}
+    numbers = [follow.number for follow in asked.values()]
+    assert min(numbers) > 2
+
+    desk.entries(TRUE, 2, 4)
+    desk.chain(desk.others[0], TRUE, 4)
+    assert desk.read() == [b"3", b"4"]
+
+
+def test_credit_is_renewed_in_steps() -> None:
+    book = Book(*[b"x"] * (CREDIT_BATCHES // 2 + 1))
+    desk = Desk()
+    desk.entries(book, 0, CREDIT_BATCHES // 2)
+    desk.chain(desk.others[0], book, CREDIT_BATCHES // 2)
+    assert not [m for _, m in desk.take().send if isinstance(m, Allow)]
+
+    desk.entries(book, CREDIT_BATCHES // 2, CREDIT_BATCHES // 2 + 1)
+    desk.chain(desk.others[0], book, CREDIT_BATCHES // 2 + 1)
+
+    allowed = [m.limit for _, m in desk.take().send if isinstance(m, Allow)]
+    assert allowed == [CREDIT_BATCHES // 2 + 1 + CREDIT_BATCHES] * 4

@@ -1,0 +1,287 @@
+"""A council: the ordered halves of some replicas, and no network but the test's.
+
+As on a `Stage`, messages lie in flight until the test delivers or drops them, and time is virtual.
+What is different is that replicas have disks, and that every turn of each is on record with what
+it writes down before it sends. A replica that is Byzantine has no machine: the test speaks for it.
+
+Replicas are numbered from 0. `A`, `B` and `C` are publishers, `READER` reads. Clocks stand still,
+so that a value is always the same bytes.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import TypeVar
+
+from quorate.core.ids import NodeId, Sequence, topic_id
+from quorate.core.messages import Message
+from quorate.core.ordering import Append, Line
+from quorate.crypto.digests import digest
+from quorate.protocol.machine import Ready, Report
+from quorate.protocol.ordering.group import Group
+from quorate.protocol.ordering.pace import PACE, Pace
+from quorate.protocol.ordering.records import Record
+from quorate.protocol.ordering.replica import Ordering
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.topic import Topic
+from quorate.sim.disks import SimDisk
+from quorate.sim.order_stage import SimSigner
+from quorate.sim.stores import SimStore
+from stage import topic
+
+A, B, C = 1000, 1001, 1002
+READER = 1500
+NAMES = {A: "a", B: "b", C: "c", READER: "reader"}
+T = topic_id("t")
+BYZANTINE: dict[str, object] = {"protection": "byzantine", "order": "total"}
+CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
+WALL_US = 1_000_000_000
+ROUNDS_MAX = 200
+
+_M = TypeVar("_M")
+
+
+def payload_of(publisher: NodeId, sequence: Sequence, content: str = "") -> bytes:
+    return f"{NAMES[publisher]}{sequence}{content}".encode()
+
+
+def span_of(publisher: NodeId, first: Sequence, *payloads: bytes, before: bytes = b"") -> Span:
+    """The span that takes these batches; `before` is the chain of the batch in front of them."""
+    chains = chained(before or CHAIN_START, map(digest, payloads))
+    return Span(publisher, T, 0, first, len(payloads), chains[-1])
+
+
+def value_of(*spans: Span, time_us: int = WALL_US) -> bytes:
+    return Value(time_us, spans).encode()
+
+
+class Unlucky(Random):
+    """Whatever a crash may lose, it loses."""
+
+    def choice(self, seq: object) -> "str":  # type: ignore[override]
+        return "lost"
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one replica wanted at one time."""
+
+    replica: NodeId
+    ready: Ready
+
+
+@dataclass(slots=True)
+class Seat:
+    """One replica that follows the protocol."""
+
+    ordering: Ordering
+    outbox: Outbox
+    disk: SimDisk
+    store: SimStore
+
+
+@dataclass(slots=True)
+class Flight:
+    sender: NodeId
+    receiver: NodeId
+    message: Message
+
+
+@dataclass
+class Council:
+    """The replicas of one group, wired together by hand."""
+
+    table: Mapping[str, object] = field(default_factory=lambda: dict(BYZANTINE))
+    f: int = 1
+    byzantine: Collection[NodeId] = ()
+    pace: Pace = PACE
+    snapshot_every: int = 4096
+    now_us: int = 0
+    seats: dict[NodeId, Seat] = field(default_factory=dict)
+    flying: list[Flight] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    sent: list[Flight] = field(default_factory=list)
+    # By how much each replica's clock is ahead.
+    ahead_us: dict[NodeId, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.topic: Topic = topic(self.table, f=self.f)
+        self.members = self.topic.members
+        for replica in self.members:
+            if replica not in self.byzantine:
+                self._seat(replica, SimDisk())
+        self.tick()
+
+    def group(self, replica: NodeId) -> Group:
+        (group,) = self.seats[replica].ordering.groups.values()
+        return group
+
+    @property
+    def number(self) -> int:
+        """The number of the group."""
+        (group,) = next(iter(self.seats.values())).ordering.groups
+        return int(group)
+
+    # What happens
+
+    def publish(
+        self,
+        publisher: NodeId,
+        first: Sequence,
+        *payloads: bytes,
+        to: Iterable[NodeId] | None = None,
+    ) -> None:
+        """A publisher hands in batches, small ones of its own if none are given."""
+        append = Append(T, 0, first, [*payloads] or [payload_of(publisher, first)])
+        for replica in self.members if to is None else to:
+            if replica in self.seats:
+                self.step(publisher, replica, append)
+        self.collect()
+
+    def step(self, sender: NodeId, receiver: NodeId, message: Message) -> None:
+        self.seats[receiver].ordering.step(sender, message)
+
+    def say(self, sender: NodeId, receivers: Iterable[NodeId], message: Message) -> None:
+        """Something that the sender's machine, if it has one, would not say."""
+        for receiver in receivers:
+            if receiver in self.seats:
+                self.step(sender, receiver, message)
+        self.collect()
+
+    def deliver(self, choose: Callable[[Flight], bool] = lambda _: True) -> int:
+        """Let those messages in flight arrive, and see what the replicas want then."""
+        arriving, self.flying = (
+            [flight for flight in self.flying if choose(flight)],
+            [flight for flight in self.flying if not choose(flight)],
+        )
+        for flight in arriving:
+            if flight.receiver in self.seats:
+                self.step(flight.sender, flight.receiver, flight.message)
+        self.collect()
+        return len(arriving)
+
+    def drop(self, choose: Callable[[Flight], bool] = lambda _: True) -> int:
+        before = len(self.flying)
+        self.flying = [flight for flight in self.flying if not choose(flight)]
+        return before - len(self.flying)
+
+    def settle(self, choose: Callable[[Flight], bool] = lambda _: True) -> None:
+        """Deliver until nothing is in flight but what is not chosen, which is lost."""
+        for _ in range(ROUNDS_MAX):
+            self.drop(lambda flight: not choose(flight))
+            if not self.deliver():
+                return
+        raise AssertionError(f"still {len(self.flying)} messages in flight")
+
+    def tick(self) -> None:
+        for seat in self.seats.values():
+            seat.outbox.now_us = self.now_us
+            seat.ordering.tick(self.now_us)
+        self.collect()
+
+    def run(self, seconds: float, choose: Callable[[Flight], bool] = lambda _: True) -> None:
+        """Let time pass, and everything that is sent and chosen arrive."""
+        end_us = self.now_us + round(seconds * 1_000_000)
+        while self.now_us < end_us:
+            self.now_us = min(self.now_us + self.pace.tick_us, end_us)
+            self.tick()
+            self.settle(choose)
+
+    def crash(self, replica: NodeId) -> None:
+        """It loses its memory, what was not synced, and what is on its way to it."""
+        self.seats.pop(replica).disk.crash(Unlucky(0))
+        self.drop(lambda flight: flight.receiver == replica)
+
+    def restart(self, replica: NodeId, disk: SimDisk) -> None:
+        self._seat(replica, disk)
+        seat = self.seats[replica]
+        seat.outbox.now_us = self.now_us
+        seat.ordering.tick(self.now_us)
+        self.collect()
+
+    def reboot(self, replica: NodeId) -> None:
+        disk = self.seats[replica].disk
+        self.crash(replica)
+        self.restart(replica, disk)
+
+    # On record
+
+    def messages(
+        self,
+        kind: type[_M],
+        *,
+        sender: NodeId | None = None,
+        receiver: NodeId | None = None,
+    ) -> list[_M]:
+        """What was sent of this kind, whether or not it arrived."""
+        return [
+            flight.message
+            for flight in self.sent
+            if sender in (None, flight.sender)
+            and receiver in (None, flight.receiver)
+            and isinstance(flight.message, kind)
+        ]
+
+    def reports(self, by: NodeId | None = None) -> list[Report]:
+        return [r for turn in self.turns if by in (None, turn.replica) for r in turn.ready.reports]
+
+    def log(self, replica: NodeId) -> list[bytes]:
+        """The payloads of partition 0 as this replica reads them to others."""
+        group = self.group(replica)
+        target = Line(A, T, 0).target
+        found: list[bytes] = []
+        while stretches := group.readers.read(target, len(found), 1 << 30):
+            for stretch in stretches:
+                found += stretch.payloads
+        return found
+
+    def collect(self) -> None:
+        for replica in list(self.seats):
+            self._take(replica)
+
+    # Inside
+
+    def _seat(self, replica: NodeId, disk: SimDisk) -> None:
+        outbox, store = Outbox(), SimStore(disk)
+        outbox.now_us = self.now_us
+        ordering = Ordering(
+            replica,
+            [self.topic],
+            NAMES,
+            signer=SimSigner(replica),
+            store=store,
+            found=store.found(),
+            wall_us=partial(self._wall_us, replica),
+            outbox=outbox,
+            pace=self.pace,
+            snapshot_every=self.snapshot_every,
+        )
+        self.seats[replica] = Seat(ordering, outbox, disk, store)
+        self.seats = dict(sorted(self.seats.items()))
+
+    def _wall_us(self, replica: NodeId, _: int) -> int:
+        return WALL_US + self.ahead_us.get(replica, 0)
+
+    def _take(self, replica: NodeId) -> None:
+        seat = self.seats[replica]
+        has_more = True
+        while has_more:
+            has_more = seat.ordering.flush()
+            ready = seat.outbox.take()
+            if not (ready.persist or ready.send or ready.reports):
+                continue
+            self.turns.append(Turn(replica, ready))
+            seat.disk.append(ready.persist)
+            if ready.sync:
+                seat.disk.sync()
+            flights = [Flight(replica, receiver, message) for receiver, message in ready.send]
+            self.sent += flights
+            self.flying += flights
+
+
+def records(turns: Iterable[Turn], kind: type[_M]) -> list[_M]:
+    """What these turns wrote down, of one kind."""
+    written: list[Record] = [record for turn in turns for record in turn.ready.persist]
+    return [record for record in written if isinstance(record, kind)]
