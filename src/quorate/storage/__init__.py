@@ -1,0 +1,1 @@
+"""What a replica keeps on disk: a journal, and what is derived from it."""

@@ -1,0 +1,267 @@
+"""What the journal adds up to: indexes, trees, slots, and what is pending.
+
+Every record takes effect through `apply`, whether it was just written or is read back when the
+replica starts, so that both lead to the same state. Memory has what is pending and what waits for
+a checkpoint; everything that grows with the log is in column files.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from quorate.core.errors import LocalProtocolError
+from quorate.core.ordering import Partition
+from quorate.protocol.ordering.records import Decided, Placed, Voted
+from quorate.storage.absents import Absents, Gap
+from quorate.storage.checkpoint import Checkpoint
+from quorate.storage.columns import Column
+from quorate.storage.files import Files, sync_directory
+from quorate.storage.groups import Group, GroupState
+from quorate.storage.heads import Entry, HeldHead, MovedHead
+from quorate.storage.index import Index, IndexState
+from quorate.storage.pending import Pending, Source
+from quorate.storage.places import ABSENT, PLACE_BYTES, absent_runs, pack_run, present
+from quorate.storage.segments import Frame, Segments
+from quorate.storage.usage import Usage
+
+
+class Derived:
+    """The state at the end of the journal, or wherever one has got in applying it."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: Path,
+        segments: Segments,
+        checkpoint: Checkpoint,
+        snapshot_slots: Mapping[int, int],
+    ) -> None:
+        self.indexes: dict[tuple[int, int], Index] = {}
+        self.pending = Pending()
+        self.usage = Usage(segments, checkpoint.segments)
+        # Index entries that changed since the last checkpoint.
+        self.patches = 0
+        self._groups: dict[int, Group] = {}
+        self._absents = Absents()
+        self._files = files
+        self._directory = directory
+        self._chunk_entries = checkpoint.chunk_entries
+        self._restore(checkpoint)
+        for number, slot in snapshot_slots.items():
+            self.group(number).snapshot_taken(slot)
+        self._sweep()
+
+    def group(self, number: int) -> Group:
+        group = self._groups.get(number)
+        return self._add_group(GroupState(number, 0)) if group is None else group
+
+    @property
+    def kept_slots(self) -> dict[int, int]:
+        """The first slot that must be served, by group."""
+        return {number: group.slots[0] for number, group in self._groups.items()}
+
+    def replay_from(self, position: int) -> int:
+        """Nothing before this is needed for starting, if a checkpoint stands at `position`."""
+        return min(
+            (group.replay_from(position) for group in self._groups.values()), default=position
+        )
+
+    def refuse_gaps(self, entries: Iterable[Entry]) -> None:
+        """A decision that leaves out a slot, a leaf or an offset must not even be written."""
+        slots: dict[int, int] = {}
+        leaves: dict[int, int] = {}
+        ends: dict[tuple[int, int], int] = {}
+        for entry in entries:
+            if not isinstance(entry, Decided):
+                continue
+            group = self.group(entry.group)
+            slot = slots.get(entry.group, group.next_slot)
+            if slot is not None and entry.slot != slot:
+                raise _gap("slot", entry.slot, slot)
+            slots[entry.group] = entry.slot + 1
+            leaf = leaves.get(entry.group, group.tiles.leaves)
+            leaves[entry.group] = self._refuse_placed(entry.placed, leaf, ends)
+
+    def note(self, frame: Frame) -> bool:
+        """Remember from where on a group must be replayed; says whether this record must."""
+        head = frame.head
+        if isinstance(head, Voted | Decided):
+            is_vote = isinstance(head, Voted)
+            return self.group(head.group).mark(head.slot, frame.position, is_vote=is_vote)
+        return False
+
+    def apply(self, frame: Frame) -> None:
+        head = frame.head
+        if isinstance(head, HeldHead):
+            self._apply_held(head, frame.payloads_at)
+        elif isinstance(head, Decided):
+            self._apply_decided(head, frame.position)
+        elif isinstance(head, MovedHead):
+            self._apply_moved(head, frame.payloads_at)
+
+    def trim(self, index: Index, offset: int) -> None:
+        offset = min(offset, index.end)
+        while index.start < offset:
+            count = min(offset - index.start, self._chunk_entries)
+            places = index.places(index.start, count)
+            self.usage.remove(present(places))
+            index.trim(index.start + count, places)
+
+    def absent(self) -> list[tuple[Partition, int, int]]:
+        """Offsets, and how many from each on, whose payloads are not here."""
+        return [
+            (Partition(source[1], source[2]), gap.offset, gap.end - gap.first)
+            for source, gap in self._absents
+        ]
+
+    def forget(self, source: Source, before: int) -> None:
+        """Give up pending payloads before this sequence number."""
+        self.usage.remove(present(self.pending.take_before(source, before)))
+
+    def sync(self) -> None:
+        """Sync all columns. What they say must be in the journal for good already."""
+        columns = self._columns()
+        for column in columns:
+            column.flush()
+        for index in self.indexes.values():
+            index.settle()
+        for column in columns:
+            column.sync()
+        sync_directory(self._directory)
+
+    def checkpoint(self, position: int) -> Checkpoint:
+        """The state to be saved, which was synced and is that of this position."""
+        return Checkpoint(
+            position,
+            self._chunk_entries,
+            [index.state for index in self.indexes.values()],
+            [group.state(position) for group in self._groups.values()],
+            list(self.pending),
+            list(self._absents),
+            self.usage.uses,
+        )
+
+    def saved(self) -> None:
+        """A checkpoint with the present state is in place."""
+        self.patches = 0
+        for index in self.indexes.values():
+            index.forget_patches()
+        for column in self._columns():
+            column.drop()
+
+    def _apply_held(self, head: HeldHead, position: int) -> None:
+        source = (head.publisher, head.topic, head.partition)
+        places = pack_run(position, head.lengths)
+        self.usage.add(position, sum(head.lengths))
+        first, at = head.first, head.first
+        for gap in self._absents.claim(source, first, first + len(head.lengths)):
+            self._hold(source, at, _part(places, at - first, gap.first - first))
+            late = _part(places, gap.first - first, gap.end - first)
+            self._move(Partition(head.topic, head.partition), gap.offset, late)
+            at = gap.end
+        self._hold(source, at, places[(at - first) * PLACE_BYTES :])
+
+    def _apply_decided(self, head: Decided, position: int) -> None:
+        take = self.pending.take
+        # Appended together for each partition, since a decision may have many short runs.
+        news: dict[tuple[int, int], list[tuple[Placed, bytes]]] = {}
+        for placed in head.placed:
+            target = (placed.topic, placed.partition)
+            source = (placed.publisher, *target)
+            places = take(source, placed.first, placed.count)
+            if placed.lacking:
+                places = self._without(places, placed.lacking)
+            for low, high in absent_runs(places):
+                gap = Gap(placed.first + low, placed.first + high, placed.offset + low)
+                self._absents.add(source, gap)
+            news.setdefault(target, []).append((placed, places))
+        for target, batches in news.items():
+            index = self.indexes.get(target) or self._add_index(IndexState(*target))
+            index.append(head.time_us, batches)
+        leaves = b"".join([placed.leaves for placed in head.placed])
+        self.group(head.group).decide(head.slot, position, leaves)
+        self.usage.add_slot(position, head.group, head.slot)
+
+    def _apply_moved(self, head: MovedHead, position: int) -> None:
+        self.usage.add(position, sum(head.lengths))
+        places = pack_run(position, head.lengths)
+        self._move(Partition(head.topic, head.partition), head.offset, places)
+
+    def _without(self, places: bytes, lacking: Iterable[int]) -> bytes:
+        """What is held under these numbers is not what was decided: it is given up."""
+        kept = bytearray(places)
+        for at in lacking:
+            cut = slice(at * PLACE_BYTES, (at + 1) * PLACE_BYTES)
+            self.usage.remove(present(bytes(kept[cut])))
+            kept[cut] = ABSENT
+        return bytes(kept)
+
+    def _hold(self, source: Source, first: int, places: bytes) -> None:
+        if places and (replaced := self.pending.hold(source, first, places)):
+            self.usage.remove(present(replaced))
+
+    def _move(self, partition: Partition, offset: int, places: bytes) -> None:
+        """Payloads that have their offsets stand here now, unless they were trimmed meanwhile."""
+        index = self.indexes[partition]
+        trimmed = max(0, min(index.start - offset, len(places) // PLACE_BYTES))
+        self.usage.remove(present(_part(places, 0, trimmed)))
+        kept = places[trimmed * PLACE_BYTES :]
+        self.usage.remove(present(index.move(offset + trimmed, kept)))
+        self.patches += len(kept) // PLACE_BYTES
+
+    def _refuse_placed(
+        self, batches: Iterable[Placed], leaf: int, ends: dict[tuple[int, int], int]
+    ) -> int:
+        """Says which leaf is next."""
+        for placed in batches:
+            target, count = (placed.topic, placed.partition), placed.count
+            end = ends.get(target)
+            if end is None:
+                index = self.indexes.get(target)
+                end = 0 if index is None else index.end
+            if placed.offset != end:
+                raise _gap("offset", placed.offset, end)
+            if placed.leaf != leaf:
+                raise _gap("leaf", placed.leaf, leaf)
+            ends[target] = end + count
+            leaf += count
+        return leaf
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        for source, run in checkpoint.pending:
+            self.pending.hold(source, run.first, run.places)
+        for source, gap in checkpoint.absents:
+            self._absents.add(source, gap)
+        for index_state in checkpoint.indexes:
+            self._add_index(index_state).restore()
+        for group_state in checkpoint.groups:
+            for column in self._add_group(group_state).columns:
+                column.restore()
+
+    def _sweep(self) -> None:
+        """Delete chunk files that began, or were trimmed, without the checkpoint saying so."""
+        known = {path for column in self._columns() for path in column.paths()}
+        for path in sorted(map(str, self._directory.iterdir())):
+            if path not in known:
+                self._files.remove(path)
+
+    def _add_index(self, state: IndexState) -> Index:
+        index = Index(self._files, str(self._directory), state, self._chunk_entries)
+        self.indexes[index.partition] = index
+        return index
+
+    def _add_group(self, state: GroupState) -> Group:
+        group = Group(self._files, str(self._directory), state, self._chunk_entries)
+        self._groups[state.group] = group
+        return group
+
+    def _columns(self) -> list[Column]:
+        holders: Iterator[Index | Group] = iter((*self.indexes.values(), *self._groups.values()))
+        return [column for holder in holders for column in holder.columns]
+
+
+def _part(places: bytes, first: int, end: int) -> bytes:
+    return places[first * PLACE_BYTES : end * PLACE_BYTES]
+
+
+def _gap(what: str, found: int, expected: int) -> LocalProtocolError:
+    return LocalProtocolError(f"{what} {found} is decided, but {expected} is next")

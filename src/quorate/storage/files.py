@@ -1,0 +1,165 @@
+"""Files as the store uses them: few open at a time, synced for real, replaced in one step."""
+
+import fcntl
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import crc32c
+
+from quorate.storage.errors import StorageError, explained
+
+_CHECK_BYTES = 4
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+
+
+class Files:
+    """Descriptors by path, of which only the most recently used ones stay open."""
+
+    def __init__(self, open_max: int = 64) -> None:
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._open_max = open_max
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def descriptor(self, path: str, *, create: bool = False) -> int:
+        """The file, open for reading and writing. Use it at once: later calls may close it."""
+        descriptor = self._open.get(path)
+        if descriptor is not None:
+            self._open.move_to_end(path)
+            return descriptor
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise explained(error, path, "opened") from error
+        self._open[path] = descriptor
+        if len(self._open) > self._open_max:
+            os.close(self._open.popitem(last=False)[1])
+        return descriptor
+
+    def read(self, path: str, length: int, at: int) -> bytes:
+        """Exactly so many bytes, or an error that names the file."""
+        try:
+            data = os.pread(self.descriptor(path), length, at)
+            while len(data) < length:
+                more = os.pread(self.descriptor(path), length - len(data), at + len(data))
+                if not more:
+                    raise StorageError(
+                        f"{path} ends at byte {at + len(data)}, before {at + length}"
+                    )
+                data += more
+        except OSError as error:
+            raise explained(error, path, "read") from error
+        return data
+
+    def write(self, path: str, data: bytes | memoryview, at: int) -> None:
+        """Write all of it, in a file that is made if need be."""
+        descriptor, view = self.descriptor(path, create=True), memoryview(data)
+        try:
+            while view:
+                written = os.pwrite(descriptor, view, at)
+                view, at = view[written:], at + written
+        except OSError as error:
+            raise explained(error, path, "written") from error
+
+    def truncate(self, path: str, length: int) -> None:
+        try:
+            os.ftruncate(self.descriptor(path), length)
+        except OSError as error:
+            raise explained(error, path, "cut") from error
+
+    def sync(self, path: str) -> None:
+        try:
+            sync_file(self.descriptor(path))
+        except OSError as error:
+            raise explained(error, path, "synced") from error
+
+    def remove(self, path: str) -> None:
+        """Delete the file; one that is not there is as good."""
+        self.forget(path)
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise explained(error, path, "deleted") from error
+
+    def forget(self, path: str) -> None:
+        descriptor = self._open.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+def sync_file(descriptor: int) -> None:
+    # macOS has no fdatasync, and its fsync leaves data in the drive's own cache.
+    if _FULL_SYNC is None:
+        os.fdatasync(descriptor)
+    else:
+        fcntl.fcntl(descriptor, _FULL_SYNC)
+
+
+def sync_directory(path: Path) -> None:
+    """Make sure that files which were made, renamed or deleted here stay so."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise explained(error, path, "synced") from error
+
+
+def make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explained(error, path, "made") from error
+
+
+def lock_directory(path: Path) -> int:
+    """A descriptor that keeps every other process out of this directory while it is open."""
+    try:
+        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise StorageError(f"{path} is in use by another replica process") from None
+    except OSError as error:
+        raise explained(error, path, "locked") from error
+    return descriptor
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a checksummed file in place of the old one: after a crash there is one or the other."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            file.write(crc32c.crc32c(data).to_bytes(_CHECK_BYTES, "little"))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise explained(error, path, "written") from error
+    sync_directory(path.parent)
+
+
+def read_checked(path: Path) -> bytes | None:
+    """What `replace_file` wrote, nothing if it never did, an error if that is damaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise explained(error, path, "read") from error
+    body = data[_CHECK_BYTES:]
+    if len(data) < _CHECK_BYTES or crc32c.crc32c(body) != int.from_bytes(data[:4], "little"):
+        raise StorageError(f"{path} is damaged: its checksum does not match")
+    return body

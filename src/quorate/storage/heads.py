@@ -1,0 +1,69 @@
+"""Records as they stand in the journal: a head, and payloads behind it.
+
+Payloads are not part of the head, so that each has a position of its own and can be read without
+anything around it. `Moved` is the journal's own kind of record: payloads of batches that have
+their offsets already, copied out of an old segment that shall go.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from quorate.core.ids import NodeId, TopicId
+from quorate.core.ids import Sequence as SequenceNumber
+from quorate.protocol.ordering.records import Decided, Held, Voted
+from quorate.storage.errors import StorageError
+
+
+class Moved(msgspec.Struct, frozen=True, gc=False):
+    """Payloads of consecutive offsets, which from now on are read from here."""
+
+    topic: TopicId
+    partition: int
+    offset: int
+    payloads: list[bytes]
+
+
+class HeldHead(msgspec.Struct, frozen=True, gc=False, tag="held"):
+    publisher: NodeId
+    topic: TopicId
+    partition: int
+    first: SequenceNumber
+    lengths: list[int]
+
+
+class MovedHead(msgspec.Struct, frozen=True, gc=False, tag="moved"):
+    topic: TopicId
+    partition: int
+    offset: int
+    lengths: list[int]
+
+
+Entry: TypeAlias = Held | Moved | Voted | Decided
+Head: TypeAlias = HeldHead | MovedHead | Voted | Decided
+
+_decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
+encode_head = msgspec.msgpack.Encoder().encode
+
+
+def decode_head(data: bytes | memoryview) -> Head:
+    """The head of a frame whose checksum is right."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise StorageError(
+            f"the journal has a record that this version cannot read: {error}"
+        ) from error
+
+
+def split(entry: Entry) -> tuple[Head, Sequence[bytes]]:
+    """What of an entry goes into its head, and what behind it."""
+    if isinstance(entry, Held):
+        lengths = list(map(len, entry.payloads))
+        head = HeldHead(entry.publisher, entry.topic, entry.partition, entry.first, lengths)
+        return head, entry.payloads
+    if isinstance(entry, Moved):
+        lengths = list(map(len, entry.payloads))
+        return MovedHead(entry.topic, entry.partition, entry.offset, lengths), entry.payloads
+    return entry, ()

@@ -1,0 +1,239 @@
+"""One append-only journal per replica, in segments.
+
+Invariants:
+- a segment is synced before the next one begins, so only the last one can have a torn tail, and
+  a bad frame anywhere else is damage. Where nothing waits for syncs, that happens in the
+  background, and a power cut in between may leave what counts as damage too;
+- what a failed write left behind is cut off before anything else is written;
+- a failed sync is final, because the operating system may have dropped what it could not write
+  and would report success the next time.
+
+One thread appends. Another one may call `sync` meanwhile: it covers what was written when it
+began.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock, Thread
+
+from quorate.storage.errors import StorageError, explained
+from quorate.storage.files import Files, sync_directory, sync_file
+from quorate.storage.frames import PREFIX_BYTES, encode_frame, frames_in
+from quorate.storage.heads import Entry, encode_head, split
+from quorate.storage.segments import Frame, Segments
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+_BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
+
+
+class Journal:
+    """Where every record of a replica goes first."""
+
+    def __init__(
+        self,
+        directory: Path,
+        files: Files,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        synced: int = 0,
+        waits: bool = True,
+    ) -> None:
+        """Open the journal and cut off a torn tail, unless it was `synced` to a later position."""
+        self.segments = Segments(directory, files)
+        self._segment_bytes = segment_bytes
+        self._lock = Lock()
+        self._waits = waits
+        self._syncing: Thread | None = None
+        self._failed: str = ""
+        self._torn = False
+        last = self.segments.last
+        if last is None:
+            self._first, self._size = 0, 0
+            self._descriptor = self._create(0)
+        else:
+            self._first, self._size = last, self._good_bytes(last, synced)
+            self._descriptor = self._reopen(last, self._size)
+        self._synced = self.end
+        if self.end < synced:
+            raise StorageError(
+                f"the journal in {directory} ends at position {self.end}, "
+                f"but it was synced up to {synced}: its last segment is missing or was cut"
+            )
+
+    @property
+    def end(self) -> int:
+        """The position after the last record."""
+        return self._first + self._size
+
+    @property
+    def synced(self) -> int:
+        """Everything before this position outlives a power cut."""
+        return self._synced
+
+    def append(self, entries: Iterable[Entry]) -> list[Frame]:
+        """Write the entries, all or none of them."""
+        self._refuse_if_failed()
+        if self._torn:
+            self._cut_back()
+        if self._size >= self._segment_bytes:
+            self._roll()
+        buffers: list[bytes] = []
+        frames: list[Frame] = []
+        at = self.end
+        for entry in entries:
+            head, payloads = split(entry)
+            encoded = encode_head(head)
+            parts, length = encode_frame(encoded, payloads)
+            buffers += parts
+            frames.append(Frame(at, at + PREFIX_BYTES + len(encoded), at + length, head))
+            at += length
+        self._write(buffers)
+        self._size = at - self._first
+        self.segments.set_size(self._first, self._size)
+        return frames
+
+    def sync(self) -> None:
+        """Make sure that what has been written so far outlives a power cut."""
+        with self._lock:
+            self._refuse_if_failed()
+            end = self.end
+            self._finish_syncing()
+            if end > self._synced:
+                self._sync_segment(self._first, self._descriptor)
+                self._synced = end
+
+    def replay(self, position: int) -> Iterator[Frame]:
+        """Every record from this position on."""
+        while position < self.end:
+            first = self.segments.containing(position)
+            if first < 0 or position >= first + self.segments.size(first):
+                raise StorageError(
+                    f"the journal in {self.segments.directory} has no segment for position "
+                    f"{position}, though what stands there is needed"
+                )
+            yield from self.segments.frames(first, position - first)
+            position = first + self.segments.size(first)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._syncing is not None:
+                self._syncing.join()
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor, self._failed = -1, "it was closed"
+
+    def _write(self, buffers: Sequence[bytes]) -> None:
+        # Whatever ends this early, be it an interrupt, leaves a tail to be cut off.
+        self._torn = True
+        try:
+            for at in range(0, len(buffers), _BUFFERS_MAX):
+                _write_all(self._descriptor, buffers[at : at + _BUFFERS_MAX])
+        except OSError as error:
+            # If this fails too, the next append tries again before it writes.
+            with suppress(StorageError):
+                self._cut_back()
+            raise explained(error, self.segments.path(self._first), "written") from error
+        self._torn = False
+
+    def _cut_back(self) -> None:
+        try:
+            os.ftruncate(self._descriptor, self._size)
+            os.lseek(self._descriptor, self._size, os.SEEK_SET)
+        except OSError as error:
+            raise explained(error, self.segments.path(self._first), "cut") from error
+        self._torn = False
+
+    def _roll(self) -> None:
+        """Begin the next segment, with everything before it on disk."""
+        with self._lock:
+            first = self.end
+            if self._waits and first > self._synced:
+                self._sync_segment(self._first, self._descriptor)
+                self._synced = first
+            descriptor = self._create(first)
+            if self._waits:
+                os.close(self._descriptor)
+            else:
+                self._sync_behind(self._first, self._descriptor)
+            self._descriptor, self._first, self._size = descriptor, first, 0
+
+    def _sync_behind(self, first: int, descriptor: int) -> None:
+        """Sync a segment that is full while the next one is written."""
+        self._finish_syncing()
+
+        def sync() -> None:
+            with suppress(StorageError):
+                self._sync_segment(first, descriptor)
+            os.close(descriptor)
+
+        self._syncing = Thread(target=sync, name="sync a segment")
+        self._syncing.start()
+
+    def _finish_syncing(self) -> None:
+        if self._syncing is not None:
+            self._syncing.join()
+            self._syncing = None
+            self._refuse_if_failed()
+
+    def _sync_segment(self, first: int, descriptor: int) -> None:
+        path = self.segments.path(first)
+        try:
+            sync_file(descriptor)
+        except OSError as error:
+            self._failed = f"{path} could not be synced: {error.strerror}"
+            raise StorageError(self._failed) from error
+
+    def _create(self, first: int) -> int:
+        path = self.segments.path(first)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC, 0o600)
+        except OSError as error:
+            raise explained(error, path, "made") from error
+        try:
+            sync_directory(self.segments.directory)
+        except StorageError:
+            os.close(descriptor)
+            raise
+        self.segments.add(first)
+        return descriptor
+
+    def _good_bytes(self, last: int, synced: int) -> int:
+        """Where the last good frame of the last segment ends."""
+        data, end = self.segments.content(last), 0
+        for bounds in frames_in(data):
+            end = bounds.end
+        if end < len(data) and last + end < synced:
+            raise self.segments.damage(last, end)
+        return end
+
+    def _reopen(self, last: int, size: int) -> int:
+        path = self.segments.path(last)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.ftruncate(descriptor, size)
+                # What was read may be in memory only, and whoever reads it builds on it.
+                os.fsync(descriptor)
+                os.lseek(descriptor, size, os.SEEK_SET)
+            except OSError:
+                os.close(descriptor)
+                raise
+        except OSError as error:
+            raise explained(error, path, "opened") from error
+        self.segments.set_size(last, size)
+        return descriptor
+
+    def _refuse_if_failed(self) -> None:
+        if self._failed:
+            raise StorageError(f"the journal takes nothing more: {self._failed}")
+
+
+def _write_all(descriptor: int, buffers: Sequence[bytes]) -> None:
+    written = os.writev(descriptor, buffers)
+    left = sum(map(len, buffers)) - written
+    if left:
+        rest = memoryview(b"".join(buffers))[written:]
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]

@@ -1,0 +1,325 @@
+"""A replica's store: one journal, and what is derived from it for reading.
+
+A record is written to the journal and takes effect (`derived.py`). A checkpoint saves what it
+adds up to, once the journal is synced so far; starting means loading the checkpoint and applying
+what came after.
+
+What follows from a decision is known again after a crash, so index and tree files are synced at
+checkpoints only. `trim`, `keep_slots_from` and `forget` leave no record: a crash before the next
+checkpoint undoes them, and whoever asked for them asks again.
+
+One thread uses the store. `sync` and `sync_now` may run in another thread meanwhile.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from quorate.core.errors import LocalProtocolError
+from quorate.core.ids import Digest
+from quorate.core.ids import Sequence as SequenceNumber
+from quorate.core.ordering import Line, Partition
+from quorate.protocol.ordering.records import Decided, Record, Snapshot, Stretch
+from quorate.protocol.ordering.value import CHAIN_START
+from quorate.storage.checkpoint import (
+    Checkpoint,
+    SavedSnapshot,
+    load_checkpoint,
+    load_snapshots,
+    save_checkpoint,
+    save_snapshot,
+)
+from quorate.storage.cleaning import Cleaned, Cleaner
+from quorate.storage.columns import CHUNK_ENTRIES
+from quorate.storage.derived import Derived
+from quorate.storage.errors import DiskFullError, StorageError
+from quorate.storage.files import Files, lock_directory, make_directory
+from quorate.storage.heads import Entry
+from quorate.storage.journal import SEGMENT_BYTES, Journal
+from quorate.storage.reading import payloads_from, stretches, surplus_end
+from quorate.storage.recovery import Recovered, recovered_records
+from quorate.storage.reserve import RESERVE_BYTES, Reserve
+
+FsyncPolicy: TypeAlias = Literal["always", "interval", "never"]
+
+_GIVES_UP: Final[dict[FsyncPolicy, str]] = {
+    "always": "",
+    "interval": (
+        "What was acknowledged since the last sync is lost if the machine loses power, "
+        "though not if only the process crashes."
+    ),
+    "never": (
+        "What was acknowledged and the operating system has not written of its own accord is "
+        "lost if the machine loses power, though not if only the process crashes."
+    ),
+}
+# Changed index entries wait in memory for a checkpoint; so many of them bring one about.
+_PATCHES_MAX = 65_536
+
+
+class DiskStore:
+    """The store of a replica in a directory: the `Store` of its machines, and their journal."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        fsync: FsyncPolicy = "always",
+        segment_bytes: int = SEGMENT_BYTES,
+        chunk_entries: int = CHUNK_ENTRIES,
+        open_files_max: int = 64,
+        reserve_bytes: int = RESERVE_BYTES,
+    ) -> None:
+        if fsync not in _GIVES_UP:
+            raise LocalProtocolError(f"fsync is one of {', '.join(_GIVES_UP)}, not {fsync!r}")
+        self._fsync: FsyncPolicy = fsync
+        self._directory = directory
+        self._owed: dict[int, Snapshot] = {}
+        self._wanted: list[int] = []
+        self._replayed = 0
+        index_directory = directory / "index"
+        make_directory(index_directory)
+        with ExitStack() as stack:
+            stack.callback(os.close, lock_directory(directory))
+            self._files = Files(open_files_max)
+            stack.callback(self._files.close)
+            checkpoint = _checkpoint(directory, chunk_entries)
+            self._snapshots = load_snapshots(directory)
+            self._journal = Journal(
+                directory,
+                self._files,
+                segment_bytes=segment_bytes,
+                synced=checkpoint.position,
+                waits=self.syncs,
+            )
+            stack.callback(self._journal.close)
+            slots = {group: saved.snapshot.slot for group, saved in self._snapshots.items()}
+            self._derived = Derived(
+                self._files, index_directory, self._journal.segments, checkpoint, slots
+            )
+            self._replay(checkpoint)
+            self._resources = stack.pop_all()
+        self._reserve = Reserve(directory / "reserve", reserve_bytes)
+        with suppress(DiskFullError):
+            self._reserve.fill()
+
+    @property
+    def syncs(self) -> bool:
+        """Whether what is said may have to wait for `sync`."""
+        return self._fsync == "always"
+
+    @property
+    def gives_up(self) -> str:
+        """What the fsync policy risks, in a sentence; nothing if it syncs always."""
+        return _GIVES_UP[self._fsync]
+
+    # Writing
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Write records, all or none, and let them take effect.
+
+        A snapshot is saved behind the other records. If there is no room for it, it is owed: the
+        next append saves it, and until then the one before it stays.
+        """
+        entries: list[Entry] = []
+        snapshots: dict[int, Snapshot] = {}
+        for record in records:
+            if isinstance(record, Snapshot):
+                snapshots[record.group] = record
+            else:
+                entries.append(record)
+        self._derived.refuse_gaps(entries)
+        self._append(entries)
+        self._owed |= snapshots
+        if self._owed or self._derived.patches > _PATCHES_MAX:
+            with suppress(DiskFullError):
+                self._save_owed()
+
+    def sync(self) -> None:
+        """What was appended is safe from now on, as far as the fsync policy promises."""
+        if self._fsync == "always":
+            self._journal.sync()
+
+    def sync_now(self) -> None:
+        """What was appended is safe from now on, whatever the policy."""
+        self._journal.sync()
+
+    def checkpoint(self) -> None:
+        """Sync everything, so that starting begins here. Nothing needs it, but it saves time."""
+        self._journal.sync()
+        self._derived.sync()
+        save_checkpoint(self._directory, self._derived.checkpoint(self._journal.end))
+        self._derived.saved()
+
+    def close(self) -> None:
+        """Leave a checkpoint, if there is room, and release the files."""
+        with self._resources, suppress(DiskFullError):
+            self.checkpoint()
+
+    def recover(self) -> Recovered:
+        """What the machines need to go on from where they were; to be asked for once."""
+        wanted, self._wanted = self._wanted, []
+        saved, self._snapshots = self._snapshots, {}
+        records = recovered_records(self._journal.segments, list(self._derived.pending), wanted)
+        snapshots = {group: each.snapshot for group, each in saved.items()}
+        return Recovered(snapshots, records, self._replayed)
+
+    # Reading
+
+    def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
+        """What stands there from this offset on: at least one batch if it is here, up to about so
+        many bytes. It ends before the first batch whose payload this replica does not have.
+        """
+        index = self._derived.indexes.get(partition)
+        if index is None or not index.start <= offset < index.end:
+            return []
+        try:
+            payloads = payloads_from(self._journal.segments, index, offset, bytes_max)
+        except StorageError as error:
+            raise StorageError(
+                f"partition {partition.number} of topic {partition.topic} cannot be read from "
+                f"offset {offset} on: {error}"
+            ) from error
+        return stretches(index, offset, payloads)
+
+    def chain(self, partition: Partition, offset: int) -> Digest | None:
+        """The partition's chain before this offset, if that is still known."""
+        index = self._derived.indexes.get(partition)
+        if index is None:
+            return CHAIN_START if offset == 0 else None
+        return index.chain(offset) if index.start <= offset <= index.end else None
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        """The first offset that is kept, and the one after the last."""
+        index = self._derived.indexes.get(partition)
+        return (0, 0) if index is None else (index.start, index.end)
+
+    def offset_at(self, partition: Partition, time_us: int) -> int:
+        """The first offset that was decided at this time or later; the end if there is none."""
+        index = self._derived.indexes.get(partition)
+        return 0 if index is None else index.offset_at(time_us)
+
+    def absent(self) -> list[tuple[Partition, int, int]]:
+        """Offsets, and how many from each on, whose payloads are not here; the latest ones."""
+        return self._derived.absent()
+
+    def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
+        """Slots from this one on, up to about so many bytes of records."""
+        found: list[Decided] = []
+        known = self._derived.group(group)
+        start, end = known.slots
+        while start <= slot < end:
+            frame = self._journal.segments.frame(known.decided_at(slot))
+            bytes_max -= frame.end - frame.position
+            if (found and bytes_max < 0) or not isinstance(frame.head, Decided):
+                break
+            found.append(frame.head)
+            slot += 1
+        return found
+
+    def node(self, group: int, level: int, number: int) -> bytes:
+        """A perfect tree's hash in the order log of a group; level 0 has the leaves."""
+        return self._derived.group(group).tiles.node(level, number)
+
+    # Retention
+
+    def trim(self, partition: Partition, offset: int) -> None:
+        """Drop everything below this offset."""
+        index = self._derived.indexes.get(partition)
+        if index is not None:
+            self._derived.trim(index, offset)
+
+    def keep_slots_from(self, group: int, slot: int) -> None:
+        """Decisions before this slot need not be served any more."""
+        self._derived.group(group).keep_from(slot)
+
+    def forget(self, line: Line, before: SequenceNumber) -> None:
+        """Give up payloads that will not be decided: those before this sequence number."""
+        self._derived.forget(line, before)
+
+    def partitions(self) -> list[Partition]:
+        return [index.partition for index in self._derived.indexes.values()]
+
+    def bytes_held(self, partition: Partition) -> int:
+        """Payload bytes of a partition that this replica has."""
+        index = self._derived.indexes.get(partition)
+        return 0 if index is None else index.bytes_held
+
+    def expired(self, partition: Partition, before_time_us: int) -> int:
+        """The offset to trim to, if batches that were decided before this time shall go."""
+        return self.offset_at(partition, before_time_us)
+
+    def surplus(self, partition: Partition, bytes_max: int) -> int:
+        """The offset to trim to, if no more than so many bytes shall be held."""
+        index = self._derived.indexes.get(partition)
+        return 0 if index is None else surplus_end(index, bytes_max)
+
+    def clean(self, *, segments_max: int = 4) -> Cleaned:
+        """Delete segments that nothing needs, and empty up to so many that hold little."""
+        try:
+            self._save_owed()
+        except DiskFullError:
+            self._reserve.release()
+            self._save_owed()
+        derived, segments = self._derived, self._journal.segments
+        floor = derived.replay_from(self._journal.end)
+        cleaner = Cleaner(segments, derived.usage, floor, derived.kept_slots)
+        deleted, copied = cleaner.delete_dead(), 0
+        sparse = cleaner.sparse()[:segments_max]
+        for entry in cleaner.copies(sparse, derived.pending, derived.indexes.values()):
+            self._append([entry])
+            copied += sum(map(len, entry.payloads))
+        if sparse:
+            # The copies, and that they are what counts, are on disk before the old ones go.
+            self.checkpoint()
+            deleted += cleaner.delete_dead()
+        with suppress(DiskFullError):
+            self._reserve.fill()
+        return Cleaned(deleted, copied)
+
+    def _append(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            for frame in self._journal.append(entries):
+                self._derived.note(frame)
+                self._derived.apply(frame)
+
+    def _save_owed(self) -> None:
+        """A checkpoint, and the snapshots that wait for one."""
+        # The checkpoint does not count on the new snapshots yet: a crash may come between.
+        self.checkpoint()
+        for snapshot in list(self._owed.values()):
+            group = self._derived.group(snapshot.group)
+            replay = group.replay_after(snapshot.slot, self._journal.end)
+            save_snapshot(self._directory, SavedSnapshot(snapshot, replay))
+            group.snapshot_taken(snapshot.slot)
+            del self._owed[snapshot.group]
+
+    def _replay(self, checkpoint: Checkpoint) -> None:
+        """Apply what came after the checkpoint, and note what the machines must hear again."""
+        for frame in self._journal.replay(self._replay_start(checkpoint)):
+            self._replayed += 1
+            if self._derived.note(frame):
+                self._wanted.append(frame.position)
+            if frame.position >= checkpoint.position:
+                self._derived.apply(frame)
+
+    def _replay_start(self, checkpoint: Checkpoint) -> int:
+        """The lowest position that the files or any group's machine need."""
+        starts = [checkpoint.position]
+        for state in checkpoint.groups:
+            # The later one is right: the snapshot may be newer than the checkpoint, or older.
+            saved = self._snapshots.get(state.group)
+            starts.append(state.replay if saved is None else max(state.replay, saved.replay))
+        return min(starts)
+
+
+def _checkpoint(directory: Path, chunk_entries: int) -> Checkpoint:
+    checkpoint = load_checkpoint(directory) or Checkpoint(0, chunk_entries)
+    if checkpoint.chunk_entries != chunk_entries:
+        raise StorageError(
+            f"{directory} has index chunks of {checkpoint.chunk_entries} entries, "
+            f"not {chunk_entries}"
+        )
+    return checkpoint
