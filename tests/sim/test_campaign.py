@@ -19,11 +19,18 @@ from quorate.sim.campaign import campaign, command, explain, run_seed
 from quorate.sim.checkers import BatchId, Conduct
 from quorate.sim.faults import FaultKind
 from quorate.sim.links import Mode
-from quorate.sim.scenarios import BEGIN_US, BREATH_US, PROTOCOLS, Setting, adversaries_of, draw
+from quorate.sim.scenarios import (
+    BEGIN_US,
+    BREATH_US,
+    LIVE_PROTOCOLS,
+    Setting,
+    adversaries_of,
+    draw,
+)
 from quorate.sim.stage import Stage
 from quorate.sim.trace import is_about
 
-REAL = tuple(name for name in PROTOCOLS if name != "broken")
+REAL = tuple(name for name in LIVE_PROTOCOLS if name != "broken")
 BYZANTINE = tuple(name for name in REAL if name != "first-answer")
 SEEDS, CHUNK = 300, 50
 CHUNKS = [range(first, first + CHUNK) for first in range(0, SEEDS, CHUNK)]

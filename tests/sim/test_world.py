@@ -11,7 +11,8 @@ import pytest
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Lane, NodeId, Stream
 from quorate.core.messages import Message, StatusQuery
-from quorate.protocol.machine import Ready, Record, Skipped
+from quorate.protocol.machine import Ready, Skipped
+from quorate.protocol.ordering.records import Snapshot
 from quorate.sim.disks import SimDisk
 from quorate.sim.faults import FaultPlan
 from quorate.sim.links import BurstLoss, Constant, Mode, Network, Uniform
@@ -294,7 +295,8 @@ def test_a_node_is_added_once_and_names_only_peers_that_are_there() -> None:
 
 
 def write_and_send(machine: Listener, value: bytes, number: int) -> None:
-    machine.ready.persist.append(Record("vote", value))
+    machine.ready.persist.append(Snapshot(0, 1, value))
+    machine.ready.sync = True
     machine.ready.deliver.append(OUTCOME)
     machine.want(1, number)
 
@@ -351,7 +353,7 @@ def test_a_restarted_node_is_a_fresh_machine_with_its_synced_records() -> None:
         world.run()
         assert world.machine(0) is not old
         assert world.machine(0).links == [("up", 1)]
-        values = [record.value for record in world.machine(0).records]
+        values = [record.state for record in world.machine(0).records]
         assert values in ([b"synced"], [b"synced", b"unsynced"])
         fates.add(len(values))
     assert fates == {1, 2}

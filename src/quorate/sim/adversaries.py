@@ -10,11 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from random import Random
 from typing import TypeAlias
 
+import msgspec
+
 from quorate.core.ids import Lane, NodeId
 from quorate.core.messages import Forward, Link, Message, Omitted, Publish, Vouch
+from quorate.core.ordering import Announce, Append, Promised, Propose, State, Stop, StopData
 from quorate.protocol import misbehaviour
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Drop, Equivocate, Lie, Parts, Replay, Silence, Slow
+from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.value import Value
 from quorate.sim.hosts import Rewrite
 
 # From the numbers of a seed, f, and all nodes of the world.
@@ -95,7 +100,7 @@ class Withhold:
 
     @staticmethod
     def _lane_of(message: object) -> Lane | None:
-        if isinstance(message, Link):
+        if isinstance(message, Link | Append | Announce):
             return Lane.EVENTS
         return message.lane if isinstance(message, Publish) else None
 
@@ -145,3 +150,101 @@ SOURCES: Mapping[str, Make] = {
 }
 # What a protocol for crash faults has to bear.
 HARMLESS = ("slow",)
+
+
+# On log topics
+
+
+class Censor:
+    """As the leader, never propose what one publisher wants."""
+
+    def __init__(self, victim: NodeId) -> None:
+        self._victim = victim
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            pair for pair in ready.send if not isinstance(pair[1], Propose) or self._spares(pair[1])
+        ]
+        return [(0, ready)]
+
+    def _spares(self, propose: Propose) -> bool:
+        return all(span.publisher != self._victim for span in Value.decode(propose.value).spans)
+
+
+class Deny:
+    """Sign, at a leader change, that nothing was said in any slot."""
+
+    def __init__(self, sign: Callable[[bytes], bytes]) -> None:
+        self._sign = sign
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [(node, self._denied(message)) for node, message in ready.send]
+        return [(0, ready)]
+
+    def _denied(self, message: Message) -> Message:
+        if not isinstance(message, StopData):
+            return message
+        state = msgspec.msgpack.decode(message.state, type=State)
+        blank = [Promised(promised.slot, 0, b"", {}) for promised in state.promised]
+        lie = msgspec.msgpack.encode(msgspec.structs.replace(state, promised=blank))
+        return msgspec.structs.replace(message, state=lie, signature=self._sign(lie))
+
+
+class Impatient:
+    """Ask for the next regency all the time."""
+
+    EVERY = 5
+
+    def __init__(self, members: Collection[NodeId]) -> None:
+        self._members = tuple(members)
+        self._regency = 1
+        self._turns = 0
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        self._turns += 1
+        if self._turns % self.EVERY == 0:
+            self._regency += 1
+            stops = [(node, Stop(GroupKind.BYZANTINE, self._regency)) for node in self._members]
+            ready.send = [*ready.send, *stops]
+        return [(0, ready)]
+
+
+def _censor(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
+    return Censor(draw.choice(sorted(nodes)))
+
+
+def _deny(draw: Random, *_: object) -> Rewrite:
+    raise NotImplementedError("the stage makes this one: it needs the replica's key")
+
+
+def _impatient(_: Random, __: int, nodes: Collection[NodeId]) -> Rewrite:
+    return Impatient(nodes)
+
+
+def _forgetful_publisher(draw: Random, f: int, replicas: Collection[NodeId]) -> Rewrite:
+    """Too few replicas hear of anything, or just enough of them for some to believe it."""
+    count = draw.randint(1, len(replicas) - 1)
+    return Withhold(draw.sample(sorted(replicas), count))
+
+
+DENY = "deny"
+LOG_REPLICAS: Mapping[str, Make] = {
+    "slow": _slow,
+    "drop": _drop,
+    "mute": _mute,
+    "silent": _silent,
+    "lie": _lie,
+    "lie-content": _lie_about("content"),
+    "lie-sequence": _lie_about("sequence"),
+    "equivocate": _equivocate,
+    "replay": _replay,
+    "censor": _censor,
+    "impatient": _impatient,
+    DENY: _deny,
+    TWINS: _twin,
+}
+LOG_PUBLISHERS: Mapping[str, Make] = {
+    "partial-source": _forgetful_publisher,
+    "lying-source": _lying_source,
+    TWIN_SOURCE: _twin,
+}

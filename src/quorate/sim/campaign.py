@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from quorate.sim.checkers import Violation
-from quorate.sim.scenarios import Setting, draw
+from quorate.sim.order_checkers import LogViolation
+from quorate.sim.order_scenarios import draw_order
+from quorate.sim.order_stage import OrderStage
+from quorate.sim.order_trace import trace_log
+from quorate.sim.scenarios import LOG_PROTOCOLS, Setting, draw
 from quorate.sim.stage import Stage
 from quorate.sim.trace import trace
 
@@ -25,7 +29,7 @@ class Verdict:
     published: int
     delivered: int
     faults: Counter[str]
-    violations: tuple[Violation, ...]
+    violations: tuple[Violation | LogViolation, ...]
 
 
 @dataclass(slots=True)
@@ -58,17 +62,24 @@ class Summary:
 
 def run_seed(setting: Setting, seed: int) -> Verdict:
     """Draw the scenario of this seed, perform it and judge it."""
-    stage = Stage(draw(setting, seed))
+    stage = stage_of(setting, seed)
     violations = stage.perform()
     return Verdict(
         seed=seed,
         simulated_us=stage.world.now_us,
         messages=stage.world.deliveries,
-        published=len(stage.record.published),
-        delivered=sum(map(len, stage.record.deliveries.values())),
+        published=stage.published,
+        delivered=stage.delivered,
         faults=stage.faults,
         violations=tuple(violations),
     )
+
+
+def stage_of(setting: Setting, seed: int) -> Stage | OrderStage:
+    """The world of this seed, before anything has happened in it."""
+    if setting.protocol in LOG_PROTOCOLS:
+        return OrderStage(draw_order(setting, seed))
+    return Stage(draw(setting, seed))
 
 
 def run_seeds(setting: Setting, seeds: Iterable[int], *, jobs: int = 1) -> Iterator[Verdict]:
@@ -103,4 +114,7 @@ def command(setting: Setting, seed: int) -> str:
 
 def explain(setting: Setting, verdict: Verdict) -> list[str]:
     """The run of a guilty seed, as far as its first violation is concerned."""
-    return trace(draw(setting, verdict.seed), verdict.violations[0].batch)
+    first = verdict.violations[0]
+    if isinstance(first, LogViolation):
+        return trace_log(draw_order(setting, verdict.seed), first)
+    return trace(draw(setting, verdict.seed), first.batch)

@@ -12,11 +12,14 @@ from random import Random
 from struct import Struct
 from zlib import crc32
 
-from quorate.protocol.machine import Record
+import msgspec
 
-# checksum of what follows, length of the key, length of the value
-_FRAME = Struct("<III")
-_LENGTHS = Struct("<II")
+from quorate.protocol.ordering.records import Record
+
+# checksum and length of what follows
+_FRAME = Struct("<II")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
 
 
 class SimDisk:
@@ -73,6 +76,13 @@ class SimDisk:
         """Every whole record, in the order of writing."""
         return [record for record, _ in self._frames()]
 
+    def read_from(self, start: int) -> tuple[list[Record], int]:
+        """The records behind this many bytes, and how many bytes that makes."""
+        if start == self.written_bytes:
+            return [], start
+        found = list(self._frames(start))
+        return [record for record, _ in found], found[-1][1] if found else start
+
     def _truncate_to_whole_frames(self) -> None:
         # What comes next must follow the last good frame, or nobody would ever read it.
         end = 0
@@ -81,18 +91,18 @@ class SimDisk:
         del self._bytes[end:]
         self._synced = end
 
-    def _frames(self) -> Iterator[tuple[Record, int]]:
-        data, at = bytes(self._bytes), 0
+    def _frames(self, start: int = 0) -> Iterator[tuple[Record, int]]:
+        data, at = memoryview(bytes(self._bytes[start:])), 0
         while at + _FRAME.size <= len(data):
-            checksum, key_bytes, value_bytes = _FRAME.unpack_from(data, at)
-            start = at + _FRAME.size
-            middle, at = start + key_bytes, start + key_bytes + value_bytes
-            if at > len(data) or crc32(data[start - _LENGTHS.size : at]) != checksum:
+            checksum, length = _FRAME.unpack_from(data, at)
+            body = at + _FRAME.size
+            at = body + length
+            # Zeros would be a whole frame of nothing.
+            if not length or at > len(data) or crc32(data[body:at]) != checksum:
                 return
-            yield Record(data[start:middle].decode(), data[middle:at]), at
+            yield _decoder.decode(data[body:at]), start + at
 
 
 def _frame(record: Record) -> bytes:
-    key = record.key.encode()
-    body = _LENGTHS.pack(len(key), len(record.value)) + key + record.value
-    return crc32(body).to_bytes(4, "little") + body
+    body = _encoder.encode(record)
+    return _FRAME.pack(crc32(body), len(body)) + body

@@ -29,7 +29,14 @@ from quorate.core.errors import ConfigError
 from quorate.core.ids import NodeId
 from quorate.core.limits import WINDOWS, Windows
 from quorate.protocol.topic import Topic
-from quorate.sim.adversaries import HARMLESS, REPLICAS, SOURCES, TWIN_SOURCE
+from quorate.sim.adversaries import (
+    HARMLESS,
+    LOG_PUBLISHERS,
+    LOG_REPLICAS,
+    REPLICAS,
+    SOURCES,
+    TWIN_SOURCE,
+)
 from quorate.sim.checkers import Conduct, Promises
 from quorate.sim.faults import Fault, FaultKind, FaultPlan
 from quorate.sim.links import (
@@ -66,7 +73,9 @@ _BEARS_BYZANTINE_SOURCES = ("authenticated", "reliable", "chain")
 _MAY_HAVE_HISTORIES = ("authenticated", "chain")
 _LIES_FOR_THE_BROKEN = ("lie-content", "equivocate")
 
-PROTOCOLS = tuple(_CONTRACTS)
+LIVE_PROTOCOLS = tuple(_CONTRACTS)
+LOG_PROTOCOLS = ("ordering", "crash-ordering", "broken-ordering")
+PROTOCOLS = LIVE_PROTOCOLS + LOG_PROTOCOLS
 FAULTS_BORNE = (1, 2)
 
 
@@ -97,6 +106,9 @@ def adversaries_of(protocol: str) -> tuple[str, ...]:
     """Who a protocol is built to bear; under `none` there are only accidents."""
     if protocol == "first-answer":
         return ("none", *HARMLESS)
+    if protocol in LOG_PROTOCOLS:
+        hostile = (*LOG_REPLICAS, *LOG_PUBLISHERS) if protocol == "ordering" else ()
+        return ("none", *hostile)
     if protocol == "broken":
         return _LIES_FOR_THE_BROKEN
     sources = tuple(SOURCES) if protocol in _BEARS_BYZANTINE_SOURCES else ()
@@ -205,6 +217,27 @@ class Scenario:
         )
 
 
+def draw_network(random: Random, is_stream: bool) -> Network:
+    latency: Latency = random.choice(
+        (
+            Uniform(200, 1_000),
+            Uniform(1_000, 20_000),
+            LogNormal(800, 0.8),
+            Exponential(300, 3_000),
+        )
+    )
+    if is_stream:
+        return Network(latency=latency, mode=Mode.STREAM)
+    doubling = random.choice((0.0, 0.05))
+    return Network(latency=latency, mode=Mode.DATAGRAM, duplication=doubling)
+
+
+def draw_loss(random: Random) -> Loss:
+    rate = random.choice((0.02, 0.1, 0.25))
+    losses: tuple[Loss, ...] = (IndependentLoss(rate), BurstLoss(rate, 4.0))
+    return random.choice(losses)
+
+
 def draw(setting: Setting, seed: int) -> Scenario:
     """The scenario of this seed: always the same one."""
     return _Drawing(setting, seed).scenario()
@@ -234,7 +267,7 @@ class _Drawing:
             setting=self._setting,
             seed=self._seed,
             topic=self._topic,
-            network=self._draw_network(),
+            network=draw_network(self._random, self._is_stream),
             hostile=self._hostile,
             dying=self._dying,
             crashes_wander=self._crashes_wander,
@@ -325,20 +358,6 @@ class _Drawing:
         adversary = self._setting.adversary or self._random.choice(tuple(SOURCES))
         return SourcePart(node, conduct, adversary)
 
-    def _draw_network(self) -> Network:
-        latency: Latency = self._random.choice(
-            (
-                Uniform(200, 1_000),
-                Uniform(1_000, 20_000),
-                LogNormal(800, 0.8),
-                Exponential(300, 3_000),
-            )
-        )
-        if self._is_stream:
-            return Network(latency=latency, mode=Mode.STREAM)
-        doubling = self._random.choice((0.0, 0.05))
-        return Network(latency=latency, mode=Mode.DATAGRAM, duplication=doubling)
-
     def _draw_storms(self) -> Iterator[Storm]:
         living = [replica for replica in self._struck if replica not in self._dying]
         crashable = [replica for replica in self._forgetful if replica in living]
@@ -354,7 +373,7 @@ class _Drawing:
             # Without connections, nobody tells clients to register again after a restart.
             crashable=crashable if self._is_stream else (),
             breath_us=BREATH_US if self._crashes_wander else 0,
-            loss=self._draw_loss(),
+            loss=draw_loss(self._random),
         )
         sources = tuple(part.node for part in self._sources)
         struck = sources if self._crashes_wander else (*sources, *self._destinations)
@@ -366,11 +385,6 @@ class _Drawing:
             kinds=(FaultKind.PAUSE,) if self._is_narrow else (FaultKind.PAUSE, FaultKind.PARTITION),
             between_mean_us=300_000 if self._is_narrow else 1_000_000,
         )
-
-    def _draw_loss(self) -> Loss:
-        rate = self._random.choice((0.02, 0.1, 0.25))
-        losses: tuple[Loss, ...] = (IndependentLoss(rate), BurstLoss(rate, 4.0))
-        return self._random.choice(losses)
 
     def _draw_cuts(self) -> Iterator[PlannedCut]:
         nodes = (*self._topic.members, *self._destinations)

@@ -87,6 +87,14 @@ class Stage:
                 return []
 
     @property
+    def published(self) -> int:
+        return len(self.record.published)
+
+    @property
+    def delivered(self) -> int:
+        return sum(map(len, self.record.deliveries.values()))
+
+    @property
     def faults(self) -> Counter[str]:
         """Everything that was done to this world, by kind."""
         lost = Counter({kind: self.world.traffic[kind] for kind in ("lost", "doubled")})
@@ -102,13 +110,13 @@ class Stage:
         topics, everybody = [scenario.topic], scenario.everybody
         names = {node: f"client-{node}" for node in everybody}
         for replica in scenario.topic.members:
-            make = partial(Broker, replica, topics, names, _macs(replica, everybody))
+            make = partial(Broker, replica, topics, names, simulated_macs(replica, everybody))
             adversary = scenario.hostile.get(replica)
             others = [node for node in everybody if node != replica]
             self._add(replica, make, adversary, others, scenario.topic.members[:replica])
 
     def _add_source(self, part: SourcePart) -> None:
-        topic, macs = self.scenario.topic, _macs(part.node, self.scenario.everybody)
+        topic, macs = self.scenario.topic, simulated_macs(part.node, self.scenario.everybody)
         make = partial(Source, part.node, [topic], macs, session=1)
         self._add(part.node, make, part.adversary, topic.members, topic.members)
         self.world.call(0, part.node, lambda source: source.register(topic.name))
@@ -120,7 +128,9 @@ class Stage:
         kind = CarelessDestination if scenario.setting.protocol == "broken" else Destination
         publishers = [part.node for part in scenario.sources]
         for node in scenario.destinations:
-            make = partial(kind, node, [topic], _macs(node, scenario.everybody), publishers)
+            make = partial(
+                kind, node, [topic], simulated_macs(node, scenario.everybody), publishers
+            )
             self._add(node, make, None, (), topic.members)
             self.world.call(0, node, lambda destination: destination.subscribe(topic.name))
 
@@ -133,7 +143,7 @@ class Stage:
         peers: Collection[NodeId],
     ) -> None:
         if self._overhear is not None:
-            make = partial(_Overheard, make, partial(self._hear, node))
+            make = partial(Overheard, make, partial(self._hear, node))
         random = Random(f"{self.scenario.seed}:adversary {node}")
         rewrite: Rewrite | None = None
         if adversary is not None:
@@ -191,7 +201,7 @@ class Stage:
             self._overhear(self.world.now_us, sender, receiver, message)
 
 
-class _Overheard:
+class Overheard:
     """A machine whose incoming messages somebody else reads too."""
 
     def __init__(
@@ -212,7 +222,7 @@ _MAKERS = {**REPLICAS, **SOURCES}
 
 
 @cache
-def _macs(node: NodeId, everybody: tuple[NodeId, ...]) -> PairwiseMacs:
+def simulated_macs(node: NodeId, everybody: tuple[NodeId, ...]) -> PairwiseMacs:
     others = [other for other in everybody if other != node]
     return PairwiseMacs(
         {other: DirectedMac(_key(node, other), _key(other, node)) for other in others}

@@ -32,11 +32,16 @@ def trace(scenario: Scenario, batch: BatchId) -> list[str]:
     stage.perform()
     seen += [*_accidents(scenario, stage.planned)]
     seen.sort(key=lambda entry: entry[0])
-    lines = [f"{at_us / 1e6:10.6f} s  {line}" for at_us, line in seen]
-    if len(lines) > LINES_MAX:
-        half = LINES_MAX // 2
-        lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
+    lines = shortened([f"{at_us / 1e6:10.6f} s  {line}" for at_us, line in seen])
     return [*_cast(scenario), *lines]
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """The beginning and the end of a long story."""
+    if len(lines) <= LINES_MAX:
+        return lines
+    half = LINES_MAX // 2
+    return [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
 
 
 def is_about(sender: NodeId, message: Message, batch: BatchId) -> bool:

@@ -397,7 +397,7 @@ class World:
             host.disk.append(ready.persist)
         if host.syncing:
             host.waiting.append(ready)
-        elif ready.persist:
+        elif ready.sync:
             self._begin_sync(host, [ready])
         else:
             self._release(host, ready)
@@ -420,7 +420,7 @@ class World:
         for ready in readies:
             self._release(host, ready)
         waiting, host.waiting = host.waiting, []
-        if any(ready.persist for ready in waiting):
+        if any(ready.sync for ready in waiting):
             self._begin_sync(host, waiting)
         else:
             for ready in waiting:

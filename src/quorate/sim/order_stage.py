@@ -1,0 +1,353 @@
+"""A log topic's scenario performed: its world is built, lived through and looked at.
+
+As in `stage.py`, a run ends once nothing is left to wait for, and something that stays out is a
+violation only when it is later than the slowest repair could be: leaders change with a patience
+that doubles, up to sixteen seconds.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection
+from functools import cache, partial
+from random import Random
+
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from quorate.core.ids import NodeId
+from quorate.core.ordering import Partition
+from quorate.crypto.checkpoint import Cosigner
+from quorate.protocol.broker import Broker
+from quorate.protocol.destination import Destination
+from quorate.protocol.machine import Entry, Machine, Outcome, Recorded
+from quorate.protocol.ordering.placement import GroupKind, rules_of
+from quorate.protocol.ordering.records import DIGEST_BYTES
+from quorate.protocol.ordering.replica import Ordering
+from quorate.protocol.ordering.rules import Unsynchronised
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.source import Source
+from quorate.sim.adversaries import (
+    DENY,
+    LOG_PUBLISHERS,
+    LOG_REPLICAS,
+    TWIN_SOURCE,
+    TWINS,
+    Deny,
+)
+from quorate.sim.disks import SimDisk
+from quorate.sim.faults import Fault
+from quorate.sim.hosts import Rewrite
+from quorate.sim.order_checkers import (
+    LOG_LIVENESS,
+    LOG_SAFETY,
+    Content,
+    LogBatch,
+    LogRecord,
+    LogViolation,
+    check_log,
+)
+from quorate.sim.order_scenarios import OrderScenario, PlannedAppend
+from quorate.sim.stage import Overhear, Overheard, simulated_macs
+from quorate.sim.stores import SimStore
+from quorate.sim.twins import Side, Split
+from quorate.sim.world import OnOutcome, World
+
+LOOK_EVERY_US = 1_000_000
+LATE_AFTER_US = 60_000_000
+BLACKOUT_US = 20_000
+# The time of day when the world begins.
+EPOCH_US = 1_700_000_000_000_000
+
+
+class SimSigner:
+    """Signatures of a world without secrets: nobody in it signs for another."""
+
+    def __init__(self, me: NodeId) -> None:
+        self._me = me
+
+    def sign(self, data: bytes) -> bytes:
+        return _signature(self._me, data)
+
+    def is_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
+        return signature == _signature(replica, data)
+
+
+@cache
+def _key(replica: NodeId) -> bytes:
+    return blake3(b"simulated signer %d" % replica).digest()
+
+
+def _signature(replica: NodeId, data: bytes) -> bytes:
+    return blake3(data, key=_key(replica)).digest()
+
+
+class SimNotary:
+    """Checkpoints of a simulated group, with real keys: they must verify."""
+
+    def __init__(self, me: NodeId, members: tuple[NodeId, ...]) -> None:
+        self._me = me
+        self.origin = "simulated"
+        self.cosigners = {node: _cosigner(node) for node in members}
+
+    def sign_note(self, data: bytes) -> bytes:
+        return _private_key(self._me).sign(data)
+
+
+def _notaries(replica: NodeId, members: tuple[NodeId, ...]) -> dict[GroupKind, SimNotary]:
+    return {kind: SimNotary(replica, members) for kind in GroupKind}
+
+
+@cache
+def _private_key(node: NodeId) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(_key(node))
+
+
+@cache
+def _cosigner(node: NodeId) -> Cosigner:
+    return Cosigner(f"r{node}", _private_key(node).public_key().public_bytes_raw())
+
+
+class OrderStage:
+    """The world of one scenario."""
+
+    def __init__(
+        self,
+        scenario: OrderScenario,
+        *,
+        overhear: Overhear | None = None,
+        on_outcome: OnOutcome | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.record = LogRecord(
+            {part.node: part.conduct for part in scenario.publishers}, scenario.readers
+        )
+        self.world = World(scenario.seed, network=scenario.network, on_outcome=self._outcome)
+        self.planned: list[Fault] = []
+        self._overhear = overhear
+        self._on_outcome = on_outcome
+        self._adversaries: Counter[str] = Counter()
+        self._arrived_us = 0
+        self._waiting: defaultdict[NodeId, dict[Side, deque[PlannedAppend]]] = defaultdict(dict)
+        self._add_replicas()
+        self._add_publishers()
+        self._add_readers()
+        self._plan_faults()
+        for planned in scenario.appends:
+            self._plan(planned)
+
+    def perform(self) -> list[LogViolation]:
+        """Through the storm, and on until everything that is due has come, or is late."""
+        scenario, world = self.scenario, self.world
+        world.run(scenario.calm_us)
+        while True:
+            world.run(world.now_us + LOOK_EVERY_US)
+            self._look_at_disks()
+            violations = check_log(self.record, LOG_SAFETY)
+            waited_us = world.now_us - max(scenario.calm_us, self._arrived_us)
+            if violations or waited_us > LATE_AFTER_US:
+                return violations or check_log(self.record, LOG_LIVENESS)
+            if not check_log(self.record, LOG_LIVENESS):
+                return []
+
+    @property
+    def faults(self) -> Counter[str]:
+        lost = Counter({kind: self.world.traffic[kind] for kind in ("lost", "doubled")})
+        return self.world.faults + self._adversaries + lost
+
+    @property
+    def published(self) -> int:
+        return len(self.record.published)
+
+    @property
+    def delivered(self) -> int:
+        return self.record.entries_read
+
+    # Building
+
+    def _add_replicas(self) -> None:
+        scenario = self.scenario
+        everybody = scenario.everybody
+        for replica in scenario.topic.members:
+            disk = SimDisk()
+            others = [node for node in everybody if node != replica]
+            self._add(
+                replica,
+                partial(self._replica, replica, disk),
+                scenario.hostile.get(replica),
+                others,
+                scenario.topic.members[:replica],
+                disk,
+            )
+
+    def _replica(self, replica: NodeId, disk: SimDisk) -> Broker:
+        scenario = self.scenario
+        names = {node: f"client-{node}" for node in scenario.everybody}
+        broken = scenario.setting.protocol == "broken-ordering"
+
+        store = SimStore(disk)
+
+        def ordering(outbox: Outbox) -> Ordering:
+            return Ordering(
+                replica,
+                [scenario.topic],
+                names,
+                signer=SimSigner(replica),
+                notaries=_notaries(replica, scenario.topic.members),
+                store=store,
+                found=store.found(),
+                wall_us=partial(self._wall_us, replica),
+                outbox=outbox,
+                rules=(lambda _, quorum: Unsynchronised(quorum)) if broken else rules_of,
+                pace=scenario.pace,
+                snapshot_every=scenario.snapshot_every,
+            )
+
+        macs = simulated_macs(replica, scenario.everybody)
+        return Broker(replica, [], names, macs, ordering)
+
+    def _wall_us(self, replica: NodeId, now_us: int) -> int:
+        at_us, jump_us = self.scenario.jumps_us.get(replica, (0, 0))
+        jumped_us = jump_us if now_us >= at_us else 0
+        return EPOCH_US + now_us + self.scenario.skews_us[replica] + jumped_us
+
+    def _add_publishers(self) -> None:
+        topic = self.scenario.topic
+        for part in self.scenario.publishers:
+            macs = simulated_macs(part.node, self.scenario.everybody)
+            make = partial(Source, part.node, [topic], macs, session=1)
+            self._add(part.node, make, part.adversary, topic.members, topic.members)
+            self.world.call(0, part.node, lambda source: source.register(topic.name))
+            if part.crash_at_us is not None:
+                self.world.inject(part.crash_at_us, partial(self.world.crash, part.node))
+
+    def _add_readers(self) -> None:
+        topic = self.scenario.topic
+        publishers = [part.node for part in self.scenario.publishers]
+        for node in self.scenario.readers:
+            macs = simulated_macs(node, self.scenario.everybody)
+            make = partial(Destination, node, [topic], macs, publishers)
+            self._add(node, make, None, (), topic.members)
+            for partition in range(topic.contract.partitions):
+                read = partial(Destination.read, name=topic.name, partition=partition, offset=0)
+                self.world.call(0, node, read)
+
+    def _add(
+        self,
+        node: NodeId,
+        make: Callable[[], Machine],
+        adversary: str | None,
+        victims: Collection[NodeId],
+        peers: Collection[NodeId],
+        disk: SimDisk | None = None,
+    ) -> None:
+        if self._overhear is not None:
+            make = partial(Overheard, make, partial(self._hear, node))
+        random = Random(f"{self.scenario.seed}:adversary {node}")
+        rewrite: Rewrite | None = None
+        if adversary is not None:
+            self._adversaries[adversary] += 1
+            rewrite = self._rewrite(node, adversary, random, victims)
+        self.world.add(node, make, peers=peers, rewrite=rewrite, disk=disk)
+        if adversary == TWINS:
+            twin = SimDisk()
+            self.world.add_twin(
+                node,
+                partial(self._replica, node, twin),
+                split=Split.by_lot(random, victims),
+                disk=twin,
+            )
+        elif adversary == TWIN_SOURCE:
+            self.world.add_twin(node, make, split=Split.by_lot(random, victims))
+
+    def _rewrite(
+        self, node: NodeId, adversary: str, random: Random, victims: Collection[NodeId]
+    ) -> Rewrite:
+        if adversary == DENY:
+            return Deny(SimSigner(node).sign)
+        if adversary == "impatient":
+            victims = [member for member in self.scenario.topic.members if member != node]
+        if adversary == "censor":
+            victims = [part.node for part in self.scenario.publishers]
+        return {**LOG_REPLICAS, **LOG_PUBLISHERS}[adversary](
+            random, self.scenario.setting.f, victims
+        )
+
+    def _plan_faults(self) -> None:
+        scenario, world = self.scenario, self.world
+        for storm in scenario.storms:
+            self.planned += storm.apply(world)
+        for replica, at_us in scenario.dying.items():
+            world.inject(at_us, partial(world.crash, replica))
+        for at_us in scenario.blackouts_us:
+            world.inject(at_us, self._black_out)
+        world.inject(scenario.calm_us, world.heal)
+
+    def _black_out(self) -> None:
+        """Every replica that can crash does so now, and is back a little later."""
+        for replica in self.scenario.topic.members:
+            if replica not in self.scenario.hostile:
+                self.world.crash(replica)
+                if not self._is_dead(replica):
+                    again = partial(self.world.restart, replica)
+                    self.world.inject(self.world.now_us + BLACKOUT_US, again)
+
+    def _is_dead(self, replica: NodeId) -> bool:
+        dies_us = self.scenario.dying.get(replica)
+        return dies_us is not None and dies_us <= self.world.now_us + BLACKOUT_US
+
+    def _plan(self, planned: PlannedAppend) -> None:
+        sides = (Side.A,) if planned.twin_payload is None else (Side.A, Side.B)
+        for side in sides:
+            take = partial(self._take, planned, side)
+            self.world.call(planned.at_us, planned.publisher, take, side=side)
+
+    def _take(self, planned: PlannedAppend, side: Side, source: Source) -> None:
+        self._waiting[planned.publisher].setdefault(side, deque()).append(planned)
+        self._publish(planned.publisher, side, source)
+
+    def _publish(self, node: NodeId, side: Side, source: Source) -> None:
+        """As much as there is room for: a program that uses a source waits for it, too."""
+        waiting, topic = self._waiting[node][side], self.scenario.topic
+        while waiting:
+            line = source.line(topic.name, waiting[0].partition)
+            if not line.has_room:
+                break
+            planned = waiting.popleft()
+            payload = planned.payload if side is Side.A else planned.twin_payload
+            assert payload is not None
+            sequence = line.add(payload, 1)
+            partition = Partition(topic.id, planned.partition)
+            self.record.published[LogBatch(node, partition, sequence)] = payload
+        self.record.unpublished[node] = sum(map(len, self._waiting[node].values()))
+
+    # Looking
+
+    def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
+        self.record.on_outcome(node, outcome)
+        if isinstance(outcome, Entry | Recorded):
+            self._arrived_us = now_us
+        if isinstance(outcome, Recorded):
+            for side, waiting in self._waiting[node].items():
+                if waiting:
+                    self.world.call(now_us, node, partial(self._publish, node, side), side=side)
+        if self._on_outcome is not None:
+            self._on_outcome(node, outcome, now_us)
+
+    def _look_at_disks(self) -> None:
+        """What the disks of correct replicas say stands where."""
+        kind = GroupKind.BYZANTINE if self.scenario.setting.protocol == "ordering" else 0
+        for replica in self.scenario.topic.members:
+            if replica in self.scenario.hostile:
+                continue
+            store = SimStore(self.world.disk(replica))
+            logs: dict[Partition, list[Content]] = {}
+            for decided in store.decided(kind, 1, 1 << 40):
+                for placed in decided.placed:
+                    log = logs.setdefault(Partition(placed.topic, placed.partition), [])
+                    for at in range(placed.count):
+                        content = placed.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
+                        log.append(Content(placed.publisher, placed.first + at, content))
+            self.record.logs[replica] = logs
+
+    def _hear(self, receiver: NodeId, sender: NodeId, message: object) -> None:
+        if self._overhear is not None:
+            self._overhear(self.world.now_us, sender, receiver, message)  # type: ignore[arg-type]
