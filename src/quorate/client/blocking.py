@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from quorate.client.consumer import QUEUE_EVENTS, Consumer, Record
+from quorate.client.consumer import QUEUE_EVENTS, Consumer, Record, Start
 from quorate.client.producer import Producer, Receipt
 from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core.cluster import Cluster
@@ -121,21 +121,32 @@ class BlockingProducer(_Blocking[Producer]):
         headers: Sequence[tuple[str, bytes]] = (),
         urgent: bool = False,
         timestamp_us: int | None = None,
+        partition: int | None = None,
     ) -> Receipt:
         """Publish one event."""
         return self._call(
             self._client.send(
-                topic, value, key=key, headers=headers, urgent=urgent, timestamp_us=timestamp_us
+                topic,
+                value,
+                key=key,
+                headers=headers,
+                urgent=urgent,
+                timestamp_us=timestamp_us,
+                partition=partition,
             )
         )
 
-    def send_batch(self, topic: str, events: Iterable[Event]) -> Receipt:
+    def send_batch(
+        self, topic: str, events: Iterable[Event], *, partition: int | None = None
+    ) -> Receipt:
         """Publish these events as one batch, which is far quicker than one by one."""
-        return self._call(self._client.send_batch(topic, list(events)))
+        return self._call(self._client.send_batch(topic, list(events), partition=partition))
 
-    def send_values(self, topic: str, values: Sequence[bytes]) -> Receipt:
+    def send_values(
+        self, topic: str, values: Sequence[bytes], *, partition: int | None = None
+    ) -> Receipt:
         """Publish plain values as one batch, stamped with the time of now."""
-        return self._call(self._client.send_values(topic, values))
+        return self._call(self._client.send_values(topic, values, partition=partition))
 
     def send_table(
         self, topic: str, table: "pyarrow.Table", *, rows_max: int = 100_000
@@ -181,9 +192,19 @@ class BlockingConsumer(_Blocking[Consumer]):
         *,
         key_prefix: bytes = b"",
         headers: Mapping[str, bytes] | None = None,
+        start: Start = "end",
     ) -> None:
-        """Subscribe, and wait until it is in force: what is published from now on will come."""
-        self._call(self._subscribe(topics, key_prefix, headers))
+        """Subscribe, and wait until it is in force: what is published from now on will come.
+
+        Log topics are read from `start` on: "begin", "end", an offset, or a time.
+        """
+        self._call(self._subscribe(topics, key_prefix, headers, start))
+
+    def seek(self, topic: str, partition: int, start: Start) -> None:
+        """Go on with a partition of a log topic from there. What was read ahead is dropped."""
+        kept = [r for r in self._ahead if (r.topic, r.partition) != (topic, partition)]
+        self._ahead = deque(kept)
+        self._call(self._seek(topic, partition, start))
 
     def unsubscribe(self, topic: str) -> None:
         self._call(self._client.unsubscribe(topic))
@@ -213,9 +234,17 @@ class BlockingConsumer(_Blocking[Consumer]):
             yield from self.poll_many(1)
 
     async def _subscribe(
-        self, topics: Iterable[str], key_prefix: bytes, headers: Mapping[str, bytes] | None
+        self,
+        topics: Iterable[str],
+        key_prefix: bytes,
+        headers: Mapping[str, bytes] | None,
+        start: Start,
     ) -> None:
-        self._client.subscribe(topics, key_prefix=key_prefix, headers=headers)
+        self._client.subscribe(topics, key_prefix=key_prefix, headers=headers, start=start)
+        await self._client.subscribed()
+
+    async def _seek(self, topic: str, partition: int, start: Start) -> None:
+        self._client.seek(topic, partition, start)
         await self._client.subscribed()
 
     async def _read_ahead(self, count: int, timeout_s: float | None) -> None:

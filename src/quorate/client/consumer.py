@@ -1,5 +1,8 @@
 """Subscribing: records out, one by one, many at a time, or as Arrow tables.
 
+A live topic brings what is published from now on. A log topic can be read from any position:
+its beginning, its end, an offset, or a time.
+
 A consumer's own queue is bounded. When the program takes too little out of it, the consumer
 stops reading from the replicas; their queues fill, and the topic's contract says what happens
 then: producers are slowed, or the oldest or newest events of this subscriber are discarded.
@@ -8,19 +11,21 @@ then: producers are slowed, or the oldest or newest events of this subscriber ar
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from quorate.client.session import ClusterLike, IdentityLike, Session
+from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
 from quorate.core import batch
 from quorate.core.batch import Batch
-from quorate.core.errors import ClosedError, LocalProtocolError, RemoteProtocolError
+from quorate.core.errors import ClosedError, LocalProtocolError, QuorumError, RemoteProtocolError
 from quorate.core.event import Event
 from quorate.core.filter import Filter
 from quorate.core.ids import NodeId, TopicId, topic_id
+from quorate.core.ordering import BEGIN_US, END_US, Partition
 from quorate.protocol.destination import Destination
-from quorate.protocol.machine import Answered, Delivery, Outcome, Skipped
+from quorate.protocol.machine import Answered, Begun, Delivery, Entry, Outcome, Skipped, Trimmed
 from quorate.runtime.topics import client_names, macs_of, topics_of
 
 if TYPE_CHECKING:
@@ -28,6 +33,9 @@ if TYPE_CHECKING:
 
 QUEUE_EVENTS = 100_000
 QUEUE_BYTES = 64 * 1024 * 1024
+
+_TIMES_US = {"begin": BEGIN_US, "end": END_US}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -43,6 +51,15 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     timestamp_us: int
     urgent: bool
     vouchers: tuple[str, ...]
+    partition: int = 0
+    # Of its batch, on a log topic.
+    offset: int | None = None
+
+
+# What a machine delivers: a batch of a live topic, or one of a log topic.
+Arrival: TypeAlias = Delivery | Entry
+# Where to begin with a log topic.
+Start: TypeAlias = Literal["begin", "end"] | int | datetime
 
 
 class Consumer(Session):
@@ -65,8 +82,8 @@ class Consumer(Session):
             raise LocalProtocolError(f"a queue of {queue_events} events; at least 1 is needed")
         if group is not None:
             raise LocalProtocolError(
-                f"group '{group}': consumer groups are for log topics, and this version of "
-                f"Quorate has live topics only"
+                f"group '{group}': this version of Quorate has no consumer groups yet; "
+                f"leave it out, and every consumer reads everything"
             )
         self.counters: Counter[str] = Counter()
         self._queue_events = queue_events
@@ -80,11 +97,14 @@ class Consumer(Session):
         self._asked: dict[str, int] = {}
         self._refused: dict[str, Exception] = {}
         self._names: dict[TopicId, str] = {}
-        self._deliveries: deque[tuple[Delivery, int]] = deque()
+        self._deliveries: deque[tuple[Arrival, int]] = deque()
         self._events = 0
         self._bytes = 0
         self._records: deque[Record] = deque()
         self._arrived = asyncio.Event()
+        # Partitions whose first offset is not known yet.
+        self._unbegun: set[Partition] = set()
+        self._begun = asyncio.Event()
         self._paused = False
 
     # Subscriptions
@@ -95,30 +115,98 @@ class Consumer(Session):
         *,
         key_prefix: bytes = b"",
         headers: Mapping[str, bytes] | None = None,
+        start: Start = "end",
     ) -> None:
         """Ask for topics, perhaps only for events with such a key and such headers.
 
-        `await subscribed()` waits until the replicas agreed; reading does so by itself.
+        Log topics are read from `start` on: "begin", "end", an offset, or a time. `await
+        subscribed()` waits until the replicas agreed; reading does so by itself.
         """
         if isinstance(topics, str):
             raise LocalProtocolError(f"subscribe takes a list of topics: [{topics!r}]")
         wanted = Filter(key_prefix, dict(headers or {}))
+        _check_start(start)
         for topic in topics:
             self.cluster.placement(topic)
             self._wanted[topic] = wanted
             self._names[topic_id(topic)] = topic
             self._asked[topic] = self._destination.subscribe(topic, wanted)
+            if self.cluster.topics[topic].is_log:
+                for partition in range(self.cluster.topics[topic].partitions):
+                    self._drop_queued(topic, partition)
+                    self._read(topic, partition, start)
         if self._driver is not None:
             self._driver.wake()
+
+    def seek(self, topic: str, partition: int, start: Start) -> None:
+        """Go on with a partition of a log topic from there. What is queued of it is dropped."""
+        self._check_place(topic, partition, start)
+        self._drop_queued(topic, partition)
+        self._read(topic, partition, start)
+        if self._driver is not None:
+            self._driver.wake()
+
+    def _drop_queued(self, topic: str, partition: int) -> None:
+        kept = [
+            arrival
+            for arrival in self._deliveries
+            if not _is_of(arrival[0], topic_id(topic), partition)
+        ]
+        self._records = deque(
+            record
+            for record in self._records
+            if (record.topic, record.partition) != (topic, partition)
+        )
+        self._deliveries = deque(kept)
+        self._events = sum(count for _, count in kept)
+        self._bytes = sum(len(arrival.payload) for arrival, _ in kept)
+
+    def _check_place(self, topic: str, partition: int, start: Start) -> None:
+        contract = self.cluster.topics.get(topic)
+        if contract is None or not contract.is_log:
+            raise LocalProtocolError(f"'{topic}' is no log topic, and cannot be read from anywhere")
+        if not 0 <= partition < contract.partitions:
+            raise LocalProtocolError(
+                f"topic '{topic}' has no partition {partition}; "
+                f"it has partitions 0 to {contract.partitions - 1}"
+            )
+        _check_start(start)
+        if topic not in self._wanted:
+            raise LocalProtocolError(f"subscribe to topic '{topic}' before seeking in it")
+
+    def _read(self, topic: str, partition: int, start: Start) -> None:
+        self._unbegun.add(Partition(topic_id(topic), partition))
+        if isinstance(start, int):
+            self._destination.read(topic, partition, start)
+        elif isinstance(start, datetime):
+            time_us = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+            self._destination.read_from_time(topic, partition, time_us)
+        else:
+            self._destination.read_from_time(topic, partition, _TIMES_US[start])
 
     async def subscribed(self) -> None:
         """Wait until every subscription is in force; raise if one is refused."""
         for topic, number in list(self._asked.items()):
             await self._answer(number, self.cluster.placement(topic), f"to subscribe to '{topic}'")
             self._asked.pop(topic, None)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                while self._unbegun:
+                    self._begun.clear()
+                    await self._begun.wait()
+        except TimeoutError:
+            members = self.cluster.placement(self._names[next(iter(self._unbegun)).topic])
+            raise QuorumError(
+                "too few replicas say where a partition begins", self._states(0, members)
+            ) from None
 
     async def unsubscribe(self, topic: str) -> None:
         self._wanted.pop(topic, None)
+        self._asked.pop(topic, None)
+        if self.cluster.topics[topic].is_log:
+            for partition in range(self.cluster.topics[topic].partitions):
+                self._drop_queued(topic, partition)
+                self._unbegun.discard(Partition(topic_id(topic), partition))
         number = self._destination.unsubscribe(topic)
         self.driver.wake()
         await self._answer(number, self.cluster.placement(topic), f"to unsubscribe from '{topic}'")
@@ -158,11 +246,11 @@ class Consumer(Session):
 
     async def poll_batches(
         self, timeout_s: float | None = None, *, events_max: int = 1_000_000
-    ) -> list[tuple[Delivery, Batch]]:
+    ) -> list[tuple[Arrival, Batch]]:
         """Everything that is here as checked batches, with where each comes from."""
         if not await self._more(timeout_s):
             return []
-        found: list[tuple[Delivery, Batch]] = []
+        found: list[tuple[Arrival, Batch]] = []
         while self._deliveries and events_max > 0:
             delivery = self._take()
             opened = self._opened(delivery)
@@ -194,13 +282,19 @@ class Consumer(Session):
 
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            if isinstance(outcome, Delivery):
+            if isinstance(outcome, Delivery | Entry):
                 count = _count(outcome)
                 self._deliveries.append((outcome, count))
                 self._events += count
                 self._bytes += len(outcome.payload)
             elif isinstance(outcome, Answered):
                 self._on_answered(outcome)
+            elif isinstance(outcome, Begun):
+                self._unbegun.discard(outcome.partition)
+                self._begun.set()
+            elif isinstance(outcome, Trimmed):
+                # Retention took what this consumer had yet to read.
+                self.counters["trimmed"] += outcome.count
             elif isinstance(outcome, Skipped):
                 self.counters["skipped"] += outcome.count
         if self._deliveries:
@@ -212,7 +306,7 @@ class Consumer(Session):
 
     async def _more(self, timeout_s: float | None) -> bool:
         """Wait for a delivery; False when the time is up."""
-        if self._asked:
+        if self._asked or self._unbegun:
             await self.subscribed()
         if not self._wanted:
             raise LocalProtocolError("subscribe to a topic before reading from it")
@@ -226,7 +320,7 @@ class Consumer(Session):
                 return False
         return True
 
-    def _take(self) -> Delivery:
+    def _take(self) -> Arrival:
         delivery, count = self._deliveries.popleft()
         self._events -= count
         self._bytes -= len(delivery.payload)
@@ -243,7 +337,7 @@ class Consumer(Session):
             else:
                 self.transport.resume_reading(replica.number)
 
-    def _opened(self, delivery: Delivery) -> Batch | None:
+    def _opened(self, delivery: Arrival) -> Batch | None:
         """The batch, unless its publisher published something that is none."""
         try:
             return Batch(delivery.payload)
@@ -259,14 +353,27 @@ class Consumer(Session):
         opened = self._opened(delivery)
         if opened is None:
             return
-        topic = self._names[delivery.stream.topic]
-        publisher = self.cluster.name_of(delivery.stream.publisher)
+        if isinstance(delivery, Entry):
+            number, source = delivery.partition.topic, delivery.publisher
+            place: tuple[int, int | None] = (delivery.partition.number, delivery.offset)
+        else:
+            number, source = delivery.stream.topic, delivery.stream.publisher
+            place = (0, None)
+        topic, publisher = self._names[number], self.cluster.name_of(source)
         vouchers = self._voucher_names(delivery.vouchers)
         wanted = self._wanted.get(topic)
         for index, event in enumerate(opened.events()):
             if wanted is None or wanted.is_empty or wanted.matches(event):
                 self._records.append(
-                    Record(topic, publisher, delivery.sequence, index, *_fields(event), vouchers)
+                    Record(
+                        topic,
+                        publisher,
+                        delivery.sequence,
+                        index,
+                        *_fields(event),
+                        vouchers,
+                        *place,
+                    )
                 )
 
     def _voucher_names(self, vouchers: tuple[NodeId, ...]) -> tuple[str, ...]:
@@ -279,7 +386,19 @@ def _fields(
     return event.key, event.value, event.headers, event.timestamp_us, event.urgent
 
 
-def _count(delivery: Delivery) -> int:
+def _check_start(start: object) -> None:
+    is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**62
+    if not is_offset and not isinstance(start, datetime) and start not in _TIMES_US:
+        raise LocalProtocolError(
+            f"start is {start!r}; allowed are 'begin', 'end', an offset, or a datetime"
+        )
+
+
+def _is_of(arrival: Arrival, topic: TopicId, partition: int) -> bool:
+    return isinstance(arrival, Entry) and arrival.partition == (topic, partition)
+
+
+def _count(delivery: Arrival) -> int:
     try:
         return batch.count_of(delivery.payload)
     except RemoteProtocolError:

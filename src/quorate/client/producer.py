@@ -22,8 +22,10 @@ from quorate.core.ids import Lane, NodeId, TopicId, topic_id
 from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
 from quorate.core.table import from_table
+from quorate.crypto.digests import digest
 from quorate.protocol import machine
 from quorate.protocol.machine import Answered, Outcome
+from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.outgoing import Outgoing
 from quorate.protocol.source import Source
 from quorate.runtime.topics import macs_of, topics_of
@@ -38,13 +40,18 @@ CHECK_EVERY_S = 0.25
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """The contract of this batch is fulfilled; `guarantee` says what that means."""
+    """The contract of this batch is fulfilled; `guarantee` says what that means.
+
+    On a log topic the batch stands at an offset of a partition from now on.
+    """
 
     topic: str
     sequence: int
     events: int
     replicas: tuple[str, ...]
     guarantee: str
+    partition: int = 0
+    offset: int | None = None
 
 
 class Closed:
@@ -68,11 +75,12 @@ class Closed:
 
 
 class Outlet:
-    """The producer's side of one topic."""
+    """The producer's side of one topic, or of one partition of a log topic."""
 
-    def __init__(self, name: str, stream: Outgoing) -> None:
+    def __init__(self, name: str, stream: Outgoing | LineOutgoing, partition: int = 0) -> None:
         self.name = name
         self.stream = stream
+        self.partition = partition
         self.open: list[Event] = []
         self.open_bytes = 0
         self.open_future: asyncio.Future[Receipt] | None = None
@@ -121,8 +129,10 @@ class Producer(Session):
         self._batch_bytes = batch_bytes
         self._compression = compression
         self._timeout_s = timeout_s
-        self._outlets: dict[str, Outlet] = {}
-        self._by_id: dict[TopicId, Outlet] = {}
+        # One of each topic, and of a log topic one for each partition.
+        self._outlets: dict[str, list[Outlet]] = {}
+        self._by_id: dict[TopicId, list[Outlet]] = {}
+        self._next_partition = 0
         self._source = Source(
             self.node, topics_of(self.cluster), macs_of(self.cluster, self._identity), session=1
         )
@@ -138,14 +148,20 @@ class Producer(Session):
         """Ask to publish on a topic. `send` does it by itself; this shows a refusal early."""
         number = self._source.register(topic)
         if topic not in self._outlets:
-            outlet = self._outlets[topic] = Outlet(topic, self._source.stream(topic))
-            self._by_id[topic_id(topic)] = outlet
+            self._by_id[topic_id(topic)] = self._outlets[topic] = self._make_outlets(topic)
         self.driver.wake()
         try:
             await self._answer(number, self.cluster.placement(topic), f"to register on '{topic}'")
         except Exception:
             self._outlets.pop(topic, None)
             raise
+
+    def _make_outlets(self, topic: str) -> list[Outlet]:
+        contract = self.cluster.topics[topic]
+        if not contract.is_log:
+            return [Outlet(topic, self._source.stream(topic))]
+        partitions = range(contract.partitions)
+        return [Outlet(topic, self._source.line(topic, number), number) for number in partitions]
 
     async def unregister(self, topic: str) -> None:
         """Stop publishing on a topic, after what is under way has its receipts."""
@@ -165,13 +181,22 @@ class Producer(Session):
         headers: Sequence[tuple[str, bytes]] = (),
         urgent: bool = False,
         timestamp_us: int | None = None,
+        partition: int | None = None,
     ) -> Receipt:
-        """Publish one event and wait for the receipt of its batch."""
-        return await await_future(
-            await self.submit(
-                topic, value, key=key, headers=headers, urgent=urgent, timestamp_us=timestamp_us
-            )
+        """Publish one event and wait for the receipt of its batch.
+
+        Events with the same key go to the same partition, unless one is named.
+        """
+        future = await self.submit(
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            urgent=urgent,
+            timestamp_us=timestamp_us,
+            partition=partition,
         )
+        return await await_future(future)
 
     async def submit(
         self,
@@ -182,9 +207,11 @@ class Producer(Session):
         headers: Sequence[tuple[str, bytes]] = (),
         urgent: bool = False,
         timestamp_us: int | None = None,
+        partition: int | None = None,
     ) -> "asyncio.Future[Receipt]":
         """Publish one event as soon as there is room, and return its receipt to come."""
-        outlet = self._outlets.get(topic) or await self._outlet(topic)
+        outlets = self._outlets.get(topic) or await self._registered_outlets(topic)
+        outlet = outlets[0] if len(outlets) == 1 else self._chosen(outlets, key, partition)
         if outlet.is_full:
             await self._wait_for_room(outlet)
         if timestamp_us is None:
@@ -195,17 +222,23 @@ class Producer(Session):
             return self._enqueue(outlet, payload, 1, urgent)
         return self._gather(outlet, Event(key, value, tuple(headers), timestamp_us, urgent))
 
-    async def send_batch(self, topic: str, events: Iterable[Event]) -> Receipt:
+    async def send_batch(
+        self, topic: str, events: Iterable[Event], *, partition: int | None = None
+    ) -> Receipt:
         """Publish these events as one batch."""
         whole = list(events)
         payload = batch.encode(whole, compression=self._compression)
-        return await await_future(await self.submit_payload(topic, payload, len(whole)))
+        future = await self.submit_payload(topic, payload, len(whole), partition=partition)
+        return await await_future(future)
 
-    async def send_values(self, topic: str, values: Sequence[bytes]) -> Receipt:
+    async def send_values(
+        self, topic: str, values: Sequence[bytes], *, partition: int | None = None
+    ) -> Receipt:
         """Publish plain values as one batch, stamped with the time of now."""
         stamp = time.time_ns() // 1000
         payload = batch.encode_values(values, stamp, compression=self._compression)
-        return await await_future(await self.submit_payload(topic, payload, len(values)))
+        future = await self.submit_payload(topic, payload, len(values), partition=partition)
+        return await await_future(future)
 
     async def send_table(
         self, topic: str, table: "pyarrow.Table", *, rows_max: int = 100_000
@@ -225,10 +258,11 @@ class Producer(Session):
         return [await await_future(future) for future in futures]
 
     async def submit_payload(
-        self, topic: str, payload: bytes, events: int
+        self, topic: str, payload: bytes, events: int, *, partition: int | None = None
     ) -> "asyncio.Future[Receipt]":
         """Publish a batch that is encoded already."""
-        outlet = self._outlets.get(topic) or await self._outlet(topic)
+        outlets = self._outlets.get(topic) or await self._registered_outlets(topic)
+        outlet = self._chosen(outlets, None, partition)
         if outlet.is_full:
             await self._wait_for_room(outlet)
         self._close_open(outlet)
@@ -236,8 +270,7 @@ class Producer(Session):
 
     async def flush(self, topic: str | None = None) -> None:
         """Wait until everything published so far has its receipt."""
-        outlets = [self._outlets[topic]] if topic in self._outlets else []
-        for outlet in list(self._outlets.values()) if topic is None else outlets:
+        for outlet in self._all_outlets(topic):
             self._close_open(outlet)
             waiting = [c.future for c in (*outlet.closed, *outlet.sent.values())]
             if waiting:
@@ -252,8 +285,14 @@ class Producer(Session):
         if self._checker is not None:
             self._checker.cancel()
         await super().close()
-        for outlet in self._outlets.values():
+        for outlet in self._all_outlets():
             outlet.abandon()
+
+    def _all_outlets(self, topic: str | None = None) -> list[Outlet]:
+        """Those of a topic, or of all."""
+        if topic is not None:
+            return list(self._outlets.get(topic, ()))
+        return [outlet for outlets in self._outlets.values() for outlet in outlets]
 
     # Machine
 
@@ -267,15 +306,18 @@ class Producer(Session):
         for outcome in outcomes:
             if isinstance(outcome, machine.Receipt):
                 self._on_receipt(outcome)
+            elif isinstance(outcome, machine.Recorded):
+                self._on_recorded(outcome)
             elif isinstance(outcome, machine.Room):
                 self._on_room(outcome)
             elif isinstance(outcome, Answered):
                 self._on_answered(outcome)
 
     def _on_receipt(self, receipt: machine.Receipt) -> None:
-        outlet = self._by_id.get(receipt.stream.topic)
-        if outlet is None or receipt.stream.lane is not Lane.EVENTS:
+        outlets = self._by_id.get(receipt.stream.topic)
+        if outlets is None or receipt.stream.lane is not Lane.EVENTS:
             return
+        (outlet,) = outlets
         names = tuple(self.cluster.member(replica).name for replica in receipt.replicas)
         for sequence in range(receipt.first, receipt.last + 1):
             closed = outlet.sent.pop(sequence, None)
@@ -285,16 +327,48 @@ class Producer(Session):
                 )
         self._pump(outlet)
 
+    def _on_recorded(self, recorded: machine.Recorded) -> None:
+        outlets = self._by_id.get(recorded.line.topic)
+        if outlets is None:
+            return
+        outlet = outlets[recorded.line.partition]
+        names = tuple(self.cluster.member(replica).name for replica in recorded.replicas)
+        for at in range(recorded.count):
+            sequence = recorded.first + at
+            closed = outlet.sent.pop(sequence, None)
+            if closed is not None and not closed.future.done():
+                closed.future.set_result(
+                    Receipt(
+                        outlet.name, sequence, closed.events, names, recorded.guarantee,
+                        outlet.partition, recorded.offset + at,
+                    )
+                )  # fmt: skip
+        self._pump(outlet)
+
     def _on_room(self, room: machine.Room) -> None:
-        outlet = self._by_id.get(room.stream.topic)
-        if outlet is not None:
+        for outlet in self._by_id.get(room.stream.topic, ()):
             self._pump(outlet)
 
     # Batches
 
-    async def _outlet(self, topic: str) -> Outlet:
+    async def _registered_outlets(self, topic: str) -> list[Outlet]:
         await self.register(topic)
         return self._outlets[topic]
+
+    def _chosen(self, outlets: list[Outlet], key: bytes | None, partition: int | None) -> Outlet:
+        """The partition that was named, or that of the key, or the next one in turn."""
+        count = len(outlets)
+        if partition is not None:
+            if not 0 <= partition < count:
+                raise LocalProtocolError(
+                    f"topic '{outlets[0].name}' has no partition {partition}; "
+                    f"it has 0 to {count - 1}"
+                )
+            return outlets[partition]
+        if key is not None:
+            return outlets[int.from_bytes(digest(key)[:8], "little") % count]
+        self._next_partition += 1
+        return outlets[self._next_partition % count]
 
     def _gather(self, outlet: Outlet, event: Event) -> "asyncio.Future[Receipt]":
         if outlet.open_future is None:
@@ -346,7 +420,10 @@ class Producer(Session):
         waiting, stream, publish_on = outlet.closed, outlet.stream, self._source.publish_on
         while waiting and stream.has_room:
             closed = waiting.popleft()
-            sequence = publish_on(stream, closed.payload, closed.urgent, closed.events)
+            if isinstance(stream, LineOutgoing):
+                sequence = stream.add(closed.payload, closed.events)
+            else:
+                sequence = publish_on(stream, closed.payload, closed.urgent, closed.events)
             outlet.sent[sequence] = closed
         outlet.is_full = len(waiting) >= CLOSED_BATCHES_MAX
         if not outlet.is_full:
@@ -371,7 +448,7 @@ class Producer(Session):
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             now = time.monotonic()
-            for outlet in self._outlets.values():
+            for outlet in self._all_outlets():
                 for closed in (*outlet.sent.values(), *outlet.closed):
                     if closed.deadline > now:
                         break
@@ -388,6 +465,9 @@ class Producer(Session):
             )
 
     def _lags(self, topic: str) -> dict[str, str]:
+        if self.cluster.topics[topic].is_log:
+            members = self.cluster.placement(topic)
+            return {self.cluster.name_of(member): self._state(member, {}) for member in members}
         states = {}
         for replica, (connected, status, lag) in self._source.progress(topic).items():
             name = self.cluster.member(replica).name

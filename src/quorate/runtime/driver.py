@@ -4,6 +4,11 @@ Whatever arrives is put aside until the loop has read everything that is there; 
 is stepped, one `Ready` is taken, and each peer gets one write. Under load a turn therefore
 carries many messages and the cost of a turn is shared, and when idle nothing waits.
 
+Records go to the journal first. What must be synced waits for that in another thread, and whatever
+the machine wants meanwhile waits behind it and shares the next sync (group commit), so that the
+order of what leaves is the order of the turns. When the disk is full nothing leaves and nothing
+is taken in until there is room; peers say again what they said meanwhile.
+
 Nothing here grows without bound: a peer that does not read is first reported to the machine,
 which holds back, and what is sent to it regardless beyond `PEER_BYTES_MAX` is dropped. The
 machines send again what matters.
@@ -14,19 +19,22 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from quorate.core.codec import encode
-from quorate.core.errors import LocalProtocolError
+from quorate.core.errors import LocalProtocolError, QuorateError
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
 from quorate.protocol.machine import Machine, Outcome, Ready, Report
 from quorate.protocol.misbehaviour import Rewrite, behave
+from quorate.protocol.ordering.records import Record
 from quorate.runtime.transport import Transport
 
 PEER_BYTES_MAX = 16 * 1024 * 1024
 TIMER_PRECISION_S = 0.001
+DISK_RETRY_S = 0.25
 
 _log = logging.getLogger("quorate.driver")
 
@@ -41,6 +49,18 @@ class Paced(Machine, Protocol):
 
 def now_us() -> int:
     return time.monotonic_ns() // 1000
+
+
+class Disk(Protocol):
+    """Where records go. `sync` is called in another thread while more is appended."""
+
+    def append(self, records: list[Record]) -> None: ...
+
+    def sync(self) -> None: ...
+
+    @property
+    def syncs(self) -> bool:
+        """Whether `sync` does anything."""
 
 
 class Driver:
@@ -58,8 +78,17 @@ class Driver:
         on_offence: Callable[[NodeId | None, str, str], None] | None = None,
         handlers: Mapping[type, Handler] | None = None,
         name_of: Callable[[NodeId], str] = "node {}".format,
+        disk: Disk | None = None,
+        on_disk_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self.machine = machine
+        # Why nothing can be written, while that is so.
+        self.disk_full = ""
+        self._disk = disk
+        self._on_disk_error = on_disk_error
+        self._syncer = ThreadPoolExecutor(1, "sync") if disk is not None else None
+        self._is_syncing = False
+        self._behind_sync: list[Ready] = []
         self.rewrite: Rewrite = behave
         self.counters: Counter[str] = Counter()
         self.connected_peers: dict[NodeId, None] = {}
@@ -86,6 +115,8 @@ class Driver:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._syncer is not None:
+            self._syncer.shutdown()
 
     def wake(self) -> None:
         """Take a turn soon: the application has changed the machine."""
@@ -120,9 +151,10 @@ class Driver:
     def disconnected(self, peer: NodeId, why: str) -> None:
         self.connected_peers.pop(peer, None)
         _log.info("link to %s is down: %s", self._name_of(peer), why)
-        self.machine.tick(now_us())
-        # What the peer said last came before its link went down.
-        self._step_all()
+        if not self.disk_full:
+            self.machine.tick(now_us())
+            # What the peer said last came before its link went down.
+            self._step_all()
         self.machine.disconnected(peer)
         self.wake()
 
@@ -140,6 +172,11 @@ class Driver:
     def _turn(self) -> None:
         self._scheduled = False
         if self._stopped:
+            return
+        if self.disk_full:
+            # The machine stands still, or what it wants would pile up.
+            self._inbox = self._messages_for_process()
+            self._step_all()
             return
         now = now_us()
         self.machine.tick(now)
@@ -169,11 +206,76 @@ class Driver:
             kind, name = type(message).__name__, self._name_of(peer)
             _log.exception("a %s from %s was dropped", kind, name)
 
+    def _messages_for_process(self) -> list[tuple[NodeId, list[Message]]]:
+        """What is not for the machine, which cannot take anything in now."""
+        return [
+            (peer, [message for message in messages if type(message) in self._handlers])
+            for peer, messages in self._inbox
+        ]
+
     def _carry_out(self, ready: Ready) -> None:
-        if self._stopped:
+        if self._stopped or not self._write(ready):
             return
-        if ready.persist:
+        if self._is_syncing:
+            self._behind_sync.append(ready)
+        elif ready.sync and self._disk is not None and self._disk.syncs:
+            self._begin_sync([ready])
+        else:
+            self._release(ready)
+
+    def _write(self, ready: Ready) -> bool:
+        """Append its records. False if there is no room; it is tried again then."""
+        if not ready.persist:
+            return True
+        if self._disk is None:
             raise LocalProtocolError("this driver has no disk, and its machine asks for one")
+        try:
+            self._disk.append(ready.persist)
+        except QuorateError as error:
+            if not error.retriable:
+                self._fail(error)
+                return False
+            if not self.disk_full:
+                _log.error("nothing is acknowledged any more: %s", error)
+            self.disk_full = str(error)
+            self._loop.call_later(DISK_RETRY_S, self._carry_out, ready)
+            return False
+        if self.disk_full:
+            _log.warning("there is room on the disk again")
+            self.disk_full = ""
+            self.wake()
+        return True
+
+    def _begin_sync(self, readies: list[Ready]) -> None:
+        assert self._syncer is not None
+        assert self._disk is not None
+        self._is_syncing = True
+        future = self._loop.run_in_executor(self._syncer, self._disk.sync)
+        future.add_done_callback(lambda done: self._end_sync(done, readies))
+
+    def _end_sync(self, done: "asyncio.Future[None]", readies: list[Ready]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if self._stopped or error is not None:
+            # What a failed sync has lost nobody knows: nothing may be said that rests on it.
+            if isinstance(error, Exception):
+                self._fail(error)
+            return
+        self._is_syncing = False
+        for ready in readies:
+            self._release(ready)
+        waiting, self._behind_sync = self._behind_sync, []
+        if any(ready.sync for ready in waiting):
+            self._begin_sync(waiting)
+        else:
+            for ready in waiting:
+                self._release(ready)
+
+    def _fail(self, error: Exception) -> None:
+        self._stopped = True
+        if self._on_disk_error is not None:
+            self._on_disk_error(error)
+
+    def _release(self, ready: Ready) -> None:
         self._send(ready.send)
         if ready.deliver and self._on_outcomes is not None:
             self._on_outcomes(ready.deliver)

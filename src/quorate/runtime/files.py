@@ -5,6 +5,7 @@ A cluster directory looks like this:
     cluster.toml              what everybody may read
     certificates/NAME.pem     the pinned certificates once more, for other tools
     keys/NAME.key             private keys, each readable by its owner only (mode 0600)
+    data/NAME/                what a replica keeps of log topics
 
 A private key file never exists with a wider mode, not even for a moment, and is never
 written over. One that others can read is refused, because its secret may be out already.
@@ -45,6 +46,11 @@ def key_file(directory: Path, name: str) -> Path:
     """
     beside, usual = directory / f"{name}.key", directory / "keys" / f"{name}.key"
     return beside if beside.exists() and not usual.exists() else usual
+
+
+def data_directory(directory: Path, name: str) -> Path:
+    """Where a cluster directory keeps what this replica stores."""
+    return directory / "data" / name
 
 
 def certificate_file(directory: Path, name: str) -> Path:

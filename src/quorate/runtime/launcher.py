@@ -19,7 +19,13 @@ from typing import NoReturn
 
 from quorate.core.cluster import Cluster, Replica
 from quorate.core.errors import ConfigError, QuorateError
-from quorate.runtime.files import CLUSTER_FILE, cluster_file, key_file, read_cluster
+from quorate.runtime.files import (
+    CLUSTER_FILE,
+    cluster_file,
+    data_directory,
+    key_file,
+    read_cluster,
+)
 from quorate.runtime.ports import is_listening
 
 START_SECONDS_MAX = 20.0
@@ -166,6 +172,7 @@ class Launcher:
             "--cluster", str(self.directory / CLUSTER_FILE),
             "--name", name,
             "--key", str(key_file(self.directory, name)),
+            "--data", str(data_directory(self.directory, name)),
         ]  # fmt: skip
 
     def _prepare(self, name: str) -> None:
@@ -215,7 +222,15 @@ def _state_of(pid: int) -> str:
 
 def _has_ended(pid: int) -> bool:
     """Whether nothing is left of a process, or only its exit code."""
-    return _state_of(pid)[:1] in ("", "Z", "X")
+    return _state_of(pid)[:1] in ("", "Z", "X") and _threads_of(pid) <= 1
+
+
+def _threads_of(pid: int) -> int:
+    """How many are left: the first one may have ended while others have not."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) if _HAS_PROC else 0
+    except OSError:
+        return 0
 
 
 def _process_file(pid: int, name: str) -> str:

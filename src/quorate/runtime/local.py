@@ -36,6 +36,7 @@ _STARTER_TOPICS: Mapping[str, Mapping[str, object]] = {
     "orders": {"protection": "byzantine", "broadcast": "authenticated", "history_every": 100},
     "prices": {"protection": "byzantine", "broadcast": "chain", "history_every": 100},
     "audit": {"protection": "byzantine", "broadcast": "reliable"},
+    "ledger": {"protection": "byzantine", "order": "total"},
 }
 
 
@@ -61,6 +62,7 @@ def make_local_cluster(
     mac: str = "aes-gmac",
     base_port: int = BASE_PORT,
     topics: Mapping[str, Contract] | None = None,
+    fsync: str = "always",
 ) -> LocalCluster:
     """Keys for everybody and the cluster that pins them, in memory only."""
     if not 1 <= replicas <= REPLICAS_MAX:
@@ -73,6 +75,7 @@ def make_local_cluster(
         link_security=link_security,
         mac=mac,
         allow_misbehaviour=True,
+        fsync=fsync,
         replicas=tuple(_replica(i, identity, base_port) for i, identity in enumerate(servers)),
         clients=tuple(_client(i, identity) for i, identity in enumerate(users)),
         topics=starter_topics() if topics is None else topics,

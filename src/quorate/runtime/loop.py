@@ -1,4 +1,4 @@
-"""What processes of ours run on: uvloop where there is one, and an allocator set for records.
+"""What processes of ours run on: uvloop where there is one, and memory managed for records.
 
 A replica makes and drops buffers of up to a megabyte for every record. By default glibc gives
 each of them back to the system at once and asks for fresh pages the next time, and to have those
@@ -9,6 +9,7 @@ pages zeroed and mapped takes longer than to fill them: the raw pipe swings betw
 
 import asyncio
 import ctypes
+import gc
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -20,12 +21,16 @@ _KEPT_BYTES = 16 * 1024 * 1024
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
+# So many more objects that could be part of a cycle make it worth a look.
+_COLLECT_AFTER = 50_000
+
 _Result = TypeVar("_Result")
 
 
 def run(main: Coroutine[Any, Any, _Result]) -> _Result:
     """Run the main coroutine of a process that is ours alone."""
     keep_freed_memory()
+    collect_rarely()
     return run_untuned(main)
 
 
@@ -41,6 +46,17 @@ def loop_factory() -> Any:
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+def collect_rarely() -> None:
+    """Look for cycles in garbage now and then only.
+
+    What a replica makes by the thousand (messages, digests, places in queues) forms none, and is
+    freed at once; to walk through all that it holds takes milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, 20, 20)
 
 
 def keep_freed_memory() -> None:

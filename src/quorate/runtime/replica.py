@@ -1,6 +1,6 @@
 """One replica as a process: the broker machine, its links, its metrics, its log.
 
-`python -m quorate.runtime.replica --cluster FILE --name r0 --key FILE` runs one; the
+`python -m quorate.runtime.replica --cluster FILE --name r0 --key FILE --data DIR` runs one; the
 `quorate` command and the launcher start it like that.
 """
 
@@ -26,8 +26,10 @@ from quorate.core.messages import Misbehave, Reply, StatusQuery, StatusReport
 from quorate.crypto.identity import Identity
 from quorate.protocol.broker import Broker
 from quorate.protocol.machine import Report
+from quorate.protocol.ordering.placement import GroupKind
 from quorate.runtime.driver import Driver
 from quorate.runtime.files import read_cluster, read_identity
+from quorate.runtime.keeper import LogKeeper
 from quorate.runtime.loop import run
 from quorate.runtime.metrics import Sample, serve_metrics
 from quorate.runtime.misbehaving import describe, wrapper_for
@@ -66,14 +68,21 @@ class Offences:
 class ReplicaProcess:
     """Everything that one replica is made of."""
 
-    def __init__(self, cluster: Cluster, identity: Identity) -> None:
+    def __init__(self, cluster: Cluster, identity: Identity, data: Path) -> None:
         me = cluster.named(identity.public.name)
         if not isinstance(me, Replica):
             raise ConfigError(f"{me.name} is a client of cluster {cluster.name}, not a replica")
         self.cluster, self.me = cluster, me
+        topics = topics_of(cluster)
+        self.keeper = LogKeeper.open(cluster, me.number, identity, topics, data)
         self.broker = Broker(
-            me.number, topics_of(cluster), client_names(cluster), macs_of(cluster, identity)
+            me.number,
+            topics,
+            client_names(cluster),
+            macs_of(cluster, identity),
+            self.keeper.make_ordering if self.keeper is not None else None,
         )
+        self._failed: asyncio.Event | None = None
         self.offences = Offences(cluster)
         self.misbehaviour = "none"
         self._rates: dict[str, float] = {}
@@ -84,10 +93,13 @@ class ReplicaProcess:
             on_offence=self._on_offence,
             handlers={StatusQuery: self._on_status, Misbehave: self._on_misbehave},
             name_of=cluster.name_of,
+            disk=self.keeper.store if self.keeper is not None else None,
+            on_disk_error=self._on_disk_error,
         )
         self._transport = Transport(cluster, identity, self._driver)
 
     async def run(self, until: asyncio.Event) -> None:
+        self._failed = until
         await self._transport.listen(self.me.host, self.me.port)
         # Of two replicas, the one with the higher number dials.
         for replica in self.cluster.replicas[: self.me.number]:
@@ -97,13 +109,31 @@ class ReplicaProcess:
         if self.me.metrics_port is not None:
             metrics = await serve_metrics(self.me.host, self.me.metrics_port, self._samples)
         sampler = asyncio.create_task(self._sample_rates())
+        keeping = asyncio.create_task(self.keeper.keep(self.broker)) if self.keeper else None
+        if keeping is not None:
+            keeping.add_done_callback(self._on_keeper_end)
         _log.info("%s listens on %s:%s", self.me.name, self.me.host, self.me.port)
         await until.wait()
         sampler.cancel()
+        if keeping is not None:
+            keeping.cancel()
         if metrics is not None:
             metrics.close()
         self._driver.stop()
         await self._transport.close()
+        if self.keeper is not None:
+            self.keeper.close()
+
+    def _on_keeper_end(self, keeping: "asyncio.Task[None]") -> None:
+        error = None if keeping.cancelled() else keeping.exception()
+        if isinstance(error, Exception):
+            self._on_disk_error(error)
+
+    def _on_disk_error(self, error: Exception) -> None:
+        """What cannot be written cannot be promised: better to stop than to lie."""
+        _log.critical("%s stops, since its disk failed: %s", self.me.name, error)
+        if self._failed is not None:
+            self._failed.set()
 
     # What others may ask
 
@@ -132,11 +162,12 @@ class ReplicaProcess:
         return {
             "name": self.me.name,
             "party": self.me.party,
-            "health": "ok" if self.misbehaviour == "none" else "misbehaving",
+            "health": self._health(),
             "misbehaviour": self.misbehaviour,
             "uptime_s": round(time.monotonic() - self._started, 1),
-            # Live topics have no leader; the order log gives this a value.
-            "regency": None,
+            "regency": self._regency(),
+            "log": self.keeper.status(self.broker) if self.keeper is not None else None,
+            "disk": self._driver.disk_full,
             "memory_mb": round(memory_bytes() / 1e6, 1),
             "links": len(self._driver.connected_peers),
             "rates": {name: round(rate, 1) for name, rate in self._rates.items()},
@@ -157,6 +188,17 @@ class ReplicaProcess:
                 for (who, kind), count in self.offences.counts.most_common(OFFENDERS_SHOWN)
             ],
         }
+
+    def _health(self) -> str:
+        if self._driver.disk_full:
+            return "disk full"
+        return "ok" if self.misbehaviour == "none" else "misbehaving"
+
+    def _regency(self) -> int | None:
+        """Of the group that orders most strictly; live topics have no leader."""
+        groups = self.broker.ordering.groups if self.broker.ordering is not None else {}
+        group = groups.get(GroupKind.BYZANTINE) or next(iter(groups.values()), None)
+        return None if group is None else group.consensus.regency
 
     # Reporting
 
@@ -217,6 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cluster", type=Path, required=True, help="the cluster file")
     parser.add_argument("--name", required=True, help="which replica of it this is")
     parser.add_argument("--key", type=Path, required=True, help="its private keys")
+    parser.add_argument("--data", type=Path, required=True, help="where it keeps log topics")
     given = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -225,19 +268,19 @@ def main(arguments: list[str] | None = None) -> int:
         cluster, identity = read_cluster(given.cluster), read_identity(given.key)
         if identity.public.name != given.name:
             raise ConfigError(f"{given.key} holds the keys of {identity.public.name}")
-        run(_serve(cluster, identity))
+        run(_serve(cluster, identity, given.data))
     except (QuorateError, OSError) as error:
         _log.error("%s cannot run: %s", given.name, error)
         return 2
     return 0
 
 
-async def _serve(cluster: Cluster, identity: Identity) -> None:
+async def _serve(cluster: Cluster, identity: Identity, data: Path) -> None:
     until = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, until.set)
-    await ReplicaProcess(cluster, identity).run(until)
+    await ReplicaProcess(cluster, identity, data).run(until)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,14 @@ from quorate.protocol.topic import Topic
 def topics_of(cluster: Cluster) -> list[Topic]:
     """Every topic with the replicas that serve it and the faults that they tolerate."""
     for name, contract in cluster.topics.items():
-        if contract.is_log:
-            raise ConfigError(
-                f"topic '{name}' has order = \"total\", which makes it a log topic; this version "
-                f'of Quorate runs live topics only (order = "none" or "fifo")'
-            )
+        # A guarantee that is not kept must not be believed in.
+        missing = {"validated": contract.validated, "order_group": contract.order_group}
+        for key, asked in missing.items():
+            if asked:
+                raise ConfigError(
+                    f"topic '{name}' asks for {key}, which this version of Quorate does not have "
+                    f"yet; leave it out"
+                )
     return [
         Topic(
             name,
