@@ -143,6 +143,7 @@ async def _run(experiment: Experiment, timing: Timing) -> Found:
             events_per_batch=experiment.events_per_batch,
             event_bytes=experiment.event_bytes,
             in_flight=experiment.in_flight,
+            publishers=experiment.publishers,
         )
         subscriber, publisher = await _ready(stack, task)
         window = await _publish(experiment, timing, launcher, subscriber, publisher)

@@ -12,9 +12,9 @@ They use what any program uses, `Producer` and `Consumer`. Parent and child talk
 import asyncio
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from itertools import count
 from typing import Any
 
@@ -24,11 +24,12 @@ from quorate.bench.latencies import Latencies, summarise
 from quorate.bench.processes import Parent
 from quorate.bench.values import Values
 from quorate.client import Consumer, Producer, Receipt
+from quorate.client.consumer import Arrival
 from quorate.core import batch
 from quorate.core.batch import Batch
 from quorate.core.errors import QuorateError
-from quorate.core.ids import topic_id
-from quorate.protocol.machine import Delivery
+from quorate.core.ids import NodeId, TopicId, topic_id
+from quorate.protocol.machine import Entry
 from quorate.runtime.loop import run
 
 RECEIPT_SECONDS_MAX = 8.0
@@ -48,6 +49,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     events_per_batch: int
     event_bytes: int
     in_flight: int
+    # How many publish on each topic; together they keep so many batches in flight.
+    publishers: int = 1
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -102,11 +105,12 @@ class Publisher:
 
     async def publish(self) -> None:
         task, pending = self._task, self._pending
-        burst = max(1, task.in_flight // BURSTS)
+        in_flight = max(1, task.in_flight // task.publishers)
+        burst = max(1, in_flight // BURSTS)
         for number, (counter, topic) in enumerate(_round_robin(task.topics)):
             if self.stopped:
                 break
-            if len(pending) >= task.in_flight:
+            if len(pending) >= in_flight:
                 await self._oldest()
             stamp_ns = time.monotonic_ns()
             future = await self._submit(topic, self._values.make(counter, stamp_ns))
@@ -140,17 +144,25 @@ class Publisher:
 async def publish(task: Task) -> None:
     parent = await Parent.connect()
     options: dict[str, Any] = {"batch_events": 1, "timeout_s": RECEIPT_SECONDS_MAX}
-    async with Producer(task.cluster, "alice", **options) as producer:
-        for topic in task.topics:
-            await producer.register(topic)
+    async with AsyncExitStack() as stack:
+        publishers = []
+        for _ in range(task.publishers):
+            producer = await stack.enter_async_context(Producer(task.cluster, "alice", **options))
+            for topic in task.topics:
+                await producer.register(topic)
+            publishers.append(Publisher(producer, task))
         parent.say("ready")
         await parent.hear()
-        publisher = Publisher(producer, task)
-        publishing = asyncio.create_task(publisher.publish())
+        publishing = [asyncio.create_task(publisher.publish()) for publisher in publishers]
         await parent.hear()
-        publisher.stopped = True
-        await publishing
-        found = Published(publisher.receipts, publisher.failures, summarise(publisher.receipts_ns))
+        for publisher in publishers:
+            publisher.stopped = True
+        await asyncio.gather(*publishing)
+        found = Published(
+            sum(publisher.receipts for publisher in publishers),
+            sum(publisher.failures for publisher in publishers),
+            summarise([ns for publisher in publishers for ns in publisher.receipts_ns]),
+        )
         parent.say(msgspec.to_builtins(found))
 
 
@@ -202,19 +214,25 @@ class Tally:
         self.news = asyncio.Event()
         self._events = task.events_per_batch
         self._values = Values(task.event_bytes, task.run)
-        self._progress = {topic_id(topic): Progress() for topic in task.topics}
+        self._topics = {topic_id(topic) for topic in task.topics}
+        # Of each publisher on each topic.
+        self._progress: defaultdict[tuple[NodeId, TopicId], Progress] = defaultdict(Progress)
         # When something arrived, and how old each batch of it was.
         self._arrivals: list[tuple[int, list[int]]] = []
 
-    def add(self, now_ns: int, deliveries: Iterable[tuple[Delivery, Batch]]) -> None:
+    def add(self, now_ns: int, deliveries: Iterable[tuple[Arrival, Batch]]) -> None:
         """Look at everything that arrived at one moment."""
         ages_ns: list[int] = []
-        events, read, progress_of = self._events, self._values.read, self._progress.get
+        events, read, progress_of = self._events, self._values.read, self._progress
         for delivery, opened in deliveries:
             found = read(delivery.payload, events) if opened.count == events else None
-            progress = progress_of(delivery.stream.topic)
+            if isinstance(delivery, Entry):
+                source = delivery.publisher, delivery.partition.topic
+            else:
+                source = delivery.stream.publisher, delivery.stream.topic
+            progress, is_known = progress_of[source], source[1] in self._topics
             sequence = delivery.sequence
-            if not (found and progress and progress.is_in_place(found[0], sequence)):
+            if not (found and is_known and progress.is_in_place(found[0], sequence)):
                 self.forged += 1
             elif not progress.is_new(found[0]):
                 self.duplicated += 1

@@ -80,6 +80,7 @@ def _make(experiment: Experiment) -> LocalCluster:
             link_security=experiment.link_security,
             base_port=secrets.choice(_PORTS),
             topics=experiment.contracts(),
+            fsync=experiment.fsync or "always",
         )
         try:
             refuse_busy_ports(local.cluster)

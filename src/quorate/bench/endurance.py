@@ -44,6 +44,7 @@ from quorate.core.contract import Contract
 from quorate.core.errors import QuorateError
 from quorate.core.ids import Lane, topic_id
 from quorate.core.messages import Publish
+from quorate.protocol.machine import Delivery
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR, make_local_cluster, write_local_cluster
 from quorate.runtime.loop import run
@@ -335,6 +336,7 @@ class Tally:
             deliveries = await consumer.poll_batches()
             now_ns = time.monotonic_ns()
             for delivery, opened in deliveries:
+                assert isinstance(delivery, Delivery)
                 topic = self._names[delivery.stream.topic]
                 found = self._values.read(delivery.payload, opened.count)
                 if found is None or not self._progress[topic].is_in_place(

@@ -17,6 +17,8 @@ from quorate.bench.theses import Case, Figure, figure_for
 from quorate.core.contract import Contract
 
 PROTOCOLS = ("first-answer", "vote", "authenticated", "reliable", "chain")
+ORDERING, CRASH_ORDERING = "ordering", "crash-ordering"
+LOG_PROTOCOLS = (ORDERING, CRASH_ORDERING)
 REPLICAS = (4, 7)
 TOPICS = (1, 4)
 BATCHES = (1, 100)
@@ -29,7 +31,7 @@ THROUGHPUT, ONE_IN_FLIGHT = "throughput", "one in flight"
 Security: TypeAlias = Literal["tls", "mac"]
 
 _HISTORIES = {"authenticated": (0, 10, 100), "chain": (0, 10, 100)}
-_IN_FLIGHT = {1: 512, 100: 256}
+_IN_FLIGHT = {1: 512, 100: 256, 1000: 64}
 # A source keeps no more in flight than a quarter of its topic's queue. A longer queue would only
 # be where events spend their time.
 _QUEUE_PER_IN_FLIGHT = 4
@@ -48,10 +50,17 @@ class Experiment:
     event_bytes: int = EVENT_BYTES
     fault: str | None = None
     link_security: Security = "mac"
+    # Of log topics: when they are synced to disk, and how many publishers each topic has.
+    fsync: str = ""
+    publishers: int = 1
 
     @property
     def f(self) -> int:
-        return (self.replicas - 1) // 3
+        return (self.replicas - 1) // (2 if self.protocol == CRASH_ORDERING else 3)
+
+    @property
+    def is_log(self) -> bool:
+        return self.protocol in LOG_PROTOCOLS
 
     @property
     def in_flight(self) -> int:
@@ -72,6 +81,10 @@ class Experiment:
         one = f", {ONE_IN_FLIGHT}" if self.name == ONE_IN_FLIGHT else ""
         tls = ", TLS" if self.link_security == "tls" else ""
         fault = f", {self.fault}" if self.fault else ""
+        if self.publishers > 1:
+            topics += f" with {self.publishers} publishers each"
+        if self.is_log:
+            topics += ", fsync" if self.fsync == "always" else ", in memory"
         return f"{self.protocol}{history}, {self.replicas} replicas, {topics}" + (
             f"{batches}{one}{tls}{fault}"
         )
@@ -82,10 +95,15 @@ class Experiment:
         if self.name != THROUGHPUT:
             return None
         case = Case(self.protocol, self.history_every, self.f, self.events_per_batch, self.fault)
-        return figure_for(case, self.topics)
+        return figure_for(case, self.topics, self.publishers)
 
     def contracts(self) -> dict[str, Contract]:
         """The topics of this experiment, by name."""
+        names = [f"topic-{number}" for number in range(self.topics)]
+        if self.is_log:
+            protection = "crash" if self.protocol == CRASH_ORDERING else "byzantine"
+            log = {"protection": protection, "order": "total"}
+            return {name: Contract.parse(name, log) for name in names}
         queue_events = _QUEUE_PER_IN_FLIGHT * self.in_flight * self.events_per_batch
         table: dict[str, object] = {"queue_events_max": queue_events}
         if self.protocol == "first-answer":
@@ -93,7 +111,6 @@ class Experiment:
         else:
             table["broadcast"] = self.protocol
             table["history_every"] = self.history_every
-        names = [f"topic-{number}" for number in range(self.topics)]
         return {name: Contract.parse(name, table) for name in names}
 
 

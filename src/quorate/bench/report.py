@@ -14,17 +14,15 @@ from quorate.bench import machine
 from quorate.bench.experiments import Experiment
 from quorate.bench.rows import Row, as_json
 
-PARQUET = "broadcast.parquet"
-
 
 def json_of(rows: Sequence[Row]) -> str:
     return json.dumps([as_json(row) for row in rows], indent=1)
 
 
-def table_of(rows: Sequence[Row]) -> Group:
+def table_of(rows: Sequence[Row], subject: str = "Broadcast") -> Group:
     """Our figure, the raw pipe, the ratio of the two and the thesis' figure, in one line each."""
     columns = [column for column in _COLUMNS if any(column.text(row) for row in rows)]
-    table = Table(title="Broadcast, with the raw pipe of the same run", expand=False)
+    table = Table(title=f"{subject}, with the raw pipe of the same run", expand=False)
     table.add_column("experiment", ratio=1)
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
@@ -35,7 +33,7 @@ def table_of(rows: Sequence[Row]) -> Group:
     return Group(table, *problems, Text(machine.sentence(), "dim"))
 
 
-def write_parquet(directory: Path, rows: Sequence[Row]) -> Path:
+def write_parquet(directory: Path, rows: Sequence[Row], subject: str = "Broadcast") -> Path:
     """All columns of all rows, with the machine in the file's own metadata."""
     import pyarrow
     import pyarrow.parquet
@@ -43,8 +41,9 @@ def write_parquet(directory: Path, rows: Sequence[Row]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     table = pyarrow.Table.from_pylist([asdict(row) for row in rows])
     table = table.replace_schema_metadata(machine.describe())
-    pyarrow.parquet.write_table(table, directory / PARQUET)
-    return directory / PARQUET
+    path = directory / f"{subject.lower()}.parquet"
+    pyarrow.parquet.write_table(table, path)
+    return path
 
 
 class _Column(NamedTuple):
@@ -93,4 +92,6 @@ def _title(row: Row) -> str:
         event_bytes=row.event_bytes,
         fault=row.fault,
         link_security="tls" if row.link_security == "tls" else "mac",
+        fsync=row.fsync,
+        publishers=row.publishers,
     ).title

@@ -38,6 +38,8 @@ class Row:
     history_every: int
     link_security: str
     in_flight: int
+    fsync: str = ""
+    publishers: int = 1
     frame_bytes: int = 0
     seconds: float = 0.0
     # More of what it found.
@@ -100,6 +102,8 @@ def setting(experiment: Experiment) -> dict[str, Any]:
         "history_every": experiment.history_every,
         "link_security": experiment.link_security,
         "in_flight": experiment.in_flight,
+        "fsync": experiment.fsync,
+        "publishers": experiment.publishers,
         "thesis": thesis and thesis.events_per_s,
         "thesis_source": thesis and thesis.source,
         "thesis_mean_ms": thesis and thesis.mean_ms,
@@ -161,7 +165,7 @@ def _middle_quantiles(rows: Sequence[Row]) -> list[float]:
 def _setting_but_fault(row: Row) -> tuple[object, ...]:
     return (
         row.experiment, row.protocol, row.history_every, row.replicas, row.topics,
-        row.events_per_batch, row.event_bytes, row.link_security,
+        row.events_per_batch, row.event_bytes, row.link_security, row.fsync, row.publishers,
     )  # fmt: skip
 
 
