@@ -67,7 +67,9 @@ def test_json_tells_machines_the_same(cluster: TestCluster) -> None:
         "r3": "down",
     }
     assert rows["r0"]["topics"]["audit"]["queued_events"] == 0
-    assert rows["r0"]["regency"] is None
+    assert rows["r0"]["regency"] == 1
+    assert rows["r0"]["log"]["groups"]["byzantine"]["leader"] == "r0"
+    assert (rows["r0"]["log"]["fsync"], rows["r0"]["log"]["gives_up"]) == ("always", "")
 
 
 def test_without_any_client_keys_nobody_can_ask() -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quorate.bench import endurance as endurance_run
+from quorate.bench import ordering as ordering_plans
 from quorate.bench import plots, report
 from quorate.bench.broadcast import Timing, run_all
 from quorate.bench.experiments import (
@@ -43,6 +44,11 @@ class Protocol(StrEnum):
     authenticated = "authenticated"
     reliable = "reliable"
     chain = "chain"
+
+
+class LogProtocol(StrEnum):
+    ordering = "ordering"
+    crash_ordering = "crash-ordering"
 
 
 class Fault(StrEnum):
@@ -92,9 +98,7 @@ def broadcast(
     Every experiment starts a cluster of its own, with one publisher and one subscriber, each a
     process. Exit code 1 says that an experiment failed, or that events were lost or forged.
     """
-    window_s = seconds or (QUICK_SECONDS if quick else SECONDS)
-    if window_s < SECONDS_MIN:
-        raise ConfigError(f"--seconds is {window_s:g}, but it must be at least {SECONDS_MIN:g}")
+    window_s = _window_s(seconds, quick)
     if output is not None:
         plots.require_matplotlib()
     plan = chosen(
@@ -108,6 +112,48 @@ def broadcast(
         raise ConfigError("no experiment fits all these options; leave some of them out")
     rows = _measured(plan, Timing.of(window_s), repeat)
     _show(rows, as_json=as_json, output=output)
+    if not all(row.is_sound for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def ordering(
+    quick: Annotated[bool, typer.Option(help="Only what matters most; ends in a minute.")] = False,
+    only: Annotated[
+        list[LogProtocol] | None,
+        typer.Option(metavar="PROTOCOL", help="Only ordering, or crash-ordering."),
+    ] = None,
+    topics: Annotated[list[int] | None, typer.Option(help="Only with 1 topic, or 10.")] = None,
+    fault: Annotated[
+        list[Fault] | None, typer.Option(help="Only this fault, and none; may be repeated.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="How long each one measures.")] = None,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Run everything so often; print medians and spreads.")
+    ] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of rows.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write Parquet and PNG plots into this directory.")
+    ] = None,
+) -> None:
+    """Log topics: ordered under Byzantine or crash faults, in memory and synced to disk.
+
+    FIT-Broker's tables of ordered channels stand beside it. Exit code 1 says that an experiment
+    failed, or that events were lost, forged or doubled.
+    """
+    window_s = _window_s(seconds, quick)
+    if output is not None:
+        plots.require_matplotlib()
+    plan = chosen(
+        ordering_plans.quick_plan() if quick else ordering_plans.full_plan(),
+        protocols=only or (),
+        topics=topics or (),
+        faults=[_FAULT_NAMES[each] for each in fault or ()],
+    )
+    if not plan:
+        raise ConfigError("no experiment fits all these options; leave some of them out")
+    rows = _measured(plan, Timing.of(window_s), repeat)
+    _show(rows, as_json=as_json, output=output, subject="Ordering")
     if not all(row.is_sound for row in rows):
         raise typer.Exit(1)
 
@@ -179,6 +225,13 @@ def endurance(
         raise typer.Exit(1)
 
 
+def _window_s(seconds: float | None, quick: bool) -> float:
+    window_s = seconds or (QUICK_SECONDS if quick else SECONDS)
+    if window_s < SECONDS_MIN:
+        raise ConfigError(f"--seconds is {window_s:g}, but it must be at least {SECONDS_MIN:g}")
+    return window_s
+
+
 def _measured(plan: list[Experiment], timing: Timing, repeat: int) -> list[Row]:
     # It is drawn rarely, because drawing takes time from what is measured.
     console, total = Console(stderr=True, soft_wrap=True), repeat * len(plan)
@@ -199,9 +252,11 @@ def _measured(plan: list[Experiment], timing: Timing, repeat: int) -> list[Row]:
     return rows
 
 
-def _show(rows: list[Row], *, as_json: bool, output: Path | None) -> None:
+def _show(
+    rows: list[Row], *, as_json: bool, output: Path | None, subject: str = "Broadcast"
+) -> None:
     if output is not None:
-        written = [report.write_parquet(output, rows), *plots.write_plots(output, rows)]
+        written = [report.write_parquet(output, rows, subject), *plots.write_plots(output, rows)]
         for path in written:
             typer.echo(f"wrote {path}", err=True)
     if as_json:
@@ -211,7 +266,7 @@ def _show(rows: list[Row], *, as_json: bool, output: Path | None) -> None:
         console = Console()
         if not console.is_terminal:
             console = Console(width=FILE_COLUMNS)
-        console.print(report.table_of(rows))
+        console.print(report.table_of(rows, subject))
 
 
 async def _pipe_rows(sizes: list[int], seconds: float) -> list[dict[str, float]]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, NamedTuple, cast
 
 import msgspec
 import typer
@@ -44,6 +44,9 @@ def publish(
     urgent: Annotated[
         bool, typer.Option("--urgent", help="Let them overtake what waits in queues.")
     ] = False,
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="Of a log topic; by the key, if left out.")
+    ] = None,
     file: Annotated[
         Path | None, typer.Option(help="Publish the content of this file as one event.")
     ] = None,
@@ -61,19 +64,30 @@ def publish(
     who = publisher(launcher, topic, name)
     template = Event(_encoded(key), b"", headers_of(header), 0, urgent)
     batches = _batches(values or [], file)
+    placement = Placement(partition, launcher.cluster.topics[topic].partitions)
     count = 0
     with BlockingProducer(launcher.directory, who) as producer:
         with on_stderr().status(WAITING):
             producer.register(topic)
         for values_at_once in batches:
             with on_stderr().status(WAITING):
-                receipts = list(_send(producer, topic, template, values_at_once))
+                receipts = list(_send(producer, topic, template, values_at_once, placement))
             for receipt in receipts:
                 count += receipt.events
                 if not quiet:
                     typer.echo(_as_json(receipt) if as_json else _as_words(receipt, who))
     if not count:
         on_stderr().print("Nothing came in, so nothing was published.")
+
+
+class Placement(NamedTuple):
+    """Which partition of a topic the events go to, and of how many."""
+
+    partition: int | None
+    partitions: int
+
+    def is_by_key(self, key: bytes | None) -> bool:
+        return self.partition is None and self.partitions > 1 and key is not None
 
 
 def headers_of(given: list[str] | None) -> tuple[tuple[str, bytes], ...]:
@@ -88,12 +102,16 @@ def headers_of(given: list[str] | None) -> tuple[tuple[str, bytes], ...]:
 
 
 def _send(
-    producer: BlockingProducer, topic: str, template: Event, values: list[bytes]
+    producer: BlockingProducer,
+    topic: str,
+    template: Event,
+    values: list[bytes],
+    placement: Placement,
 ) -> Iterator[Receipt]:
     now_us = time.time_ns() // 1000
     events = [msgspec.structs.replace(template, value=v, timestamp_us=now_us) for v in values]
-    if not template.urgent:
-        yield producer.send_batch(topic, events)
+    if not template.urgent and not placement.is_by_key(template.key):
+        yield producer.send_batch(topic, events, partition=placement.partition)
         return
     for event in events:
         yield producer.send(
@@ -101,8 +119,9 @@ def _send(
             event.value,
             key=event.key,
             headers=event.headers,
-            urgent=True,
+            urgent=event.urgent,
             timestamp_us=event.timestamp_us,
+            partition=placement.partition,
         )
 
 
@@ -152,6 +171,11 @@ def _encoded(text: str | None) -> bytes | None:
 
 def _as_words(receipt: Receipt, publisher: str) -> str:
     events = "1 event" if receipt.events == 1 else f"{receipt.events} events"
+    if receipt.offset is not None:
+        return (
+            f"{receipt.topic}: {events} from {publisher} at offset {receipt.offset} of partition "
+            f"{receipt.partition}, say {', '.join(receipt.replicas)}: {receipt.guarantee}"
+        )
     return (
         f"{receipt.topic}: {events} from {publisher}, batch {receipt.sequence}, taken by "
         f"{', '.join(receipt.replicas)}: {receipt.guarantee}"

@@ -10,6 +10,7 @@ from quorate.cli.directory import DEFAULT, Directory, DirectoryOption, observer,
 from quorate.cli.tables import (
     Reports,
     Standing,
+    log_table,
     remarks,
     replica_table,
     standings,
@@ -56,6 +57,10 @@ def _print(launcher: Launcher, found: list[Standing]) -> None:
     if any(standing.is_up for standing in found):
         console.print()
         console.print(topic_table(launcher.cluster, found, width=console.width))
+        logs = log_table(found, width=console.width)
+        if logs is not None:
+            console.print()
+            console.print(logs)
     console.print(remarks(launcher.cluster, found), soft_wrap=True)
 
 

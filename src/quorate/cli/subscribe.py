@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from quorate.cli.directory import DEFAULT, DirectoryOption, opened, subscriber
 from quorate.cli.publish import headers_of
 from quorate.cli.tables import on_stderr, printable
 from quorate.client.blocking import BlockingConsumer
-from quorate.client.consumer import Record
+from quorate.client.consumer import Record, Start
 from quorate.core.errors import ConfigError
 
 RECORDS_AT_ONCE = 1000
@@ -34,6 +35,14 @@ def subscribe(
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only events with this header.")
     ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="begin|end|OFFSET|TIME",
+            help="Where to begin with a log topic; a time such as 2026-11-15T08:00.",
+        ),
+    ] = "end",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each event as one line of JSON.")
     ] = False,
@@ -50,13 +59,16 @@ def subscribe(
     for option, value in (("--count", count), ("--seconds", seconds)):
         if value is not None and not value > 0:
             raise ConfigError(f"{option} is {value:g}, but it must be above 0")
+    begin = start_of(start)
     launcher = opened(directory)
     who = subscriber(launcher, topics, name)
     headers = dict(headers_of(header))
     shown = 0
     with _suspicions_on_stderr(), BlockingConsumer(launcher.directory, who) as consumer:
         with on_stderr().status("Waiting for the replicas ..."):
-            consumer.subscribe(topics, key_prefix=os.fsencode(key_prefix), headers=headers)
+            consumer.subscribe(
+                topics, key_prefix=os.fsencode(key_prefix), headers=headers, start=begin
+            )
         on_stderr().print(f"{who} listens to {', '.join(topics)}; Ctrl-C ends.")
         try:
             for records in _arrivals(consumer, count, seconds):
@@ -68,6 +80,23 @@ def subscribe(
                 raise
     if count is not None and shown < count:
         raise typer.Exit(1)
+
+
+def start_of(text: str) -> Start:
+    """Where to begin, as it stands on a command line."""
+    if text == "begin":
+        return "begin"
+    if text == "end":
+        return "end"
+    if text.isdecimal():
+        return int(text)
+    try:
+        # Without a time zone, the one of this machine is meant.
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise ConfigError(
+            f"--from {text!r} is neither begin, end, an offset, nor a time such as 2026-11-15T08:00"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -114,6 +143,10 @@ def _as_words(record: Record) -> str:
         f"vouched by {', '.join(record.vouchers)}",
     ]
     where = f"{record.topic} {record.publisher}#{record.sequence}.{record.index}"
+    if record.offset is not None:
+        where = (
+            f"{record.topic} {record.partition}@{record.offset}.{record.index} {record.publisher}"
+        )
     return f"{where}  {_shown(record.value)}  ({'; '.join(notes)})"
 
 
@@ -130,6 +163,8 @@ def _as_json(record: Record) -> str:
             "timestamp_us": record.timestamp_us,
             "urgent": record.urgent,
             "vouchers": record.vouchers,
+            "partition": record.partition,
+            "offset": record.offset,
         }
     )
 

@@ -21,7 +21,27 @@ WIDE_COLUMNS = 100
 OFFENDERS_SHOWN = 20
 WORDS_CHARACTERS_MAX = 300
 
-_HEALTH_STYLES = {"ok": "green", "misbehaving": "magenta", "down": "red"}
+_HEALTH_STYLES = {"ok": "green", "misbehaving": "magenta", "down": "red", "disk full": "red"}
+
+
+class GroupReport(msgspec.Struct, frozen=True):
+    """How far a replica is with one order log."""
+
+    leader: str
+    regency: int
+    slot: int
+    batches: int
+    root: str
+    missing: int = 0
+    checkpoint: str = ""
+
+
+class LogReport(msgspec.Struct, frozen=True):
+    """What a replica says of its order logs."""
+
+    fsync: str
+    gives_up: str
+    groups: dict[str, GroupReport] = {}
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -37,6 +57,8 @@ class Report(msgspec.Struct, frozen=True):
     topics: dict[str, dict[str, int]] = {}
     rejected: int = 0
     offenders: list[str] = []
+    log: LogReport | None = None
+    disk: str = ""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -57,7 +79,8 @@ class Standing(msgspec.Struct, frozen=True):
     def health(self) -> str:
         """One word on a replica that is well, a few on any other."""
         report = self.report
-        return {"misbehaving": report.misbehaviour, "down": report.why}.get(report.health, "ok")
+        words = {"misbehaving": report.misbehaviour, "down": report.why, "disk full": report.disk}
+        return words.get(report.health, "ok")
 
 
 Reports: TypeAlias = Mapping[str, Mapping[str, object]]
@@ -96,6 +119,34 @@ def topic_table(cluster: Cluster, found: Sequence[Standing], *, width: int) -> T
     return table
 
 
+def log_table(found: Sequence[Standing], *, width: int) -> Table | None:
+    """One row per order log and replica; None if there is no log."""
+    table = _table(width >= WIDE_COLUMNS, *_LOG_COLUMNS)
+    for standing in found:
+        for name, group in (standing.report.log.groups if standing.report.log else {}).items():
+            lines = group.checkpoint.splitlines()
+            signed = lines[1] if len(lines) > 1 and lines[1].isdecimal() else "0"
+            table.add_row(
+                standing.name, printable(name), printable(group.leader), str(group.regency),
+                f"{group.slot:,}", f"{group.batches:,}", f"{int(signed):,}", f"{group.missing:,}",
+                printable(group.root[:16]),
+            )  # fmt: skip
+    return table if table.row_count else None
+
+
+_LOG_COLUMNS = (
+    ("replica", False),
+    ("log", False),
+    ("leader", False),
+    ("re-\ngency", True),
+    ("slot", True),
+    ("batches", True),
+    ("signed", True),
+    ("missing", True),
+    ("root", False),
+)
+
+
 def remarks(cluster: Cluster, found: Sequence[Standing]) -> Group:
     """Whatever deserves a sentence: who is down and why, who misbehaves, who is accused."""
     lines = []
@@ -106,13 +157,23 @@ def remarks(cluster: Cluster, found: Sequence[Standing]) -> Group:
         )
     for standing in found:
         if standing.health != "ok":
-            verb = "is down" if not standing.is_up else "misbehaves on purpose"
+            verb = _VERBS[standing.report.health]
             lines.append(Text(f"{standing.name} {verb}: {standing.health}", _style(standing)))
+    gives_up = {s.report.log.gives_up for s in found if s.report.log and s.report.log.gives_up}
+    for words in sorted(gives_up):
+        lines.append(Text(f'fsync = "{cluster.fsync}": {_brief(words)}', "yellow"))
     for standing in found:
         if standing.report.offenders:
             accused = ", ".join(standing.report.offenders)
             lines.append(Text(f"{standing.name} rejected: {accused}", "yellow"))
     return Group(*lines)
+
+
+_VERBS = {
+    "down": "is down",
+    "misbehaving": "misbehaves on purpose",
+    "disk full": "acknowledges nothing, since its disk is full",
+}
 
 
 def line(standing: Standing) -> str:
@@ -203,6 +264,7 @@ def _read(launcher: Launcher, name: str, said: Mapping[str, object]) -> Report:
         report,
         why=_process_state(launcher, name) or _brief(report.why),
         misbehaviour=_brief(report.misbehaviour),
+        disk=_brief(report.disk),
         offenders=[_brief(words) for words in report.offenders[:OFFENDERS_SHOWN]],
     )
 
