@@ -213,10 +213,6 @@ def _censor(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
     return Censor(draw.choice(sorted(nodes)))
 
 
-def _deny(draw: Random, *_: object) -> Rewrite:
-    raise NotImplementedError("the stage makes this one: it needs the replica's key")
-
-
 def _impatient(_: Random, __: int, nodes: Collection[NodeId]) -> Rewrite:
     return Impatient(nodes)
 
@@ -240,9 +236,10 @@ LOG_REPLICAS: Mapping[str, Make] = {
     "replay": _replay,
     "censor": _censor,
     "impatient": _impatient,
-    DENY: _deny,
     TWINS: _twin,
 }
+# `Deny` is made by the stage, which has the replica's key.
+LOG_REPLICA_NAMES = (*(name for name in LOG_REPLICAS if name != TWINS), DENY, TWINS)
 LOG_PUBLISHERS: Mapping[str, Make] = {
     "partial-source": _forgetful_publisher,
     "lying-source": _lying_source,

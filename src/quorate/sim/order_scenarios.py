@@ -23,7 +23,7 @@ from quorate.core.ids import NodeId
 from quorate.core.limits import Windows
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.topic import Topic
-from quorate.sim.adversaries import LOG_PUBLISHERS, LOG_REPLICAS, TWIN_SOURCE
+from quorate.sim.adversaries import LOG_PUBLISHERS, LOG_REPLICA_NAMES, TWIN_SOURCE
 from quorate.sim.checkers import Conduct
 from quorate.sim.faults import FaultKind
 from quorate.sim.links import Network
@@ -157,7 +157,7 @@ class _Drawing:
         pinned, f = self._setting.adversary, self._setting.f
         if not self._byzantine or pinned in LOG_PUBLISHERS or pinned == "none":
             return {}
-        allowed = tuple(LOG_REPLICAS) if pinned is None else (pinned,)
+        allowed = LOG_REPLICA_NAMES if pinned is None else (pinned,)
         count = f if pinned is not None else self._random.choice((0, 1, f, f))
         replicas = self._random.sample(self._members, count)
         return {replica: self._random.choice(allowed) for replica in replicas}

@@ -32,7 +32,7 @@ from quorate.protocol.topic import Topic
 from quorate.sim.adversaries import (
     HARMLESS,
     LOG_PUBLISHERS,
-    LOG_REPLICAS,
+    LOG_REPLICA_NAMES,
     REPLICAS,
     SOURCES,
     TWIN_SOURCE,
@@ -107,7 +107,7 @@ def adversaries_of(protocol: str) -> tuple[str, ...]:
     if protocol == "first-answer":
         return ("none", *HARMLESS)
     if protocol in LOG_PROTOCOLS:
-        hostile = (*LOG_REPLICAS, *LOG_PUBLISHERS) if protocol == "ordering" else ()
+        hostile = (*LOG_REPLICA_NAMES, *LOG_PUBLISHERS) if protocol == "ordering" else ()
         return ("none", *hostile)
     if protocol == "broken":
         return _LIES_FOR_THE_BROKEN

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from council import CRASH, READER, A, B, Council, T, span_of, value_of
+from council import CRASH, READER, A, B, Council, T, payload_of, span_of, value_of
 from quorate.core import codec
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId
@@ -179,6 +179,7 @@ def test_whatever_stands_in_a_sync_nothing_is_raised(heard: list[Sync]) -> None:
     for sync in heard:
         council.say(LIAR, (0, 1, 2), as_received(sync))
         council.run(0.05)
+    assert all(council.log(replica) in ([], [payload_of(A, 1)]) for replica in (0, 1, 2))
 
 
 def test_a_crash_group_hears_what_was_not_meant_for_it() -> None:
@@ -213,3 +214,4 @@ def test_whatever_is_said_to_a_reader_nothing_is_raised(said: list[tuple[NodeId,
             reader.on_absent(sender, received, everybody)
         look.at(at * 200_000)
         reader.tick(everybody)
+    assert reader.position <= reader.received
