@@ -19,6 +19,7 @@ from quorate.core.cluster import (
     render_topics,
 )
 from quorate.core.contract import Contract
+from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, ContractError, QuorateError
 from quorate.core.ids import MEMBER_ID_MAX, topic_id
 from quorate.core.names import MAC_ALGORITHMS
@@ -65,6 +66,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     members = [pinned(*part) for part in zip(called, keys[:total], keys[total:], strict=True)]
     topics = draw(st.dictionaries(names, st.sampled_from(CONTRACTS), max_size=4))
     assume(len({topic_id(name) for name in topics}) == len(topics))
+    over = draw(st.integers(3 * f + 1, replica_count))
     return Cluster(
         name=draw(names),
         f=f,
@@ -87,6 +89,9 @@ def clusters(draw: st.DrawFn) -> Cluster:
             for member, number in zip(members[replica_count:], numbers, strict=True)
         ),
         topics={name: Contract.parse(name, table) for name, table in topics.items()},
+        placed_over=dict.fromkeys(topics, over),
+        snapshot_every=draw(st.sampled_from([1, 8, 4096])),
+        slots_kept=draw(st.sampled_from([1, 16, 65536])),
     )
 
 
@@ -176,6 +181,7 @@ def test_a_rendered_file_explains_itself() -> None:
     [
         ("f = 1", "f = -1", r"\[cluster\]: f is -1, but it must be a whole number from 0 to 999"),
         ("f = 1", "f = = 1", r"not valid TOML: .*line \d+"),
+        ("f = 1\n", "f = 1\nsnapshot_every = 0\n", "snapshot_every is 0, .* from 1 to 2147483647"),
         ('name = "test"', 'name = "Test"', "name of the cluster is 'Test', but a name has 1 to 63"),
         ('"tls"\n', '"none"\n', 'link_security is \'none\', but it must be one of "tls", "mac"'),
         ('"aes-gmac"', '"md5"', 'mac is \'md5\', but it must be one of "aes-gmac", "blake3"'),
@@ -340,3 +346,86 @@ def test_a_replica_that_joins_takes_places_and_moves_no_other() -> None:
 def test_topics_survive_being_written_and_read_on_their_own() -> None:
     topics = {f"t{i}": Contract.parse(f"t{i}", table) for i, table in enumerate(CONTRACTS)}
     assert parse_topics(render_topics(topics)) == topics
+
+
+def test_a_topic_stays_where_it_was_placed_when_a_replica_is_added() -> None:
+    tables: tuple[dict[str, Any], ...] = (
+        {"protection": "crash"},
+        {"protection": "byzantine", "broadcast": "vote"},
+        {"protection": "crash", "order": "total"},
+    )
+    topics = {f"t{i}": contract(**tables[i % 3]) for i in range(99)}
+    before = cluster(topics=topics)
+    after = replace(
+        before, replicas=(*before.replicas, replica(4)), placed_over=dict.fromkeys(topics, 4)
+    )
+
+    assert [after.placement(name) for name in topics] == [before.placement(name) for name in topics]
+
+
+def test_those_who_order_stay_the_same_when_a_replica_is_added() -> None:
+    log = contract(protection="byzantine", order="total")
+    before = cluster(topics={"log": log})
+    after = replace(before, replicas=(*before.replicas, replica(4)), placed_over={"log": 4})
+
+    assert before.placement("log") == before.placement(CONTROL_TOPIC) == (0, 1, 2, 3)
+    assert after.placement("log") == after.placement(CONTROL_TOPIC) == (0, 1, 2, 3)
+    assert Cluster.parse(after.render()) == after
+    assert "orderers = 4" in after.render()
+    assert "orderers" not in before.render()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "f", "protection"), [(1, 0, "byzantine"), (3, 1, "crash"), (4, 1, "byzantine")]
+)
+def test_commands_have_the_best_protection_that_the_cluster_can_give(
+    replicas: int, f: int, protection: str
+) -> None:
+    members = tuple(replica(number) for number in range(replicas))
+    made = cluster(replicas=members, f=f, topics={})
+
+    assert made.contract(CONTROL_TOPIC).protection == protection
+    assert made.placement(CONTROL_TOPIC) == tuple(range(replicas))
+
+
+def test_a_cluster_that_cannot_order_has_no_control_plane() -> None:
+    made = cluster(replicas=(replica(0), replica(1)), f=1, topics={})
+
+    assert made.control is None
+    with pytest.raises(ConfigError, match="has no topic 'quorate.control'"):
+        made.placement(CONTROL_TOPIC)
+
+
+def test_names_of_the_cluster_s_own_topics_are_reserved() -> None:
+    with pytest.raises(ConfigError, match="begin with 'quorate.' are the cluster's own"):
+        cluster(topics={"quorate.mine": contract()})
+
+
+def test_where_a_topic_was_placed_is_written_only_if_replicas_came_since() -> None:
+    made = cluster(placed_over={"metrics": 4})
+    grown = replace(made, replicas=(*made.replicas, replica(4)), placed_over={"metrics": 4})
+
+    assert made == cluster()
+    assert "placed_over =" not in made.render()
+    assert grown.render().count("placed_over = 4") == 1
+    assert Cluster.parse(grown.render()) == grown
+    assert Cluster.parse(grown.render()).placed_over == {"metrics": 4}
+
+
+@pytest.mark.parametrize(
+    ("placed_over", "sentence"),
+    [
+        ({"nothing": 3}, "placed_over names 'nothing', which is no topic of this cluster"),
+        ({"metrics": 5}, "'metrics': placed_over is 5, but this cluster has 4 replicas"),
+        ({"metrics": 0}, "topic 'metrics' needs 2 replicas for f = 1"),
+        ({"alerts": 2}, "topic 'alerts' needs 3 replicas for f = 1"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(placed_over: dict[str, int], sentence: str) -> None:
+    with pytest.raises(QuorateError, match=sentence):
+        cluster(placed_over=placed_over)
+
+
+def test_a_topics_file_says_nothing_of_places() -> None:
+    with pytest.raises(ContractError, match="a contract has no key 'placed_over'"):
+        parse_topics('[topics.metrics]\nprotection = "crash"\nplaced_over = 4\n')

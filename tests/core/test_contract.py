@@ -318,3 +318,11 @@ def test_a_cluster_that_is_too_small_is_told_how_large_it_must_be(
         contract.check("x", n, f)
     contract.check("x", contract.replicas(f), f)
     contract.check("x", contract.replicas(f) + 1, f)
+
+
+@pytest.mark.parametrize("key", ["validated", "order_group"])
+def test_a_guarantee_that_is_not_kept_yet_must_not_be_believed_in(key: str) -> None:
+    table = {"order": "total", key: True if key == "validated" else "all"}
+    with pytest.raises(ContractError, match=f"topic 'alerts' asks for {key}, which this version"):
+        Contract.parse("alerts", table).check_available("alerts")
+    Contract.parse("alerts", {"order": "total"}).check_available("alerts")

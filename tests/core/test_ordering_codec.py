@@ -4,7 +4,6 @@ What a message may hold is read from its declaration, so that a new message is t
 others.
 """
 
-import tracemalloc
 from typing import Any, get_args
 
 import msgspec
@@ -13,20 +12,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from frames import (
+    check_comes_back,
+    check_no_part_passes,
+    check_outlives_its_buffer,
+    check_refused_for_next_to_nothing,
+    decode,
+    decoded_or_refused,
+    frame_of,
+    refused,
+    with_flipped_bits,
+)
 from quorate.core import codec
-from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.errors import LocalProtocolError
 from quorate.core.limits import BATCH_BYTES_MAX, FRAME_BYTES_MAX, RUN_BATCHES_MAX
 from quorate.core.ordering import (
+    CHECKPOINT_CHARACTERS_MAX,
+    PART_BYTES_MAX,
     STATE_BYTES_MAX,
     VALUE_BYTES_MAX,
     Accept,
     Announce,
     Append,
+    AskPart,
     Entries,
+    OfferSnapshot,
     OrderMessage,
     Propose,
     Received,
     Retrieved,
+    SnapshotPart,
     Stop,
     StopData,
     Sync,
@@ -54,6 +69,8 @@ def strategy(declared: inspect.Type) -> st.SearchStrategy[Any]:
     if isinstance(declared, inspect.ListType):
         least = declared.min_length or 0
         return st.lists(strategy(declared.item_type), min_size=least, max_size=least + 2)
+    if isinstance(declared, inspect.TupleType):
+        return st.tuples(*map(strategy, declared.item_types))
     if isinstance(declared, inspect.StructType):
         fields = {field.name: strategy(field.type) for field in declared.fields}
         return st.builds(declared.cls, **fields)
@@ -63,67 +80,34 @@ def strategy(declared: inspect.Type) -> st.SearchStrategy[Any]:
 MESSAGES = {kind: strategy(inspect.type_info(kind)) for kind in KINDS}
 
 
-def frame_of(message: Any) -> bytes:
-    """What the transport hands to `decode`: the frame without its length."""
-    return codec.encode(message)[codec.LENGTH.size :]
-
-
-def decode(frame: bytes) -> Any:
-    return codec.decode(memoryview(frame))
-
-
-def refused(frame: bytes) -> None:
-    with pytest.raises(RemoteProtocolError) as caught:
-        decode(frame)
-    assert str(caught.value)
-
-
 def decode_anything(frame: bytes) -> None:
-    """Either a message that can travel on, or the one error that a peer may cause."""
-    try:
-        message = decode(frame)
-    except RemoteProtocolError as error:
-        assert str(error)
-    else:
-        assert decode(frame_of(message)) == message
+    message = decoded_or_refused(frame)
+    assert message is None or decode(frame_of(message)) == message
 
 
 @EVERY_KIND
 @given(st.data())
 def test_a_message_comes_back_as_it_was(kind: type, data: st.DataObject) -> None:
-    message = data.draw(MESSAGES[kind])
-    (frame,) = codec.frames(memoryview(codec.encode(message)))
-    assert codec.decode(frame) == message
+    frame = check_comes_back(data.draw(MESSAGES[kind]))
     assert frame[0] == ORDER
 
 
 @EVERY_KIND
 @given(st.data())
 def test_a_message_outlives_the_buffer_that_it_came_in(kind: type, data: st.DataObject) -> None:
-    message = data.draw(MESSAGES[kind])
-    buffer = bytearray(frame_of(message))
-    decoded = codec.decode(memoryview(buffer))
-    buffer[:] = bytes(len(buffer))
-    assert decoded == message
+    check_outlives_its_buffer(data.draw(MESSAGES[kind]))
 
 
 @EVERY_KIND
 @given(st.data())
 def test_no_part_of_a_message_passes_for_a_message(kind: type, data: st.DataObject) -> None:
-    frame = frame_of(data.draw(MESSAGES[kind]))
-    for length in range(len(frame)):
-        refused(frame[:length])
-    refused(frame + b"\x00")
+    check_no_part_passes(data.draw(MESSAGES[kind]))
 
 
 @EVERY_KIND
 @given(st.data())
 def test_flipped_bits_make_a_message_or_a_protocol_error(kind: type, data: st.DataObject) -> None:
-    frame = bytearray(frame_of(data.draw(MESSAGES[kind])))
-    for _ in range(data.draw(st.integers(1, 8))):
-        at = data.draw(st.integers(0, len(frame) * 8 - 1))
-        frame[at // 8] ^= 1 << at % 8
-    decode_anything(bytes(frame))
+    decode_anything(with_flipped_bits(data.draw(MESSAGES[kind]), data))
 
 
 @given(st.binary(max_size=200))
@@ -177,6 +161,11 @@ OVER: dict[str, Any] = {
     "a state over its bound": StopData(1, 1, bytes(STATE_BYTES_MAX + 1), b"", []),
     "a signature over its bound": StopData(1, 1, b"", bytes(65), []),
     "too many values": Sync(1, 1, [], [b""] * 4097),
+    "a checkpoint over its bound": OfferSnapshot(1, 8, "x" * (CHECKPOINT_CHARACTERS_MAX + 1)),
+    "a checkpoint that is no text": OfferSnapshot(1, 8, b"x"),  # type: ignore[arg-type]
+    "a part over its bound": SnapshotPart(1, 8, 0, bytes(PART_BYTES_MAX + 1)),
+    "a part of nothing": SnapshotPart(1, 8, 0, b""),
+    "a part from a negative byte on": AskPart(1, 8, -1),
     "a negative number": Append(-1, 0, 1, [b""]),
     "a number that is none": Append("1", 0, 1, [b""]),  # type: ignore[arg-type]
     "a payload that is text": Append(1, 0, 1, ["x"]),  # type: ignore[list-item]
@@ -194,6 +183,8 @@ def test_what_is_just_within_its_bound_is_taken() -> None:
         Append(1, 0, 1, [bytes(BATCH_BYTES_MAX)]),
         Propose(1, 1, 1, bytes(VALUE_BYTES_MAX)),
         StopData(1, 1, bytes(STATE_BYTES_MAX), bytes(64), []),
+        OfferSnapshot(1, 8, "x" * CHECKPOINT_CHARACTERS_MAX),
+        SnapshotPart(1, 8, 0, bytes(PART_BYTES_MAX)),
     ):
         assert decode(frame_of(message)) == message
 
@@ -231,10 +222,4 @@ FORGED = {
 
 @pytest.mark.parametrize("frame", FORGED.values(), ids=FORGED)
 def test_forged_frames_are_refused_and_allocate_next_to_nothing(frame: bytes) -> None:
-    refused(frame)
-    tracemalloc.start()
-    try:
-        refused(frame)
-        assert tracemalloc.get_traced_memory()[1] < 400_000
-    finally:
-        tracemalloc.stop()
+    check_refused_for_next_to_nothing(frame, 400_000)

@@ -19,8 +19,10 @@ from typing import Literal, Protocol
 from blake3 import blake3
 
 from quorate.core.contract import EVERYONE, Contract
+from quorate.core.control import CONTROL_TOPIC, RESERVED_PREFIX, control_contract
 from quorate.core.errors import ConfigError
 from quorate.core.ids import MEMBER_ID_MAX, MemberId, NodeId, TopicId, member_of, topic_id
+from quorate.core.limits import SLOTS_KEPT, SNAPSHOT_EVERY
 from quorate.core.names import MAC_ALGORITHMS, check_name
 from quorate.core.toml import Table, render_key, render_pairs
 
@@ -29,6 +31,8 @@ FSYNCS = ("always", "interval", "never")
 CLIENT_NUMBER_MIN = 1000
 REPLICAS_MAX = CLIENT_NUMBER_MIN
 PORT_MAX = 65535
+REVISION_MAX = 2**63 - 1
+SLOTS_MAX = 2**31 - 1
 PUBLIC_KEY_BYTES = 32
 
 _CERTIFICATE = re.compile(
@@ -127,15 +131,36 @@ class Cluster:
     allow_misbehaviour: bool = False
     # When a replica's log is synced to its disk.
     fsync: str = "always"
+    # The first so many replicas order the Byzantine logs; all that there were when it was founded.
+    orderers: int = 0
+    # How often commands have changed it since then. A file with 0 is the founding one.
+    revision: int = 0
+    # After how many slots the state of a log is signed as a whole, and how many slots replicas
+    # keep for those who were away.
+    snapshot_every: int = SNAPSHOT_EVERY
+    slots_kept: int = SLOTS_KEPT
     replicas: tuple[Replica, ...]
     clients: tuple[Client, ...] = ()
     topics: Mapping[str, Contract] = field(default_factory=dict)
+    # How many replicas there were when a live topic was placed, if fewer than there are now.
+    placed_over: Mapping[str, int] = field(default_factory=dict)
     _numbered: dict[MemberId, Member] = field(init=False, repr=False, compare=False)
     _named: dict[str, Member] = field(init=False, repr=False, compare=False)
+    # The contract of the topic that every cluster has; None if it has too few replicas for one.
+    control: Contract | None = field(init=False, repr=False, compare=False)
     _topic_names: dict[TopicId, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self)
+        n = len(self.replicas)
+        object.__setattr__(self, "orderers", self.orderers or n)
+        object.__setattr__(self, "control", control_contract(self.orderers, self.f))
+        fewer = {
+            name: over
+            for name, over in self.placed_over.items()
+            if over != n and not self.topics[name].is_log
+        }
+        object.__setattr__(self, "placed_over", fewer)
         object.__setattr__(self, "_numbered", {member.number: member for member in self.members})
         object.__setattr__(self, "_named", {member.name: member for member in self.members})
         object.__setattr__(self, "_topic_names", {topic_id(name): name for name in self.topics})
@@ -179,21 +204,32 @@ class Cluster:
     def placement(self, topic: str) -> tuple[MemberId, ...]:
         """The replicas that serve this topic: as many as its contract needs, in order.
 
-        Rendezvous hashing spreads topics over replicas, and moves only the topics of a
-        replica that comes or goes.
+        Rendezvous hashing spreads topics over the replicas that there were when the topic was
+        placed. A replica that is added later serves later topics only, since what replicas know
+        of a topic (its streams, its log) does not move by itself.
         """
-        contract = self.topics.get(topic)
-        if contract is None:
-            known = ", ".join(self.topics)
-            raise ConfigError(f"cluster {self.name} has no topic {topic!r}; it has {known}")
+        contract = self.contract(topic)
         if contract.is_log:
             # Log topics with the same protection are ordered together, by the same replicas.
             return tuple(range(self._group_size(contract)))
-        return _rendezvous(topic, len(self.replicas), contract.replicas(self.f))
+        over = self.placed_over.get(topic, len(self.replicas))
+        return _rendezvous(topic, over, contract.replicas(self.f))
+
+    def contract(self, topic: str) -> Contract:
+        """What this topic promises; the cluster's own commands are a topic, too."""
+        contract = self.control if topic == CONTROL_TOPIC else self.topics.get(topic)
+        if contract is None:
+            known = ", ".join(self.topics)
+            raise ConfigError(f"cluster {self.name} has no topic {topic!r}; it has {known}")
+        return contract
 
     def _group_size(self, contract: Contract) -> int:
-        everybody = len(self.replicas)
-        return everybody if contract.protection == "byzantine" else contract.replicas(self.f)
+        """Every replica carries commands out, so all founders are in the group that orders those.
+
+        Those that were added later follow it: whoever orders with whom does not change.
+        """
+        has_commands = self.control is not None and self.control.protection == contract.protection
+        return self.orderers if has_commands else contract.replicas(self.f)
 
 
 def parse_topics(text: str) -> dict[str, Contract]:
@@ -207,10 +243,13 @@ def parse_topics(text: str) -> dict[str, Contract]:
     return topics
 
 
-def render_topics(topics: Mapping[str, Contract]) -> str:
+def render_topics(
+    topics: Mapping[str, Contract], placed_over: Mapping[str, int] | None = None
+) -> str:
     """The `[topics.NAME]` tables of a cluster file."""
+    placed = {name: {"placed_over": over} for name, over in (placed_over or {}).items()}
     return "\n".join(
-        f"[topics.{render_key(name)}]\n{render_pairs(contract.table())}"
+        f"[topics.{render_key(name)}]\n{render_pairs(contract.table() | placed.get(name, {}))}"
         for name, contract in topics.items()
     )
 
@@ -226,6 +265,7 @@ def _rendezvous(topic: str, replicas: int, count: int) -> tuple[MemberId, ...]:
 def _read(top: Table) -> Cluster:
     head = top.table("cluster")
     security = head.choice("link_security", LINK_SECURITIES, "tls")
+    placed_over: dict[str, int] = {}
     cluster = Cluster(
         name=head.text("name"),
         f=head.number("f", 0, REPLICAS_MAX - 1),
@@ -233,13 +273,22 @@ def _read(top: Table) -> Cluster:
         mac=head.choice("mac", MAC_ALGORITHMS, "aes-gmac"),
         allow_misbehaviour=head.flag("allow_misbehaviour", False),
         fsync=head.choice("fsync", FSYNCS, "always"),
+        orderers=head.number("orderers", 1, REPLICAS_MAX) if head.has("orderers") else 0,
+        revision=head.number("revision", 1, REVISION_MAX) if head.has("revision") else 0,
+        snapshot_every=_slots(head, "snapshot_every", SNAPSHOT_EVERY),
+        slots_kept=_slots(head, "slots_kept", SLOTS_KEPT),
         replicas=tuple(_read_replica(table) for table in top.tables("replica")),
         clients=tuple(_read_client(table) for table in top.tables("client")),
-        topics=_read_topics(top),
+        topics=_read_topics(top, placed_over),
+        placed_over=placed_over,
     )
     head.end()
     top.end()
     return cluster
+
+
+def _slots(head: Table, key: str, usual: int) -> int:
+    return head.number(key, 1, SLOTS_MAX) if head.has(key) else usual
 
 
 def _read_replica(table: Table) -> Replica:
@@ -283,14 +332,17 @@ def _read_member_name(table: Table, role: str) -> str:
     return name
 
 
-def _read_topics(top: Table) -> dict[str, Contract]:
+def _read_topics(top: Table, placed_over: dict[str, int] | None = None) -> dict[str, Contract]:
+    """The contracts; where topics are placed stands beside them, but is no part of them."""
     if not top.has("topics"):
         return {}
-    topics = top.table("topics")
-    return {
-        name: Contract.parse(name, Table(f"[topics.{name}]", content).rest())
-        for name, content in topics.rest().items()
-    }
+    contracts = {}
+    for name, content in top.table("topics").rest().items():
+        table = Table(f"[topics.{name}]", content)
+        if placed_over is not None and table.has("placed_over"):
+            placed_over[name] = table.number("placed_over", 1, REPLICAS_MAX)
+        contracts[name] = Contract.parse(name, table.rest())
+    return contracts
 
 
 def _check(cluster: Cluster) -> None:
@@ -301,19 +353,37 @@ def _check(cluster: Cluster) -> None:
     _check_numbers(cluster)
     _check_unique(cluster)
     n = len(cluster.replicas)
+    if not 0 <= cluster.orderers <= n:
+        raise ConfigError(f"[cluster]: orderers is {cluster.orderers}, but there are {n} replicas")
     if not 0 <= cluster.f < n:
         raise ConfigError(
             f"f = {cluster.f} faulty replicas of {n} leave no correct one; "
             f"a cluster needs at least f + 1 replicas, and most contracts 3f + 1"
         )
+    clients = {client.name: None for client in cluster.clients}
     for name, contract in cluster.topics.items():
-        contract.check(name, n, cluster.f)
-        _check_access(cluster, name, contract)
+        if name.startswith(RESERVED_PREFIX):
+            raise ConfigError(
+                f"topic {name!r}: names that begin with '{RESERVED_PREFIX}' are the cluster's own"
+            )
+        contract.check(name, cluster.placed_over.get(name, n), cluster.f)
+        _check_access(clients, name, contract)
+    _check_placed(cluster)
 
 
-def _check_access(cluster: Cluster, topic: str, contract: Contract) -> None:
+def _check_placed(cluster: Cluster) -> None:
+    n = len(cluster.replicas)
+    for name, over in cluster.placed_over.items():
+        if name not in cluster.topics:
+            raise ConfigError(f"placed_over names {name!r}, which is no topic of this cluster")
+        if not 1 <= over <= n:
+            raise ConfigError(
+                f"topic {name!r}: placed_over is {over}, but this cluster has {n} replicas"
+            )
+
+
+def _check_access(clients: Mapping[str, None], topic: str, contract: Contract) -> None:
     """A misspelt name in an access list would lock its owner out without a word."""
-    clients = [client.name for client in cluster.clients]
     for key, listed in (("publish", contract.publish), ("subscribe", contract.subscribe)):
         for name in listed:
             if listed != EVERYONE and name not in clients:
@@ -413,7 +483,7 @@ def _refuse_twins(what: str, owners: Iterable[tuple[object, str]]) -> None:
 
 def _sections(cluster: Cluster) -> Iterable[str]:
     yield _HEAD + _render_head(cluster)
-    yield _TOPICS_COMMENT + "\n" + render_topics(cluster.topics)
+    yield _TOPICS_COMMENT + "\n" + render_topics(cluster.topics, cluster.placed_over)
     yield _REPLICAS_COMMENT
     yield from (_render_replica(replica) for replica in cluster.replicas)
     yield _CLIENTS_COMMENT
@@ -435,7 +505,28 @@ def _render_head(cluster: Cluster) -> str:
         f'# When logs are synced to disk. "always" is safe; "interval" and "never" may lose what\n'
         f"# was acknowledged if machines lose power.\n"
         f"{render_pairs({'fsync': cluster.fsync})}"
+        f"{_render_slots(cluster)}"
+        f"{_render_changes(cluster)}"
     )
+
+
+def _render_changes(cluster: Cluster) -> str:
+    """What only a cluster has that was changed by commands."""
+    changes: dict[str, object] = {}
+    if cluster.orderers != len(cluster.replicas):
+        changes["orderers"] = cluster.orderers
+    if cluster.revision:
+        changes["revision"] = cluster.revision
+    comment = "# Commands have changed this cluster since it was founded.\n"
+    return comment + render_pairs(changes) if changes else ""
+
+
+def _render_slots(cluster: Cluster) -> str:
+    """Only what is not as usual."""
+    usual = {"snapshot_every": SNAPSHOT_EVERY, "slots_kept": SLOTS_KEPT}
+    found = {key: getattr(cluster, key) for key in usual if getattr(cluster, key) != usual[key]}
+    comment = "# After how many slots a log's state is signed, and how many slots are kept.\n"
+    return comment + render_pairs(found) if found else ""
 
 
 def _render_replica(replica: Replica) -> str:
@@ -476,6 +567,7 @@ _TOPICS_COMMENT = """\
 #   discard           what then happens: "oldest" or "newest" is dropped, or "never" any, and
 #                     publishers have to wait
 #   publish           the names of the clients that may, or ["*"] for all; so for subscribe
+#   placed_over       how many replicas there were when the topic was made, if more came since
 # Whatever is left out has a safe default. README.md has the whole table of contracts.
 """
 _REPLICAS_COMMENT = """\

@@ -81,9 +81,10 @@ _order_decoder = msgspec.msgpack.Decoder(OrderMessage)
 
 def encode(message: Message) -> bytes:
     """One frame, ready to be written."""
-    encoder = _ENCODERS.get(type(message))
-    if encoder is None and type(message) in _ORDER_TYPES:
+    kind = type(message)
+    if kind in _ORDER_TYPES:
         return _frame(_ORDER, _control_encoder.encode(message))
+    encoder = _ENCODERS.get(kind)
     if encoder is None:
         body = _control_encoder.encode(message)
         if len(body) > CONTROL_BYTES_MAX:

@@ -71,7 +71,7 @@ class Contract:
     @classmethod
     def parse(cls, name: str, table: Mapping[str, object]) -> "Contract":
         """The contract that the table of topic `name` asks for."""
-        _check_name("topic", name)
+        check_topic_name("topic", name)
         try:
             given = {key: _read(key, value) for key, value in table.items()}
             settings = _with_defaults(given)
@@ -116,6 +116,16 @@ class Contract:
             f"topic {name!r} needs {needed} replica{'s' if needed > 1 else ''} for f = {f} "
             f"under {self.protection}/{kind}; this cluster has {n}"
         )
+
+    def check_available(self, name: str) -> None:
+        """Refuse what this version cannot do: a guarantee that is not kept must not be
+        believed in."""
+        for key, asked in (("validated", self.validated), ("order_group", self.order_group)):
+            if asked:
+                raise ContractError(
+                    f"topic '{name}' asks for {key}, which this version of Quorate does not have "
+                    f"yet; leave it out"
+                )
 
     def table(self) -> dict[str, Any]:
         """Every key that applies, as `parse` reads it: a contract stays what it is when a
@@ -183,7 +193,7 @@ def _duration(key: str, value: object) -> int:
 def _group(key: str, value: object) -> str:
     if not isinstance(value, str):
         raise ContractError(f"{key} is {_shown(value)}; allowed is a name")
-    _check_name(key, value)
+    check_topic_name(key, value)
     return value
 
 
@@ -198,7 +208,8 @@ def _clients(key: str, value: object) -> tuple[str, ...]:
     return names
 
 
-def _check_name(what: str, name: str) -> None:
+def check_topic_name(what: str, name: str) -> None:
+    """The names of topics, and of what topics belong to."""
     if not _NAME.fullmatch(name):
         raise ContractError(
             f"{what} {_shown(name)} is not a name; allowed are 1 to {NAME_CHARACTERS_MAX} "

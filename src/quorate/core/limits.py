@@ -17,6 +17,13 @@ AUTHENTICATORS_MAX = 4096
 WINDOW_BATCHES = 4096
 
 
+# After so many slots of a log, its state is written down and signed as a whole. All replicas of a
+# cluster have the same number: they sign the same. Slots are kept for those who were away, and
+# whoever was away for longer starts over at a snapshot.
+SNAPSHOT_EVERY = 4096
+SLOTS_KEPT = 16 * SNAPSHOT_EVERY
+
+
 @dataclass(frozen=True, slots=True)
 class Windows:
     """How far apart the ends of a stream may be, in batches.

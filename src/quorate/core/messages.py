@@ -224,6 +224,7 @@ class Misbehave(msgspec.Struct, frozen=True, tag="misbehave"):
     fields: list[str] = []
     delay_ms: float = 0.0
     towards: list[str] = []
+    ahead_s: float = 0.0
 
 
 Control: TypeAlias = Request | Reply | StatusQuery | StatusReport | Misbehave

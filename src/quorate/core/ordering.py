@@ -24,6 +24,13 @@ VALUE_BYTES_MAX = 1024 * 1024
 STATE_BYTES_MAX = 1024 * 1024
 STATES_MAX = 1024
 VALUES_MAX = 4096
+# Commands that one slot orders.
+COMMANDS_MAX = 4096
+SENTENCE_CHARACTERS_MAX = 4096
+TOPOLOGY_CHARACTERS_MAX = 4 * 1024 * 1024
+# A checkpoint is a text with a signature of each replica; a snapshot travels in parts.
+CHECKPOINT_CHARACTERS_MAX = 256 * 1024
+PART_BYTES_MAX = 256 * 1024
 
 # Times that no event has.
 BEGIN_US = -(2**63)
@@ -42,7 +49,11 @@ _Payloads = Annotated[list[_Payload], Meta(min_length=1, max_length=RUN_BATCHES_
 _Digests = Annotated[list[_Digest], Meta(min_length=1, max_length=RUN_BATCHES_MAX)]
 _Values = Annotated[list[_Value], Meta(max_length=VALUES_MAX)]
 _State = Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)]
+_Sentence = Annotated[str, Meta(max_length=SENTENCE_CHARACTERS_MAX)]
+_Offset = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 _Signature = Annotated[bytes, Meta(max_length=SIGNATURE_BYTES_MAX)]
+_Checkpoint = Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
+_Part = Annotated[bytes, Meta(min_length=1, max_length=PART_BYTES_MAX)]
 
 
 class Partition(NamedTuple):
@@ -182,12 +193,16 @@ class Standing(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=11):
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=12):
-    """Replica to replica: this slot was decided so. `digests` are those of its batches."""
+    """Replica to replica: this slot was decided so. `digests` are those of its batches.
+
+    `commands` are the payloads of those that are commands of the control plane.
+    """
 
     group: _Number
     slot: _Number
     value: _Value
     digests: bytes
+    commands: Annotated[list[_Payload], Meta(max_length=COMMANDS_MAX)] = []
 
 
 class Cosign(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=23):
@@ -197,6 +212,37 @@ class Cosign(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=23):
     size: _Number
     time_s: _Number
     signature: _Signature
+
+
+# Starting over
+
+
+class OfferSnapshot(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=30):
+    """Replica to replica: I keep no slots as early as yours, but the whole state after this one.
+
+    The checkpoint proves what that state is.
+    """
+
+    group: _Number
+    slot: _Number
+    checkpoint: _Checkpoint
+
+
+class AskPart(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=31):
+    """Replica to replica: give me the state after this slot, from this byte on."""
+
+    group: _Number
+    slot: _Number
+    at: _Number
+
+
+class SnapshotPart(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=32):
+    """The answer: the bytes of the state that begin there."""
+
+    group: _Number
+    slot: _Number
+    at: _Number
+    data: _Part
 
 
 # Changing the leader
@@ -357,6 +403,55 @@ class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=20):
     count: _Number = 1
 
 
+# Control
+
+
+class Concluded(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=25):
+    """Replica to client: this command of yours was carried out, or why it was not."""
+
+    sequence: _Number
+    sentence: _Sentence
+
+
+class Recall(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=26):
+    """Client to replica: what became of this command of mine? I missed it."""
+
+    sequence: _Number
+
+
+class Assigned(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=27):
+    """Replica to a member of a consumer group: this is what you read now.
+
+    `revision` grows with every change of it, `epoch` with every new assignment of the group.
+    """
+
+    group: _Sentence
+    epoch: _Number
+    revision: _Number
+    # Topic, partition, and the offset that was committed last, or -1.
+    partitions: Annotated[list[tuple[_Sentence, _PartitionNumber, _Offset]], Meta(max_length=65536)]
+
+
+class TopologyQuery(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=28):
+    """Client to replica: which topics and replicas are there? `whole` asks for the text too.
+
+    With `founding`, which ones were there when the cluster began?
+    """
+
+    number: _Number
+    whole: bool
+    founding: bool = False
+
+
+class TopologyReport(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=29):
+    """Replica to client: the digest of what is, or was, the cluster file, and perhaps itself."""
+
+    number: _Number
+    revision: _Number
+    digest: _Digest
+    text: Annotated[str, Meta(max_length=TOPOLOGY_CHARACTERS_MAX)]
+
+
 OrderMessage: TypeAlias = (
     Append
     | Announce
@@ -371,6 +466,9 @@ OrderMessage: TypeAlias = (
     | Standing
     | Decision
     | Cosign
+    | OfferSnapshot
+    | AskPart
+    | SnapshotPart
     | Stop
     | StopData
     | Sync
@@ -382,4 +480,9 @@ OrderMessage: TypeAlias = (
     | Entries
     | Chained
     | Absent
+    | Concluded
+    | Recall
+    | Assigned
+    | TopologyQuery
+    | TopologyReport
 )
