@@ -1,0 +1,258 @@
+"""The control plane as a client sees it: commands out, one answer each, and news.
+
+Source: FIT-Broker 2013, section 4.4.4; DESIGN section 3.
+
+A command is a batch on the control topic, so that it is ordered once however often it is sent. Its
+answer is what f + 1 replicas say alike (one, where nobody lies). Replicas remember the answer to a
+client's last command only, and so a client gives one command after the other; whoever missed an
+answer asks for it again.
+
+What a consumer group's member is to read, and which topics and replicas there are, is believed on
+the same terms.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quorate.core import batch
+from quorate.core.cluster import Cluster
+from quorate.core.control import COMMAND_BYTES_MAX, Command, encode_command
+from quorate.core.errors import LocalProtocolError, QuorateError
+from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ordering import (
+    Assigned,
+    Concluded,
+    Line,
+    Ordered,
+    Recall,
+    TopologyQuery,
+    TopologyReport,
+)
+from quorate.crypto.digests import digest
+from quorate.protocol.machine import Answered, Shared, Topology
+from quorate.protocol.ordering.publisher import LineOutgoing
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.requests import Requests
+from quorate.protocol.topic import Topic
+from quorate.protocol.voting import ReplyVoter
+
+ASK_AGAIN_US = 500_000
+# No answer after so long: those who knew it have forgotten it.
+FORGOTTEN_AFTER_US = 20_000_000
+GROUPS_MAX = 64
+
+
+@dataclass(slots=True)
+class Given:
+    """A command without an answer."""
+
+    number: int
+    sequence: Sequence
+    voter: ReplyVoter
+    since_us: int
+    asked_us: int
+
+
+class Inquiry:
+    """Which topics and replicas are there? The digest is voted on; one replica sends the text."""
+
+    def __init__(
+        self, number: int, members: tuple[NodeId, ...], outbox: Outbox, *, founding: bool
+    ) -> None:
+        self.number = number
+        self.founding = founding
+        self.asked_us = outbox.now_us
+        self._members = members
+        self._outbox = outbox
+        self._digests: dict[NodeId, Digest] = {}
+        # The last text that we were sent, and its digest.
+        self._text: tuple[Digest, str | None] = (b"", None)
+        self._texts_from = 0
+
+    def ask(self) -> None:
+        self.asked_us = self._outbox.now_us
+        # The text from one at a time, so that whoever is slow or lies costs a little time only.
+        source = self._members[self._texts_from % len(self._members)]
+        self._texts_from += 1
+        for member in self._members:
+            query = TopologyQuery(self.number, member == source, self.founding)
+            self._outbox.send(member, query)
+
+    def on_report(self, replica: NodeId, report: TopologyReport, needed: int) -> str | None:
+        """The text, once it is certain."""
+        if replica not in self._members:
+            return None
+        self._digests[replica] = report.digest
+        if report.text and digest(report.text.encode()) == report.digest:
+            self._text = report.digest, report.text
+        content, text = self._text
+        return text if Counter(self._digests.values())[content] >= needed else None
+
+
+class Commands:
+    """A client's end of the control plane."""
+
+    def __init__(self, me: NodeId, topic: Topic | None, outbox: Outbox, requests: Requests) -> None:
+        self._topic = topic
+        self._outbox = outbox
+        self._requests = requests
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._given: Given | None = None
+        self._inquiry: Inquiry | None = None
+        # What the cluster was when it began, once that was asked for.
+        self.founding: Cluster | None = None
+        # By group: what each replica says that we read, and what we believe.
+        self._said: dict[str, dict[NodeId, Assigned]] = {}
+        self._believed: dict[str, tuple[int, int]] = {}
+        self._line: LineOutgoing | None = None
+        self._needed = 1
+        if topic is not None:
+            self._line = LineOutgoing(topic, Line(me, topic.id, 0), outbox)
+            byzantine = topic.contract.protection == "byzantine"
+            self._needed = topic.quorum.one_correct if byzantine else 1
+
+    # What the application does
+
+    def give(self, command: Command, timestamp_us: int) -> int:
+        """Have a command carried out; the number comes back in an `Answered`."""
+        self._require_control()
+        value = encode_command(command)
+        if len(value) > COMMAND_BYTES_MAX:
+            raise LocalProtocolError(
+                f"this command has {len(value)} bytes; allowed are {COMMAND_BYTES_MAX}"
+            )
+        number = self._requests.take_number()
+        self._waiting.append((number, batch.encode_one(None, value, (), timestamp_us, False)))
+        self._give_next()
+        return number
+
+    def ask_topology(self) -> int:
+        """Ask which topics and replicas there are: a `Topology` comes, and then an `Answered`."""
+        return self._inquire(founding=False)
+
+    def ask_founding(self) -> int:
+        """Ask how the cluster began: it is in `founding` when the `Answered` comes."""
+        return self._inquire(founding=True)
+
+    def _inquire(self, *, founding: bool) -> int:
+        topic = self._require_control()
+        if self._inquiry is None or self._inquiry.founding != founding:
+            number = self._requests.take_number()
+            self._inquiry = Inquiry(number, topic.members, self._outbox, founding=founding)
+            self._inquiry.ask()
+        return self._inquiry.number
+
+    def leave(self, group: str) -> None:
+        """What is said of this group from now on is no news any more."""
+        self._said.pop(group, None)
+        self._believed.pop(group, None)
+
+    # Machine
+
+    def tick(self) -> None:
+        if self._line is not None:
+            self._line.tick()
+        now_us = self._outbox.now_us
+        inquiry, given = self._inquiry, self._given
+        if inquiry is not None and now_us - inquiry.asked_us >= ASK_AGAIN_US:
+            inquiry.ask()
+        if given is None or self._topic is None:
+            return
+        if now_us - given.since_us >= FORGOTTEN_AFTER_US and not self._line_in_flight:
+            self._conclude("nobody remembers what became of this command; ask for its effect")
+        elif now_us - given.asked_us >= ASK_AGAIN_US:
+            given.asked_us = now_us
+            silent = [r for r in self._topic.members if r not in given.voter.replies]
+            self._outbox.send_all(tuple(silent), Recall(given.sequence))
+
+    def connected(self, peer: NodeId) -> None:
+        if self._line is not None and self._topic is not None and peer in self._topic.index:
+            self._line.reconnected(peer)
+
+    def flush(self, can_send: Callable[[NodeId], bool]) -> None:
+        if self._line is not None and self._line.in_flight:
+            self._line.flush(can_send)
+
+    # Messages
+
+    def on_ordered(self, replica: NodeId, ordered: Ordered) -> None:
+        if self._line is not None:
+            self._line.on_ordered(replica, ordered)
+
+    def on_concluded(self, replica: NodeId, concluded: Concluded) -> None:
+        given = self._given
+        if given is None or concluded.sequence != given.sequence:
+            return
+        answer = given.voter.add(replica, concluded.sentence)
+        if answer is not None:
+            self._conclude(answer)
+
+    def on_assigned(self, replica: NodeId, assigned: Assigned) -> None:
+        topic, group = self._topic, assigned.group
+        if topic is None or replica not in topic.index:
+            return
+        if group not in self._said and len(self._said) >= GROUPS_MAX:
+            return
+        said = self._said.setdefault(group, {})
+        said[replica] = assigned
+        is_news = (assigned.epoch, assigned.revision) > self._believed.get(group, (0, -1))
+        if not is_news:
+            return
+        if sum(other == assigned for other in said.values()) >= self._needed:
+            self._believed[group] = assigned.epoch, assigned.revision
+            partitions = tuple(
+                (name, number, None if offset < 0 else offset)
+                for name, number, offset in assigned.partitions
+            )
+            self._outbox.deliver(Shared(group, assigned.epoch, partitions))
+
+    def on_report(self, replica: NodeId, report: TopologyReport) -> None:
+        inquiry = self._inquiry
+        if inquiry is None or report.number != inquiry.number:
+            return
+        text = inquiry.on_report(replica, report, self._needed)
+        if text is None:
+            return
+        try:
+            cluster = Cluster.parse(text)
+        except QuorateError as error:
+            self._outbox.report(replica, "bad-topology", str(error))
+            return
+        self._inquiry = None
+        if inquiry.founding:
+            self.founding = cluster
+        else:
+            self._outbox.deliver(Topology(cluster))
+        self._outbox.deliver(Answered(inquiry.number, ""))
+
+    # Parts
+
+    @property
+    def _line_in_flight(self) -> bool:
+        return self._line is not None and self._line.in_flight > 0
+
+    def _give_next(self) -> None:
+        if self._given is not None or not self._waiting:
+            return
+        topic = self._require_control()
+        assert self._line is not None
+        number, payload = self._waiting.popleft()
+        now_us = self._outbox.now_us
+        voter = ReplyVoter(topic.members, self._needed)
+        self._given = Given(number, self._line.add(payload, 1), voter, now_us, now_us)
+
+    def _conclude(self, sentence: str) -> None:
+        assert self._given is not None
+        self._outbox.deliver(Answered(self._given.number, sentence))
+        self._given = None
+        self._give_next()
+
+    def _require_control(self) -> Topic:
+        if self._topic is None:
+            raise LocalProtocolError(
+                "this cluster has no control plane, since with f faulty replicas it takes 2f + 1 "
+                "to agree on anything; its topics are those of its file, and groups need more "
+                "replicas"
+            )
+        return self._topic

@@ -1,0 +1,325 @@
+"""Consumer groups: members that share partitions, and offsets that outlive them.
+
+Source: DESIGN section 3; the vocabulary is Kafka's, and the handover that of its cooperative
+rebalancing, except that no member is a leader: every replica computes the same assignment.
+
+Rules:
+- Any change of members, of their topics or of partition counts begins a new epoch, with a new
+  assignment (`balance`). Every partition then has an owner, the member that shall read it, and a
+  holder, the member that may.
+- A partition without a holder goes to its owner at once. Else it is handed over: the holder is
+  told of an epoch in which it has to do without it, and a commit of that epoch or a later one,
+  which may carry the last offset, gives it up. So does leaving, or the end of a lease.
+- A member commits offsets of what it holds, whatever epoch it knows. Offsets may go back.
+- A group without members keeps its offsets. When there are too many groups, the one that has been
+  without use for longest among those goes.
+
+Invariants:
+- a partition has at most one holder, which is a member, and only its holder commits for it;
+- a member is told of those partitions that it both holds and owns, so that no two members read
+  one partition at once;
+- a new holder begins with the last offset that the one before it could commit.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from quorate.core.contract import Contract, check_topic_name
+from quorate.core.errors import RefusedError
+from quorate.core.ids import NodeId
+from quorate.protocol.control.balance import balance
+from quorate.protocol.control.state import (
+    GROUPS_MAX,
+    MEMBERS_PER_GROUP_MAX,
+    PARTITIONS_PER_GROUP_MAX,
+    TOPICS_PER_MEMBER_MAX,
+    Group,
+    GroupMember,
+    Place,
+)
+
+Contracts = Mapping[str, Contract]
+Offsets = Sequence[tuple[str, int, int]]
+
+
+class Assignment(NamedTuple):
+    """What one member may read: topic, partition, and the offset to begin with, if any."""
+
+    epoch: int
+    revision: int
+    partitions: list[tuple[str, int, int | None]]
+
+
+class Groups:
+    """All groups of a cluster. `changed` has the members to tell, until somebody takes it."""
+
+    def __init__(self, groups: dict[str, Group]) -> None:
+        self._groups = groups
+        self.changed: dict[str, dict[NodeId, None]] = {}
+
+    # What members ask for. A refusal is raised, and then nothing has changed.
+
+    def join(
+        self, name: str, node: NodeId, topics: Iterable[str], contracts: Contracts, now_us: int
+    ) -> None:
+        wanted = sorted(set(topics))
+        if not 1 <= len(wanted) <= TOPICS_PER_MEMBER_MAX:
+            raise RefusedError(
+                f"a member of a group reads {len(wanted)} topics; allowed are 1 to "
+                f"{TOPICS_PER_MEMBER_MAX}"
+            )
+        group = self._groups.get(name)
+        self._check_room(name, node, group, wanted, contracts)
+        if group is None:
+            self._make_room()
+            group = self._groups[name] = Group()
+        group.used_us = now_us
+        member = group.members.get(node)
+        if member is not None and member.topics == wanted:
+            return
+        if member is None:
+            group.members[node] = GroupMember(wanted)
+        else:
+            member.topics = wanted
+        self._rebalance(name, contracts)
+
+    def leave(self, name: str, node: NodeId, contracts: Contracts, now_us: int) -> None:
+        group = self._groups.get(name)
+        if group is not None and group.members.pop(node, None) is not None:
+            group.used_us = now_us
+            self._rebalance(name, contracts)
+
+    def commit(
+        self, name: str, node: NodeId, epoch: int, offsets: Offsets, who: str, now_us: int
+    ) -> None:
+        group = self._groups.get(name)
+        if group is None or node not in group.members:
+            raise RefusedError(
+                f"{who} is not in group '{name}': its lease has ended, or it left; join again"
+            )
+        if epoch > group.epoch:
+            raise RefusedError(
+                f"group '{name}' is in epoch {group.epoch}, and has not been in {epoch}"
+            )
+        places = [self._held(name, group, node, epoch, who, *each) for each in offsets]
+        for place, (_, _, offset) in zip(places, offsets, strict=True):
+            place.offset = offset
+        group.used_us = now_us
+        if group.moving:
+            self._give_up(name, group, node, epoch)
+
+    # What happens to groups without being asked
+
+    def end(self, ended: Mapping[str, Iterable[NodeId]], contracts: Contracts, now_us: int) -> None:
+        """The leases of these members ended."""
+        for name, nodes in ended.items():
+            group = self._groups[name]
+            for node in nodes:
+                del group.members[node]
+                self._tell(name, node)
+            group.used_us = now_us
+            self._rebalance(name, contracts)
+
+    def alter(
+        self, topic: str, off: Iterable[NodeId], contracts: Contracts
+    ) -> list[tuple[str, NodeId]]:
+        """The topic has more partitions, perhaps, and these nodes may not read it any more.
+
+        Somebody that may not read has nothing to hand over. Returns who is out of which group,
+        for want of other topics.
+        """
+        gone = set(off)
+        out = []
+        for name, group in self._groups.items():
+            if topic not in group.places:
+                continue
+            leaving = [node for node in group.members if node in gone]
+            leaving = [node for node in leaving if self._take_off(name, group, node, topic)]
+            out += [(name, node) for node in leaving if node not in group.members]
+            if leaving or len(group.places[topic]) != contracts[topic].partitions:
+                self._rebalance(name, contracts)
+        return out
+
+    # What is known of them
+
+    def assignment(self, name: str, node: NodeId) -> Assignment | None:
+        group = self._groups.get(name)
+        member = None if group is None else group.members.get(node)
+        if group is None or member is None:
+            return None
+        return Assignment(
+            group.epoch,
+            member.revision,
+            [
+                (topic, partition, place.offset)
+                for topic, partition, place in _places(group)
+                if _reader(place) == node
+            ],
+        )
+
+    # Inside
+
+    def _check_room(
+        self,
+        name: str,
+        node: NodeId,
+        group: Group | None,
+        topics: Sequence[str],
+        contracts: Contracts,
+    ) -> None:
+        check_topic_name("group", name)
+        if group is None:
+            if len(self._groups) >= GROUPS_MAX and self._idle() is None:
+                raise RefusedError(f"there are {GROUPS_MAX} groups already, and all have members")
+            group = Group()
+        if node not in group.members and len(group.members) >= MEMBERS_PER_GROUP_MAX:
+            raise RefusedError(f"group '{name}' already has its {MEMBERS_PER_GROUP_MAX} members")
+        names = {*topics, *group.places}
+        partitions = sum(contracts[topic].partitions for topic in names)
+        if partitions > PARTITIONS_PER_GROUP_MAX and not names <= set(group.places):
+            raise RefusedError(
+                f"group '{name}' would have {partitions} partitions; allowed are "
+                f"{PARTITIONS_PER_GROUP_MAX}"
+            )
+
+    def _make_room(self) -> None:
+        if len(self._groups) >= GROUPS_MAX:
+            idle = self._idle()
+            assert idle is not None
+            del self._groups[idle]
+
+    def _idle(self) -> str | None:
+        """The group that can best be done without."""
+        idle = (name for name, group in self._groups.items() if not group.members)
+        return min(idle, key=lambda name: (self._groups[name].used_us, name), default=None)
+
+    def _held(
+        self,
+        name: str,
+        group: Group,
+        node: NodeId,
+        epoch: int,
+        who: str,
+        topic: str,
+        partition: int,
+        offset: int,
+    ) -> Place:
+        places = group.places.get(topic, [])
+        if partition >= len(places):
+            raise RefusedError(f"group '{name}' has no partition {partition} of topic '{topic}'")
+        if places[partition].holder != node:
+            raise RefusedError(
+                f"{who} does not hold partition {partition} of topic '{topic}' in group '{name}' "
+                f"(it commits in epoch {epoch}, and the group is in {group.epoch})"
+            )
+        return places[partition]
+
+    def _give_up(self, name: str, group: Group, node: NodeId, epoch: int) -> None:
+        given = [
+            place
+            for _, _, place in _places(group)
+            if place.holder == node != place.owner and place.asked <= epoch
+        ]
+        for place in given:
+            place.holder, place.asked = place.owner, 0
+            group.moving -= 1
+            self._revise(name, group, place.owner)
+        if given:
+            _forget_unused(group)
+
+    def _take_off(self, name: str, group: Group, node: NodeId, topic: str) -> bool:
+        """This member reads the topic no more. False if it never did."""
+        member = group.members[node]
+        is_held = False
+        for place in group.places[topic]:
+            if place.holder == node:
+                self._revise(name, group, _reader(place))
+                place.holder = None
+                is_held = True
+        if not is_held and topic not in member.topics:
+            return False
+        member.topics = [each for each in member.topics if each != topic]
+        if not member.topics:
+            del group.members[node]
+            self._tell(name, node)
+        return True
+
+    def _rebalance(self, name: str, contracts: Contracts) -> None:
+        """A new epoch: who shall read what, and who may already."""
+        group = self._groups[name]
+        group.epoch += 1
+        _fit(group, contracts)
+        readers = [_reader(place) for _, _, place in _places(group)]
+        members = group.members
+        for _, _, place in _places(group):
+            if place.holder not in members:
+                place.holder = None
+        owners = balance(
+            {node: member.topics for node, member in members.items()},
+            {
+                topic: [p.owner if p.owner in members else p.holder for p in places]
+                for topic, places in group.places.items()
+            },
+        )
+        for (topic, partition, place), before in zip(_places(group), readers, strict=True):
+            _settle(place, owners[topic][partition], group.epoch)
+            if _reader(place) != before:
+                self._revise(name, group, before)
+                self._revise(name, group, _reader(place))
+        group.moving = sum(place.holder != place.owner for _, _, place in _places(group))
+        _forget_unused(group)
+        # All have to know the epoch, since a commit of an older one gives nothing up.
+        for node in members:
+            self._tell(name, node)
+
+    def _revise(self, name: str, group: Group, node: NodeId | None) -> None:
+        """What this member may read is different now."""
+        member = None if node is None else group.members.get(node)
+        if node is not None and member is not None:
+            group.revision += 1
+            member.revision = group.revision
+            self._tell(name, node)
+
+    def _tell(self, name: str, node: NodeId) -> None:
+        self.changed.setdefault(name, {})[node] = None
+
+
+def _places(group: Group) -> Iterator[tuple[str, int, Place]]:
+    for topic, places in group.places.items():
+        for partition, place in enumerate(places):
+            yield topic, partition, place
+
+
+def _reader(place: Place) -> NodeId | None:
+    """Who is told to read it: a holder that is to give it up is not."""
+    return place.holder if place.holder == place.owner else None
+
+
+def _settle(place: Place, owner: NodeId | None, epoch: int) -> None:
+    place.owner = owner
+    if place.holder is None:
+        place.holder = owner
+    if place.holder == owner:
+        place.asked = 0
+    elif not place.asked:
+        place.asked = epoch
+
+
+def _fit(group: Group, contracts: Contracts) -> None:
+    """A place for every partition of what members read."""
+    topics = {topic for member in group.members.values() for topic in member.topics}
+    for topic in sorted(topics | set(group.places)):
+        places = group.places.setdefault(topic, [])
+        places += [Place() for _ in range(contracts[topic].partitions - len(places))]
+
+
+def _forget_unused(group: Group) -> None:
+    """Nobody reads the topic or has said how far it is."""
+    unused = [
+        topic
+        for topic, places in group.places.items()
+        if all(p.holder is None and p.owner is None and p.offset is None for p in places)
+    ]
+    for topic in unused:
+        if not any(topic in member.topics for member in group.members.values()):
+            del group.places[topic]

@@ -1,0 +1,449 @@
+"""The control plane's replicated state machine.
+
+Source: FIT-Broker 2013, section 4.4.4 (registrations are part of the ordered state); DESIGN
+section 3 (the cluster's own state is in the order log); Schneider 1990 for state machines.
+Fault model: that of the control log, which gives all correct replicas the same commands in the
+same order and at the same times, each of them once. A command may come from anybody and say
+anything.
+
+Rules:
+- Only clients of the cluster file command. Topics and replicas are for operators (`topology`),
+  registrations and groups (`groups`) for those on a topic's lists.
+- The time is that of the log, and never goes back. A lease ends when it says so by that time.
+  Whatever has ended is dropped before the next command takes effect, whoever that is from: its
+  registrations are gone and its groups are shared out anew.
+- Every command of a session renews it, even one that is refused, so `renew` does nothing else. A
+  lease never gets shorter than it was granted.
+- A command is carried out whole or not at all, and is answered with a sentence, an empty one if it
+  was carried out. The last answer is kept with the session, for a client that missed it.
+
+Invariants:
+- state, sentences and changes follow from the genesis and the commands alone. A machine that is
+  made from a state goes on like the one that it was taken from;
+- the cluster is always one that `Cluster` accepts, and its revision tells any two apart;
+- no command makes the state grow beyond the bounds of `state`.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import NamedTuple
+
+import msgspec
+
+from quorate.core.cluster import Client, Cluster, Replica
+from quorate.core.contract import EVERYONE, Contract
+from quorate.core.control import (
+    LEASE_US,
+    LEASE_US_MAX,
+    LEASE_US_MIN,
+    AddReplica,
+    AlterTopic,
+    Command,
+    Commit,
+    CreateTopic,
+    Join,
+    Leave,
+    Register,
+    Renew,
+    ReplaceReplica,
+    Unregister,
+    decode_command,
+)
+from quorate.core.errors import QuorateError, RefusedError, RemoteProtocolError
+from quorate.core.ids import MemberId, NodeId, member_of
+from quorate.protocol.control import topology
+from quorate.protocol.control.groups import Assignment, Groups
+from quorate.protocol.control.state import (
+    GROUPS_PER_SESSION_MAX,
+    PROPOSALS_PER_PARTY_MAX,
+    REGISTRATIONS_PER_SESSION_MAX,
+    SENTENCE_CHARACTERS_MAX,
+    SESSIONS_PER_MEMBER_MAX,
+    ControlState,
+    Proposal,
+    Session,
+)
+
+# How the answer begins to a request that is right, but waits for others to ask for the same.
+NOT_YET = "not yet: "
+
+
+class Changes(NamedTuple):
+    """What others have to know. Of each group, the members to tell, in a fixed order.
+
+    A member that has no assignment any more is among them if it did not leave by itself.
+    """
+
+    topology_changed: bool
+    groups: dict[str, list[NodeId]]
+
+
+class PartitionDescription(msgspec.Struct, frozen=True):
+    """`holder` and `owner` are names, empty if there is none; they differ in a handover."""
+
+    topic: str
+    partition: int
+    holder: str
+    owner: str
+    offset: int | None
+
+
+class MemberDescription(msgspec.Struct, frozen=True):
+    name: str
+    node: NodeId
+    topics: list[str]
+    # How many partitions it may read at this moment.
+    partitions: int
+
+
+class GroupDescription(msgspec.Struct, frozen=True):
+    """A group, for people."""
+
+    name: str
+    epoch: int
+    members: list[MemberDescription]
+    partitions: list[PartitionDescription]
+
+
+class Control:
+    """Applies the commands of the control log, one after the other.
+
+    `check_replica` may refuse a replica for what this package knows nothing of: whether its
+    certificate belongs to its keys. It has to say the same on every replica.
+    """
+
+    def __init__(
+        self,
+        genesis: Cluster,
+        state: ControlState | None = None,
+        *,
+        check_replica: Callable[[Replica], object] | None = None,
+    ) -> None:
+        self.genesis = genesis
+        self.state = ControlState.genesis(genesis) if state is None else state
+        self.cluster = genesis if state is None else _cluster_of(genesis, state)
+        self._check_replica = check_replica
+        self._groups = Groups(self.state.groups)
+        self._topology_changed = False
+        # What follows from the sessions, to have it at hand.
+        self._publishers: dict[str, set[NodeId]] = {}
+        self._sessions: Counter[MemberId] = Counter()
+        self._ends: list[tuple[int, NodeId]] = []
+        for node, session in self.state.sessions.items():
+            self._sessions[member_of(node)] += 1
+            self._ends.append((session.expires_us, node))
+            for topic in session.topics:
+                self._publishers.setdefault(topic, set()).add(node)
+        heapify(self._ends)
+
+    def from_state(self, state: ControlState) -> "Control":
+        """A machine of the same cluster that goes on from there."""
+        return Control(self.genesis, state, check_replica=self._check_replica)
+
+    # Commands
+
+    def apply(self, node: NodeId, sequence: int, value: bytes, time_us: int) -> str:
+        """Carry a command out. The sentence is empty, or says why nothing changed."""
+        self.state.time_us = max(self.state.time_us, time_us)
+        self._drop_ended()
+        client = self._client(node)
+        if client is None:
+            return f"{self.cluster.name_of(node)} is no client of this cluster"
+        session = self._session(node)
+        if session is None:
+            return (
+                f"{client.name} has {SESSIONS_PER_MEMBER_MAX} sessions already; one of them has "
+                f"to end before another can begin"
+            )
+        sentence = self._carry_out(node, client, session, value)[:SENTENCE_CHARACTERS_MAX]
+        session.sequence, session.sentence = sequence, sentence
+        session.expires_us = max(session.expires_us, self.state.time_us + session.lease_us)
+        return sentence
+
+    def result(self, node: NodeId, sequence: int) -> str | None:
+        """What came of this command, if it is the last of its session."""
+        session = self.state.sessions.get(node)
+        return None if session is None or session.sequence != sequence else session.sentence
+
+    def take_changes(self) -> Changes:
+        """What changed since the last call."""
+        groups = {name: list(nodes) for name, nodes in self._groups.changed.items()}
+        changes = Changes(self._topology_changed, groups)
+        self._topology_changed, self._groups.changed = False, {}
+        return changes
+
+    # What is known
+
+    def may_publish(self, node: NodeId, topic: str) -> bool:
+        """Whether this session is registered on this log topic, as of the last command."""
+        return node in self._publishers.get(topic, ())
+
+    def assignment(self, group: str, node: NodeId) -> Assignment | None:
+        return self._groups.assignment(group, node)
+
+    def describe_group(self, group: str) -> GroupDescription | None:
+        found = self.state.groups.get(group)
+        if found is None:
+            return None
+        places = [(topic, i, p) for topic, all_ in found.places.items() for i, p in enumerate(all_)]
+        readable = Counter(place.holder for _, _, place in places if place.holder == place.owner)
+        return GroupDescription(
+            group,
+            found.epoch,
+            [
+                MemberDescription(
+                    self.cluster.name_of(node), node, list(member.topics), readable[node]
+                )
+                for node, member in found.members.items()
+            ],
+            [
+                PartitionDescription(
+                    topic, i, self._name(place.holder), self._name(place.owner), place.offset
+                )
+                for topic, i, place in places
+            ],
+        )
+
+    # Sessions
+
+    def _client(self, node: NodeId) -> Client | None:
+        try:
+            member = self.cluster.member(member_of(node))
+        except QuorateError:
+            return None
+        return member if isinstance(member, Client) else None
+
+    def _session(self, node: NodeId) -> Session | None:
+        """The session of this node, or a new one if there is room."""
+        session = self.state.sessions.get(node)
+        if session is None and self._sessions[member_of(node)] < SESSIONS_PER_MEMBER_MAX:
+            # Its first command, which it is made for, decides how long it lasts.
+            session = Session(LEASE_US, self.state.time_us)
+            self.state.sessions[node] = session
+            self._sessions[member_of(node)] += 1
+            heappush(self._ends, (session.expires_us, node))
+        return session
+
+    def _drop_ended(self) -> None:
+        """Each session stands once among the ends, with a time at which it has to be looked at."""
+        now_us = self.state.time_us
+        ended: list[tuple[int, NodeId]] = []
+        while self._ends and self._ends[0][0] <= now_us:
+            node = self._ends[0][1]
+            expires_us = self.state.sessions[node].expires_us
+            if expires_us > now_us:
+                heapreplace(self._ends, (expires_us, node))
+            else:
+                heappop(self._ends)
+                ended.append((expires_us, node))
+        groups: dict[str, list[NodeId]] = {}
+        # In an order that does not depend on when each was looked at.
+        for _, node in sorted(ended):
+            session = self.state.sessions.pop(node)
+            self._sessions[member_of(node)] -= 1
+            for topic in session.topics:
+                self._publishers[topic].discard(node)
+            for group in session.groups:
+                groups.setdefault(group, []).append(node)
+        self._groups.end(groups, self.cluster.topics, now_us)
+
+    # One method for each command. A refusal is raised before anything has changed.
+
+    def _carry_out(self, node: NodeId, client: Client, session: Session, value: bytes) -> str:
+        try:
+            command = decode_command(value)
+        except RemoteProtocolError:
+            # What exactly is wrong with it may be said differently by another release.
+            return "this is not a command of the control plane, or exceeds what one may hold"
+        try:
+            return self._dispatch(node, client, session, command)
+        except QuorateError as error:
+            return str(error)
+
+    def _dispatch(self, node: NodeId, client: Client, session: Session, command: Command) -> str:
+        match command:
+            case Register():
+                self._register(node, client, session, command)
+            case Unregister():
+                self._unregister(node, session, command.topic)
+            case Join():
+                self._join(node, client, session, command)
+            case Leave():
+                self._leave(node, session, command.group)
+            case Commit():
+                now_us = self.state.time_us
+                who, epoch, offsets = client.name, command.epoch, command.offsets
+                for topic, _, _ in offsets:
+                    topology.known_topic(self.cluster, topic)
+                self._groups.commit(command.group, node, epoch, offsets, who, now_us)
+            case Renew():
+                self._renew(client, session)
+            case _:
+                return self._operate(client, command)
+        return ""
+
+    def _operate(
+        self, client: Client, command: CreateTopic | AlterTopic | ReplaceReplica | AddReplica
+    ) -> str:
+        if not client.operator:
+            raise RefusedError(
+                f"{client.name} is not an operator, and only operators change topics and replicas"
+            )
+        match command:
+            case CreateTopic():
+                self._adopt(topology.create_topic(self.cluster, command))
+            case AlterTopic():
+                self._alter(command)
+            case ReplaceReplica():
+                self._adopt(topology.replace_replica(self.cluster, command, client))
+            case AddReplica():
+                return self._add_replica(client, command)
+        return ""
+
+    def _register(self, node: NodeId, client: Client, session: Session, command: Register) -> None:
+        name = command.topic
+        contract = topology.known_log(self.cluster, name)
+        _check_lease(command.lease_us)
+        if not _listed(client, contract.publish):
+            raise RefusedError(f"{client.name} is not on the publish list of topic '{name}'")
+        publishers = self._publishers.setdefault(name, set())
+        if node not in publishers:
+            if len(publishers) >= contract.publishers_max:
+                raise RefusedError(
+                    f"topic '{name}' already has its {contract.publishers_max} publishers"
+                )
+            if len(session.topics) >= REGISTRATIONS_PER_SESSION_MAX:
+                raise RefusedError(
+                    f"this session of {client.name} publishes on "
+                    f"{REGISTRATIONS_PER_SESSION_MAX} topics already"
+                )
+            publishers.add(node)
+            session.topics.append(name)
+        session.lease_us = command.lease_us
+
+    def _unregister(self, node: NodeId, session: Session, topic: str) -> None:
+        if topic in session.topics:
+            session.topics.remove(topic)
+            self._publishers[topic].discard(node)
+
+    def _join(self, node: NodeId, client: Client, session: Session, command: Join) -> None:
+        _check_lease(command.lease_us)
+        for name in command.topics:
+            contract = topology.known_log(self.cluster, name)
+            if not _listed(client, contract.subscribe):
+                raise RefusedError(f"{client.name} is not on the subscribe list of topic '{name}'")
+        is_new = command.group not in session.groups
+        if is_new and len(session.groups) >= GROUPS_PER_SESSION_MAX:
+            raise RefusedError(
+                f"this session of {client.name} is in {GROUPS_PER_SESSION_MAX} groups already"
+            )
+        self._groups.join(
+            command.group, node, command.topics, self.cluster.topics, self.state.time_us
+        )
+        if is_new:
+            session.groups.append(command.group)
+        session.lease_us = command.lease_us
+
+    def _leave(self, node: NodeId, session: Session, group: str) -> None:
+        if group in session.groups:
+            session.groups.remove(group)
+            self._groups.leave(group, node, self.cluster.topics, self.state.time_us)
+
+    def _renew(self, client: Client, session: Session) -> None:
+        if not session.topics and not session.groups:
+            raise RefusedError(
+                f"this session of {client.name} holds nothing: its lease has ended, or it gave up "
+                f"all it had; register or join again"
+            )
+
+    def _alter(self, command: AlterTopic) -> None:
+        name = command.topic
+        before = self.cluster.topics.get(name)
+        self._adopt(topology.alter_topic(self.cluster, command))
+        after = self.cluster.topics[name]
+        if after == before:
+            return
+        for node in sorted(self._publishers.get(name, ())):
+            if not self._may(node, after.publish):
+                self._unregister(node, self.state.sessions[node], name)
+        off = [node for node in self.state.sessions if not self._may(node, after.subscribe)]
+        for group, node in self._groups.alter(name, off, self.cluster.topics):
+            self.state.sessions[node].groups.remove(group)
+
+    def _add_replica(self, client: Client, command: AddReplica) -> str:
+        placed_over = self.state.placed_over
+        made = topology.add_replica(self.cluster, command, placed_over)
+        self._check(made.replicas[-1])
+        others = [
+            proposal
+            for proposal in self.state.proposals
+            if (proposal.party, proposal.request.name) != (client.party, command.name)
+        ]
+        asked = [*topology.parties_for(others, command), client.party]
+        needed = topology.parties_needed(self.cluster)
+        if len(asked) >= needed:
+            self.state.proposals = [each for each in others if each.request.name != command.name]
+            self._adopt(made)
+            return ""
+        # A party that asks for too much loses what it asked for first, and nobody else does.
+        mine = [proposal for proposal in others if proposal.party == client.party]
+        if len(mine) >= PROPOSALS_PER_PARTY_MAX:
+            others.remove(mine[0])
+        self.state.proposals = [*others, Proposal(client.party, command)]
+        return (
+            f"{NOT_YET}{len(asked)} of {needed} parties asked for exactly this replica "
+            f"'{command.name}' ({', '.join(asked)}); operators of others have to ask for the same"
+        )
+
+    def _adopt(self, made: Cluster) -> None:
+        """Go on with this cluster, which has been checked."""
+        before, state = self.cluster, self.state
+        if made == before:
+            return
+        n = len(made.replicas)
+        if made.replicas != before.replicas:
+            for number, replica in enumerate(made.replicas):
+                if number >= len(before.replicas) or replica != before.replicas[number]:
+                    self._check(replica)
+            state.replicas = list(made.replicas)
+        for name, contract in made.topics.items():
+            if contract is not before.topics.get(name):
+                state.topics[name] = contract.table()
+                state.placed_over.setdefault(name, made.placed_over.get(name, n))
+        state.revision += 1
+        self.cluster = replace(made, revision=state.revision)
+        self._topology_changed = True
+
+    def _check(self, replica: Replica) -> None:
+        if self._check_replica is not None:
+            self._check_replica(replica)
+
+    def _may(self, node: NodeId, names: tuple[str, ...]) -> bool:
+        client = self._client(node)
+        return client is not None and _listed(client, names)
+
+    def _name(self, node: NodeId | None) -> str:
+        return "" if node is None else self.cluster.name_of(node)
+
+
+def _cluster_of(genesis: Cluster, state: ControlState) -> Cluster:
+    return replace(
+        genesis,
+        revision=state.revision,
+        replicas=tuple(state.replicas),
+        topics={name: Contract.parse(name, table) for name, table in state.topics.items()},
+        placed_over=state.placed_over,
+    )
+
+
+def _listed(client: Client, names: tuple[str, ...]) -> bool:
+    return names == EVERYONE or client.name in names
+
+
+def _check_lease(lease_us: int) -> None:
+    if not LEASE_US_MIN <= lease_us <= LEASE_US_MAX:
+        raise RefusedError(
+            f"a lease of {lease_us} microseconds; allowed are {LEASE_US_MIN} to {LEASE_US_MAX}"
+        )

@@ -1,0 +1,104 @@
+"""The control plane at one replica: commands are carried out, and their clients hear of it.
+
+Source: FIT-Broker 2013, section 4.4.4; DESIGN section 3.
+
+`machine.py` says what a command does. Here is who is told: the client what became of its command,
+the members of a consumer group what they read now, and whoever asks which topics and replicas
+there are. Clients believe what f + 1 replicas say alike, so nothing said here depends on anything
+but the commands that were carried out.
+"""
+
+from collections.abc import Callable, Iterable
+
+from quorate.core.batch import Batch
+from quorate.core.cluster import Cluster
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import NodeId, Sequence
+from quorate.core.ordering import Assigned, Concluded, Recall, TopologyQuery, TopologyReport
+from quorate.crypto.digests import digest
+from quorate.protocol.control.machine import Control
+from quorate.protocol.control.state import ControlState
+from quorate.protocol.outbox import Outbox
+
+
+class Steward:
+    """One replica's part in the control plane."""
+
+    def __init__(self, control: Control, outbox: Outbox) -> None:
+        self.control = control
+        # Told when topics or replicas have changed.
+        self.on_topology: Callable[[Cluster], None] = _ignore
+        self._outbox = outbox
+        # The present topology as text, with its revision and digest.
+        self._rendered: tuple[int, bytes, str] | None = None
+
+    def carry_out(
+        self, publisher: NodeId, first: Sequence, payloads: Iterable[bytes], time_us: int
+    ) -> bool:
+        """The next commands of a client have been put in order. True if replicas have changed."""
+        before = self.control.cluster.replicas
+        for sequence, payload in enumerate(payloads, first):
+            sentence = self.control.apply(publisher, sequence, _command_in(payload), time_us)
+            self._outbox.send(publisher, Concluded(sequence, sentence))
+            changes = self.control.take_changes()
+            if changes.topology_changed:
+                self._rendered = None
+                self.on_topology(self.control.cluster)
+            for group, members in changes.groups.items():
+                for member in members:
+                    self._tell_assignment(group, member)
+            session = self.control.state.sessions.get(publisher)
+            for group in session.groups if session is not None else ():
+                # Whoever is here again may have missed something.
+                self._tell_assignment(group, publisher)
+        return self.control.cluster.replicas != before
+
+    def start_over(self, state: ControlState) -> None:
+        """Go on from a state that we were given, whatever we had."""
+        self.control = self.control.from_state(state)
+        self._rendered = None
+        self.on_topology(self.control.cluster)
+
+    def on_recall(self, sender: NodeId, recall: Recall) -> None:
+        sentence = self.control.result(sender, recall.sequence)
+        if sentence is not None:
+            self._outbox.send(sender, Concluded(recall.sequence, sentence))
+
+    def on_query(self, sender: NodeId, query: TopologyQuery) -> None:
+        revision, content, text = self._founding() if query.founding else self._topology()
+        report = TopologyReport(query.number, revision, content, text if query.whole else "")
+        self._outbox.send(sender, report)
+
+    def _topology(self) -> tuple[int, bytes, str]:
+        if self._rendered is None:
+            text = self.control.cluster.render()
+            self._rendered = self.control.state.revision, digest(text.encode()), text
+        return self._rendered
+
+    def _founding(self) -> tuple[int, bytes, str]:
+        text = self.control.state.founding
+        return 0, digest(text.encode()), text
+
+    def _tell_assignment(self, group: str, member: NodeId) -> None:
+        assignment = self.control.assignment(group, member)
+        if assignment is None:
+            return
+        partitions = [
+            (topic, partition, -1 if offset is None else offset)
+            for topic, partition, offset in assignment.partitions
+        ]
+        assigned = Assigned(group, assignment.epoch, assignment.revision, partitions)
+        self._outbox.send(member, assigned)
+
+
+def _command_in(payload: bytes) -> bytes:
+    """The value of the one event in a batch; nothing, which is no command, if there is none."""
+    try:
+        events = Batch(payload).events()
+        return next(iter(events)).value
+    except (RemoteProtocolError, StopIteration):
+        return b""
+
+
+def _ignore(_: Cluster) -> None:
+    """Nobody needs to know."""

@@ -1,0 +1,140 @@
+"""The rules for topics and replicas: from a cluster and a command to the cluster after it.
+
+Source: DESIGN section 3; FIT-Broker 2013, section 4.4.4, where channels come from files that
+every replica reads: here they come from the file and from the log.
+
+A cluster that exists is consistent, so a change is checked by making the cluster that it would
+lead to. What that cannot know is checked here:
+- names that begin with `quorate.` are the cluster's own;
+- what decides how a topic's events are ordered, protected or carried does not change: those that
+  were published were promised something else, and a new topic is needed. Partitions only grow,
+  since what stands in one must stay;
+- a replica's keys and address are for its own party to change (where that has no operator, and
+  only one party has, for that one), and another replica comes only if enough parties want the same
+  one: one more than may lie, or all that have operators.
+
+A replica that is added follows the order logs, keeps them and carries out what they say, and serves
+topics that are created later. Those who order stay the same: a quorum of them must meet any other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quorate.core.cluster import Client, Cluster, Replica
+from quorate.core.contract import Contract
+from quorate.core.control import (
+    CONTROL_TOPIC_ID,
+    RESERVED_PREFIX,
+    AddReplica,
+    AlterTopic,
+    CreateTopic,
+    ReplaceReplica,
+)
+from quorate.core.errors import RefusedError
+from quorate.core.ids import topic_id
+from quorate.protocol.control.state import TOPICS_MAX, Proposal
+
+# In the order in which a refusal names them.
+FIXED_KEYS = ("protection", "order", "broadcast", "history_every", "validated", "order_group")
+
+
+def create_topic(cluster: Cluster, command: CreateTopic) -> Cluster:
+    """The cluster with one more topic."""
+    name = command.topic
+    if name.startswith(RESERVED_PREFIX) or topic_id(name) == CONTROL_TOPIC_ID:
+        raise RefusedError(f"the topic name '{name}' is reserved for the cluster itself")
+    if name in cluster.topics:
+        raise RefusedError(f"there is a topic '{name}' already")
+    if len(cluster.topics) >= TOPICS_MAX:
+        raise RefusedError(f"there are {TOPICS_MAX} topics already, and no room for another")
+    contract = Contract.parse(name, command.contract)
+    contract.check_available(name)
+    return replace(
+        cluster,
+        topics={**cluster.topics, name: contract},
+        placed_over={**cluster.placed_over, name: len(cluster.replicas)},
+    )
+
+
+def alter_topic(cluster: Cluster, command: AlterTopic) -> Cluster:
+    name, changes = command.topic, command.changes
+    present = known_topic(cluster, name)
+    if not changes:
+        raise RefusedError(f"nothing to change on topic '{name}'")
+    for key in FIXED_KEYS:
+        if key in changes:
+            raise RefusedError(
+                f"the {key} of topic '{name}' cannot change, because its events were promised "
+                f"otherwise; a new topic is needed"
+            )
+    table = {**present.table(), **changes}
+    contract = Contract.parse(
+        name, {key: value for key, value in table.items() if value is not None}
+    )
+    if contract.partitions < present.partitions:
+        raise RefusedError(
+            f"the partitions of topic '{name}' can only grow; there are {present.partitions}"
+        )
+    return replace(cluster, topics={**cluster.topics, name: contract})
+
+
+def replace_replica(cluster: Cluster, command: ReplaceReplica, operator: Client) -> Cluster:
+    present = next((each for each in cluster.replicas if each.name == command.name), None)
+    if present is None:
+        known = ", ".join(each.name for each in cluster.replicas)
+        raise RefusedError(f"there is no replica named '{command.name}'; there are {known}")
+    has_operator = any(each.operator and each.party == present.party for each in cluster.clients)
+    is_for_anyone = not has_operator and parties_needed(cluster) == 1
+    if present.party != operator.party and not is_for_anyone:
+        raise RefusedError(
+            f"{present.name} is run by {present.party}, and {operator.name} is of "
+            f"{operator.party}; only operators of its own party replace a replica"
+        )
+    changed = _replica(command, number=present.number, party=present.party)
+    replicas = [changed if each is present else each for each in cluster.replicas]
+    return replace(cluster, replicas=tuple(replicas))
+
+
+def add_replica(cluster: Cluster, command: AddReplica, placed_over: dict[str, int]) -> Cluster:
+    """The cluster with one more replica, all of whose topics stay where they are."""
+    added = _replica(command, number=len(cluster.replicas), party=command.party)
+    return replace(cluster, replicas=(*cluster.replicas, added), placed_over=placed_over)
+
+
+def parties_needed(cluster: Cluster) -> int:
+    """How many parties must ask for a replica: so many that not all of them lie."""
+    parties = {client.party for client in cluster.clients if client.operator}
+    return min(cluster.f + 1, len(parties))
+
+
+def parties_for(proposals: Sequence[Proposal], command: AddReplica) -> list[str]:
+    """Who has asked for exactly this, in order."""
+    return [proposal.party for proposal in proposals if proposal.request == command]
+
+
+def known_topic(cluster: Cluster, name: str) -> Contract:
+    contract = cluster.topics.get(name)
+    if contract is None:
+        raise RefusedError(f"there is no topic '{name}'")
+    return contract
+
+
+def known_log(cluster: Cluster, name: str) -> Contract:
+    contract = known_topic(cluster, name)
+    if not contract.is_log:
+        raise RefusedError(
+            f"topic '{name}' is not a log topic: its clients register and subscribe at each "
+            f"replica, and there is nothing to share out"
+        )
+    return contract
+
+
+def _replica(command: ReplaceReplica | AddReplica, *, number: int, party: str) -> Replica:
+    return Replica.of(
+        command,
+        number=number,
+        party=party,
+        host=command.host,
+        port=command.port,
+        metrics_port=command.metrics_port,
+    )

@@ -1,0 +1,317 @@
+"""A group shares partitions out, hands them over without two readers, and keeps its offsets."""
+
+import pytest
+
+from commands import ACME, ANNA, BEN, CARL, LOG, SECOND_US, Commander, cluster
+from quorate.core.control import LEASE_US, AlterTopic, Commit, Join, Leave, Renew
+from quorate.core.ids import NodeId
+from quorate.protocol.control import groups
+from quorate.protocol.control.state import MEMBERS_PER_GROUP_MAX, TOPICS_PER_MEMBER_MAX, Place
+
+
+def orders(*partitions: int) -> list[tuple[str, int]]:
+    return [("orders", partition) for partition in partitions]
+
+
+def begun(node: NodeId, *, commander: Commander) -> dict[tuple[str, int], int | None]:
+    assignment = commander.control.assignment("g", node)
+    assert assignment is not None
+    return {(topic, partition): offset for topic, partition, offset in assignment.partitions}
+
+
+def handed_over() -> Commander:
+    """Anna had everything, and Ben has come."""
+    commander = Commander()
+    commander.join(ANNA)
+    commander.commit(ANNA, ("orders", 3, 30))
+    commander.join(BEN)
+    return commander
+
+
+def test_the_first_member_reads_everything() -> None:
+    commander = Commander()
+    commander.join(ANNA)
+    assert commander.control.assignment("g", ANNA) == (
+        1,
+        4,
+        [("orders", partition, None) for partition in range(4)],
+    )
+    assert commander.control.take_changes().groups == {"g": [ANNA]}
+    assert commander.control.assignment("g", BEN) is None
+    assert commander.control.assignment("h", ANNA) is None
+
+
+def test_a_partition_is_handed_over_only_when_its_holder_gives_it_up() -> None:
+    commander = handed_over()
+    assert commander.reads(ANNA) == orders(0, 1)
+    assert commander.reads(BEN) == []
+    commander.control.take_changes()
+
+    # A commit of the old epoch, and a sign of life, give nothing up.
+    commander.ok(ANNA, Commit("g", 1, [("orders", 3, 31)]))
+    commander.ok(ANNA, Renew())
+    assert commander.reads(BEN) == []
+    assert commander.control.take_changes().groups == {}
+
+    commander.ok(ANNA, Commit("g", 2, [("orders", 3, 33), ("orders", 0, 5)]))
+    assert begun(BEN, commander=commander) == {("orders", 2): None, ("orders", 3): 33}
+    assert begun(ANNA, commander=commander) == {("orders", 0): 5, ("orders", 1): None}
+    assert commander.control.take_changes().groups == {"g": [BEN]}
+
+
+def test_a_member_that_leaves_gives_up_all() -> None:
+    commander = handed_over()
+    commander.ok(ANNA, Leave("g"))
+    assert commander.reads(BEN) == orders(0, 1, 2, 3)
+    assert begun(BEN, commander=commander)["orders", 3] == 30
+    assert commander.control.assignment("g", ANNA) is None
+    commander.ok(ANNA, Leave("g"))
+    assert commander.state.sessions[ANNA].groups == []
+
+
+def test_a_member_whose_lease_ends_gives_up_all() -> None:
+    commander = handed_over()
+    commander.wait(LEASE_US / SECOND_US - 1)
+    commander.ok(BEN, Renew())
+    commander.wait(1)
+    commander.ok(BEN, Renew())
+    assert commander.reads(BEN) == orders(0, 1, 2, 3)
+    assert commander.state.groups["g"].epoch == 3
+
+
+def test_what_comes_back_before_it_was_given_up_was_never_away() -> None:
+    commander = handed_over()
+    before = commander.control.assignment("g", ANNA)
+    commander.ok(BEN, Leave("g"))
+    after = commander.control.assignment("g", ANNA)
+    assert before is not None
+    assert after is not None
+    assert commander.reads(ANNA) == orders(0, 1, 2, 3)
+    assert after.revision > before.revision
+
+    # It was asked to give up in epoch 2, and in epoch 3 it was not: this commit came too late.
+    commander.ok(ANNA, Commit("g", 2, [("orders", 3, 40)]))
+    assert commander.reads(ANNA) == orders(0, 1, 2, 3)
+    commander.join(CARL)
+    commander.ok(ANNA, Commit("g", 3))
+    assert commander.reads(CARL) == []
+    commander.ok(ANNA, Commit("g", 4))
+    assert len(commander.reads(CARL)) == 2
+
+
+def test_what_was_to_be_handed_over_goes_back_to_whoever_still_holds_it() -> None:
+    commander = Commander(cluster({name: {**LOG, "partitions": 3} for name in "ab"}))
+    commander.join(ANNA, "b")
+    commander.join(CARL, "a", "b")
+    commander.join(ANNA, "a", "b")
+    before = {node: commander.reads(node) for node in (ANNA, CARL)}
+    commander.join(BEN, "a", "b")
+    assert [len(commander.reads(node)) for node in (ANNA, CARL, BEN)] == [2, 2, 0]
+    commander.ok(BEN, Leave("g"))
+    assert {node: commander.reads(node) for node in (ANNA, CARL)} == before
+
+
+def test_an_epoch_in_between_does_not_hold_a_handover_up() -> None:
+    commander = handed_over()
+    commander.join(CARL)
+    # Anna knows of epoch 2 only, in which it had to do without partitions 2 and 3.
+    commander.ok(ANNA, Commit("g", 2))
+    assert commander.reads(BEN) == orders(2, 3)
+    # Partition 1 was asked for in epoch 3, of which it has not heard.
+    assert commander.reads(CARL) == []
+    commander.ok(ANNA, Commit("g", 3))
+    assert commander.reads(CARL) == orders(1)
+
+
+def test_a_commit_names_what_the_member_holds() -> None:
+    commander = handed_over()
+    commander.ok(ANNA, Commit("g", 2))
+    before = [[place.offset for place in places] for places in _places(commander)]
+    assert commander.does(ANNA, Commit("g", 1, [("orders", 0, 9), ("orders", 2, 9)])) == (
+        "anna does not hold partition 2 of topic 'orders' in group 'g' "
+        "(it commits in epoch 1, and the group is in 2)"
+    )
+    assert "does not hold partition 0" in commander.does(BEN, Commit("g", 2, [("orders", 0, 9)]))
+    assert commander.does(ANNA, Commit("g", 2, [("nothing", 0, 9)])) == (
+        "there is no topic 'nothing'"
+    )
+    assert commander.does(ANNA, Commit("g", 2, [("orders", 4, 9)])) == (
+        "group 'g' has no partition 4 of topic 'orders'"
+    )
+    assert "has no partition 0 of topic 'news'" in commander.does(
+        ANNA, Commit("g", 2, [("news", 0, 9)])
+    )
+    assert commander.does(ANNA, Commit("g", 3)) == "group 'g' is in epoch 2, and has not been in 3"
+    assert "is not in group 'g'" in commander.does(CARL, Commit("g", 2))
+    assert "is not in group 'h'" in commander.does(ANNA, Commit("h", 0))
+    assert [[place.offset for place in places] for places in _places(commander)] == before
+    # What it still holds, it may commit with whatever epoch it knows.
+    commander.ok(ANNA, Commit("g", 1, [("orders", 0, 9)]))
+
+
+def _places(commander: Commander) -> list[list[Place]]:
+    return list(commander.state.groups["g"].places.values())
+
+
+def test_offsets_may_go_back() -> None:
+    commander = Commander()
+    commander.join(ANNA)
+    commander.commit(ANNA, ("orders", 0, 50))
+    commander.commit(ANNA, ("orders", 0, 20))
+    assert begun(ANNA, commander=commander)["orders", 0] == 20
+
+
+def test_a_group_without_members_keeps_its_offsets() -> None:
+    commander = Commander()
+    commander.join(ANNA)
+    commander.commit(ANNA, ("orders", 1, 77))
+    commander.ok(ANNA, Leave("g"))
+    assert commander.state.groups["g"].members == {}
+    commander.join(BEN)
+    assert begun(BEN, commander=commander)["orders", 1] == 77
+
+
+def test_joining_again_with_other_topics_changes_the_subscription() -> None:
+    commander = Commander(cluster({"a": LOG, "b": LOG}))
+    commander.join(ANNA, "a")
+    commander.join(ANNA, "a")
+    assert commander.state.groups["g"].epoch == 1
+    commander.join(ANNA, "b", "a")
+    assert commander.reads(ANNA) == [("a", 0), ("b", 0)]
+    commander.join(ANNA, "b")
+    assert commander.reads(ANNA) == [("b", 0)]
+    # It still holds what it gave no word about, and may say how far it came.
+    commander.commit(ANNA, ("a", 0, 5))
+    commander.join(BEN, "a")
+    assert begun(BEN, commander=commander) == {("a", 0): 5}
+
+
+def test_topics_that_nobody_reads_or_committed_are_forgotten() -> None:
+    commander = Commander(cluster({"a": LOG, "b": LOG}))
+    commander.join(ANNA, "a")
+    commander.join(ANNA, "b")
+    assert list(commander.state.groups["g"].places) == ["a", "b"]
+    commander.commit(ANNA)
+    assert list(commander.state.groups["g"].places) == ["b"]
+
+
+def test_more_partitions_begin_a_new_epoch_in_which_nothing_moves() -> None:
+    commander = handed_over()
+    commander.commit(ANNA)
+    before = {node: commander.reads(node) for node in (ANNA, BEN)}
+    commander.control.take_changes()
+    commander.ok(ACME, AlterTopic("orders", {"partitions": 7}))
+
+    assert commander.state.groups["g"].epoch == 3
+    after = {node: commander.reads(node) for node in (ANNA, BEN)}
+    assert all(set(before[node]) <= set(after[node]) for node in after)
+    assert sorted(len(parts) for parts in after.values()) == [3, 4]
+    assert commander.control.take_changes() == (True, {"g": [ANNA, BEN]})
+
+
+def test_another_change_of_a_topic_leaves_its_groups_alone() -> None:
+    commander = handed_over()
+    before = commander.state.groups["g"].epoch
+    commander.ok(ACME, AlterTopic("orders", {"retention": "1d"}))
+    assert commander.state.groups["g"].epoch == before
+
+
+def test_who_is_taken_off_the_subscribe_list_reads_no_more() -> None:
+    commander = Commander(cluster({"a": LOG, "b": LOG}))
+    commander.join(ANNA, "a", "b")
+    commander.join(BEN, "a", "b")
+    commander.commit(ANNA)
+    commander.control.take_changes()
+    commander.ok(ACME, AlterTopic("a", {"subscribe": ["ben"]}))
+    # Nothing of it is handed over: Anna may not read it even now.
+    assert not any(topic == "a" for topic, _ in commander.reads(ANNA))
+    assert ("a", 0) in commander.reads(BEN)
+    assert set(commander.control.take_changes().groups["g"]) == {ANNA, BEN}
+
+    commander.ok(ACME, AlterTopic("b", {"subscribe": ["ben"]}))
+    assert commander.control.assignment("g", ANNA) is None
+    assert commander.state.sessions[ANNA].groups == []
+    assert ANNA in commander.control.take_changes().groups["g"]
+    assert commander.reads(BEN) == [("a", 0), ("b", 0)]
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (Join("a b", ["orders"]), "group 'a b' is not a name; allowed are 1 to 200"),
+        (Join("g", []), "a member of a group reads 0 topics; allowed are 1 to 64"),
+        (Join("g", ["nothing"]), "there is no topic 'nothing'"),
+        (Join("g", ["news"]), "topic 'news' is not a log topic"),
+        (Join("g", ["orders", "mine"]), "anna is not on the subscribe list of topic 'mine'"),
+        (Join("g", ["orders"], 1), "a lease of 1 microseconds; allowed are"),
+    ],
+)
+def test_a_join_that_cannot_be_is_refused(command: Join, sentence: str) -> None:
+    commander = Commander(
+        cluster({"orders": LOG, "mine": {**LOG, "subscribe": ["ben"]}, "news": {}})
+    )
+    assert sentence in commander.does(ANNA, command)
+    assert commander.state.groups == {}
+    assert commander.state.sessions[ANNA].groups == []
+
+
+def test_a_member_reads_so_many_topics() -> None:
+    names = [f"t{i}" for i in range(TOPICS_PER_MEMBER_MAX + 1)]
+    commander = Commander(cluster(dict.fromkeys(names, LOG)))
+    assert "reads 65 topics; allowed are 1 to 64" in commander.does(ANNA, Join("g", names))
+    commander.join(ANNA, *names[1:])
+
+
+def test_a_group_has_so_many_members() -> None:
+    commander = Commander()
+    for session in range(MEMBERS_PER_GROUP_MAX):
+        commander.join(session << 32 | ANNA)
+    assert commander.does(BEN, Join("g", ["orders"])) == "group 'g' already has its 256 members"
+    commander.join(5 << 32 | ANNA)
+
+
+def test_a_group_has_so_many_partitions() -> None:
+    topics = {name: {**LOG, "partitions": 4096} for name in "abc"}
+    commander = Commander(cluster(topics))
+    commander.join(ANNA, "a", "b")
+    assert commander.does(ANNA, Join("g", ["a", "b", "c"])) == (
+        "group 'g' would have 12288 partitions; allowed are 8192"
+    )
+    commander.join(BEN, "b")
+
+
+def test_the_group_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "GROUPS_MAX", 3)
+    commander = Commander()
+    for name in ("one", "two", "three"):
+        commander.join(ANNA, group=name)
+    assert commander.does(BEN, Join("four", ["orders"])) == (
+        "there are 3 groups already, and all have members"
+    )
+    assert list(commander.state.groups) == ["one", "two", "three"]
+
+    commander.ok(ANNA, Leave("two"))
+    commander.wait(1)
+    commander.ok(ANNA, Leave("one"))
+    commander.join(BEN, group="four")
+    assert list(commander.state.groups) == ["one", "three", "four"]
+    commander.join(BEN, group="five")
+    assert list(commander.state.groups) == ["three", "four", "five"]
+
+
+def test_a_group_is_described_for_people() -> None:
+    commander = handed_over()
+    described = commander.control.describe_group("g")
+    assert described is not None
+    assert (described.name, described.epoch) == ("g", 2)
+    assert [(m.name, m.node, m.topics, m.partitions) for m in described.members] == [
+        ("anna", ANNA, ["orders"], 2),
+        ("ben", BEN, ["orders"], 0),
+    ]
+    assert [(p.partition, p.holder, p.owner, p.offset) for p in described.partitions] == [
+        (0, "anna", "anna", None),
+        (1, "anna", "anna", None),
+        (2, "anna", "ben", None),
+        (3, "anna", "ben", 30),
+    ]
+    assert commander.control.describe_group("h") is None

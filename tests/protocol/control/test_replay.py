@@ -1,0 +1,277 @@
+"""Whatever anybody commands: replicas stay equal, and what must never happen does not."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commands import (
+    ACME,
+    ANNA,
+    BEN,
+    BOLT,
+    CARL,
+    LOG,
+    SECOND_US,
+    Commander,
+    add_replica,
+    cluster,
+    encoded,
+    rebuilt,
+)
+from quorate.core.control import (
+    AlterTopic,
+    Command,
+    Commit,
+    CreateTopic,
+    Join,
+    Leave,
+    Register,
+    Renew,
+    ReplaceReplica,
+    Unregister,
+    encode_command,
+)
+from quorate.core.ids import NodeId, node_of
+from quorate.protocol.control.machine import Control
+
+GENESIS = cluster(
+    {
+        "a": {**LOG, "partitions": 3, "publishers_max": 2},
+        "b": {**LOG, "partitions": 2},
+        "c": {"protection": "crash", "order": "total", "subscribe": ["anna", "ben"]},
+        "live": {},
+    }
+)
+
+nodes = st.sampled_from(
+    [ACME, BOLT, ANNA, BEN, CARL, *(1 << 32 | n for n in (ANNA, BEN)), node_of(1), node_of(9999)]
+)
+topics = st.sampled_from(["a", "b", "c", "live", "new", "nothing", "quorate.x"])
+names = st.sampled_from(["g", "h", "a b"])
+leases = st.sampled_from([SECOND_US, 5 * SECOND_US, 60 * SECOND_US, 1])
+lists = st.sampled_from([["*"], ["anna"], ["anna", "ben"], ["nobody"], []])
+settings_of_topics = st.fixed_dictionaries(
+    {},
+    optional={
+        "partitions": st.integers(0, 6),
+        "publish": lists,
+        "subscribe": lists,
+        "retention": st.sampled_from(["1d", None, "x"]),
+        "order": st.sampled_from(["total", "none"]),
+    },
+)
+offsets = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "c", "new"]), st.integers(0, 4), st.integers(0, 99)),
+    max_size=3,
+)
+
+
+def _replacement(seed: int, name: str) -> ReplaceReplica:
+    wanted = msgspec.structs.asdict(add_replica(seed))
+    return ReplaceReplica(**{k: v for k, v in wanted.items() if k != "party"} | {"name": name})
+
+
+commands: st.SearchStrategy[Command] = st.one_of(
+    st.builds(Register, topics, leases),
+    st.builds(Unregister, topics),
+    st.builds(Join, names, st.lists(topics, max_size=3), leases),
+    st.builds(Join, st.just("g"), st.sampled_from([["a"], ["a", "b"], ["b"]]), leases),
+    st.builds(Leave, names),
+    st.builds(Commit, names, st.integers(0, 12), offsets),
+    st.just(Renew()),
+    st.builds(CreateTopic, topics, settings_of_topics),
+    st.builds(AlterTopic, topics, settings_of_topics),
+    st.builds(add_replica, st.integers(3, 6)),
+    st.builds(_replacement, st.integers(40, 42), st.sampled_from(["r0", "r1", "r4"])),
+)
+values = st.one_of(st.builds(encode_command, commands), st.binary(max_size=12))
+delays_us = st.sampled_from([0, 0, 0, SECOND_US // 2, SECOND_US, 7 * SECOND_US])
+steps = st.lists(st.tuples(nodes, values, delays_us, st.booleans()), max_size=40)
+
+
+@given(steps)
+def test_a_machine_made_from_a_state_goes_on_like_the_one_it_was_taken_from(
+    script: list[tuple[NodeId, bytes, int, bool]],
+) -> None:
+    one, other = Control(GENESIS), Control(GENESIS)
+    now_us = 0
+    for sequence, (node, value, delay_us, is_rebuilt) in enumerate(script):
+        now_us += delay_us
+        if is_rebuilt:
+            other = rebuilt(other, GENESIS)
+            one.take_changes()
+        assert one.apply(node, sequence, value, now_us) == other.apply(
+            node, sequence, value, now_us
+        )
+        assert one.take_changes() == other.take_changes()
+        assert one.cluster == other.cluster
+        assert encoded(one) == encoded(other)
+        assert one.result(node, sequence) == other.result(node, sequence)
+
+
+@given(steps)
+def test_a_refused_command_changes_no_more_than_its_answer(
+    script: list[tuple[NodeId, bytes, int, bool]],
+) -> None:
+    control = Control(GENESIS)
+    now_us = 0
+    for sequence, (node, value, delay_us, _) in enumerate(script):
+        now_us += delay_us
+        # What has ended is dropped by any command, so let somebody unknown do it.
+        control.apply(node_of(9999), 0, b"", now_us)
+        control.take_changes()
+        before = _without_sessions(control)
+        held = _held(control)
+        sentence = control.apply(node, sequence, value, now_us)
+        if sentence and not sentence.startswith("not yet: "):
+            assert _without_sessions(control) == before
+            assert _held(control) == held
+            assert control.take_changes() == (False, {})
+
+
+def _without_sessions(control: Control) -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(control.state, sessions={}))
+
+
+def _held(control: Control) -> dict[NodeId, Any]:
+    sessions = control.state.sessions.items()
+    return {
+        node: (list(session.topics), list(session.groups), session.lease_us)
+        for node, session in sessions
+        if session.topics or session.groups
+    }
+
+
+@given(steps)
+def test_sessions_and_groups_agree_on_who_is_where(
+    script: list[tuple[NodeId, bytes, int, bool]],
+) -> None:
+    control = Control(GENESIS)
+    now_us = 0
+    for sequence, (node, value, delay_us, _) in enumerate(script):
+        now_us += delay_us
+        control.apply(node, sequence, value, now_us)
+        state = control.state
+        members = {(name, n) for name, group in state.groups.items() for n in group.members}
+        assert members == {(g, n) for n, session in state.sessions.items() for g in session.groups}
+        for known, session in state.sessions.items():
+            assert session.expires_us > now_us
+            for topic in control.cluster.topics:
+                assert control.may_publish(known, topic) == (topic in session.topics)
+                assert topic not in session.topics or control.cluster.topics[topic].is_log
+        assert Control(GENESIS, state).cluster == control.cluster
+        assert state.topics == {n: c.table() for n, c in control.cluster.topics.items()}
+
+
+READERS = [session << 32 | node for node in (ANNA, BEN, CARL) for session in range(2)]
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "join", "leave", "commit", "commit", "wait", "grow"]),
+        st.sampled_from(READERS),
+        st.sampled_from([["a"], ["b"], ["a", "b"]]),
+        st.integers(0, 3),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200)
+@given(events)
+def test_no_two_members_read_one_partition_whatever_they_have_heard(
+    script: list[tuple[str, NodeId, list[str], int]],
+) -> None:
+    """Members hear of assignments late, and go on reading what they knew until then.
+
+    The reader of a partition is then whoever last heard that it may; the machine must let nobody
+    else begin before that one has given it up, left, or lost its lease.
+    """
+    commander = Commander(
+        cluster(
+            {"a": {**LOG, "partitions": 3}, "b": {**LOG, "partitions": 2}}, clients=GENESIS.clients
+        )
+    )
+    control = commander.control
+    # What each member knows: an epoch, and what it reads by it.
+    known: dict[NodeId, tuple[int, set[tuple[str, int]]]] = {}
+    committed: dict[tuple[str, int], int] = {}
+    for what, node, subscription, choice in script:
+        if what == "join":
+            commander.ok(node, Join("g", subscription))
+            known.setdefault(node, (0, set()))
+        elif what == "leave":
+            commander.ok(node, Leave("g"))
+            known.pop(node, None)
+        elif what == "wait":
+            commander.wait(4)
+        elif what == "grow":
+            partitions = control.cluster.topics["a"].partitions
+            commander.ok(ACME, AlterTopic("a", {"partitions": min(partitions + 1, 6)}))
+        elif node in known:
+            _commit(commander, node, known, committed, choice)
+        for gone in [each for each in known if control.assignment("g", each) is None]:
+            del known[gone]
+        _check(commander, known, committed)
+
+
+def _commit(
+    commander: Commander,
+    node: NodeId,
+    known: dict[NodeId, tuple[int, set[tuple[str, int]]]],
+    committed: dict[tuple[str, int], int],
+    choice: int,
+) -> None:
+    """The member hears the news, or not, and says how far it is with what it read so far."""
+    epoch, reading = known[node]
+    assignment = commander.control.assignment("g", node)
+    news = None if assignment is None else {part[:2] for part in assignment.partitions}
+    if choice and assignment is not None and news is not None:
+        epoch = assignment.epoch
+    offsets = [(topic, number, commander.sequence) for topic, number in sorted(reading)]
+    sentence = commander.does(node, Commit("g", epoch, offsets))
+    if commander.control.assignment("g", node) is None:
+        assert "is not in group" in sentence
+        return
+    # Nobody took from it what it did not give up.
+    assert sentence == ""
+    committed.update({(topic, number): offset for topic, number, offset in offsets})
+    if choice and news is not None:
+        known[node] = (epoch, news)
+
+
+def _check(
+    commander: Commander,
+    known: dict[NodeId, tuple[int, set[tuple[str, int]]]],
+    committed: dict[tuple[str, int], int],
+) -> None:
+    group = commander.state.groups.get("g")
+    if group is None:
+        return
+    reading = Counter(part for _, parts in known.values() for part in parts)
+    told = Counter(part for node in group.members for part in commander.reads(node))
+    assert not reading or max(reading.values()) == 1
+    assert not told or max(told.values()) == 1
+    for node in group.members:
+        for other, (_, parts) in known.items():
+            assert node == other or not parts & set(commander.reads(node))
+    for topic, places in group.places.items():
+        assert len(places) == commander.control.cluster.topics[topic].partitions
+        subscribed = [node for node, member in group.members.items() if topic in member.topics]
+        for number, place in enumerate(places):
+            assert (place.owner in subscribed) if subscribed else place.owner is None
+            assert place.holder is None or place.holder in group.members
+            assert bool(place.asked) == (place.holder != place.owner)
+            assert place.offset == committed.get((topic, number))
+    places = [place for row in group.places.values() for place in row]
+    assert group.moving == sum(place.holder != place.owner for place in places)
+    _check_even(commander)
+
+
+def _check_even(commander: Commander) -> None:
+    group = commander.state.groups["g"]
+    shares = Counter(place.owner for places in group.places.values() for place in places)
+    for one, member in group.members.items():
+        for other, peer in group.members.items():
+            assert member.topics != peer.topics or abs(shares[one] - shares[other]) <= 1

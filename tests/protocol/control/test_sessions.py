@@ -1,0 +1,244 @@
+"""A session holds registrations and memberships until it gives them up or its lease ends."""
+
+import pytest
+
+from commands import (
+    ACME,
+    ANNA,
+    BEN,
+    CARL,
+    LOG,
+    SECOND_US,
+    Commander,
+    cluster,
+    encoded,
+    rebuilt,
+)
+from quorate.core.control import (
+    COMMAND_BYTES_MAX,
+    LEASE_US,
+    LEASE_US_MAX,
+    LEASE_US_MIN,
+    Commit,
+    CreateTopic,
+    Join,
+    Register,
+    Renew,
+    Unregister,
+    encode_command,
+)
+from quorate.core.ids import member_of, node_of
+from quorate.protocol.control import machine
+from quorate.protocol.control.state import SENTENCE_CHARACTERS_MAX, SESSIONS_PER_MEMBER_MAX
+
+
+def session_of(node: int, session: int) -> int:
+    return node_of(member_of(node), session)
+
+
+def test_a_registered_session_may_publish_until_it_unregisters() -> None:
+    commander = Commander()
+    assert not commander.control.may_publish(ANNA, "orders")
+    commander.ok(ANNA, Register("orders"))
+    assert commander.control.may_publish(ANNA, "orders")
+    assert not commander.control.may_publish(session_of(ANNA, 1), "orders")
+    commander.ok(ANNA, Register("orders"))
+    assert commander.state.sessions[ANNA].topics == ["orders"]
+    commander.ok(ANNA, Unregister("orders"))
+    assert not commander.control.may_publish(ANNA, "orders")
+    commander.ok(ANNA, Unregister("orders"))
+
+
+def test_registering_needs_the_list_a_log_and_a_lease_within_bounds() -> None:
+    commander = Commander(cluster({"orders": {**LOG, "publish": ["ben"]}, "news": {}}))
+    assert commander.does(ANNA, Register("orders")) == (
+        "anna is not on the publish list of topic 'orders'"
+    )
+    assert commander.does(BEN, Register("nothing")) == "there is no topic 'nothing'"
+    assert commander.does(BEN, Register("news")).startswith("topic 'news' is not a log topic")
+    for lease_us in (LEASE_US_MIN - 1, LEASE_US_MAX + 1):
+        assert commander.does(BEN, Register("orders", lease_us)) == (
+            f"a lease of {lease_us} microseconds; allowed are {LEASE_US_MIN} to {LEASE_US_MAX}"
+        )
+    assert not any(session.topics for session in commander.state.sessions.values())
+
+
+def test_a_topic_has_so_many_publishers_and_those_whose_lease_ended_do_not_count() -> None:
+    commander = Commander(cluster({"orders": {**LOG, "publishers_max": 2}}))
+    commander.ok(ANNA, Register("orders", SECOND_US))
+    commander.ok(BEN, Register("orders", 5 * SECOND_US))
+    full = "topic 'orders' already has its 2 publishers"
+    assert commander.does(CARL, Register("orders")) == full
+    commander.ok(BEN, Register("orders", 5 * SECOND_US))
+
+    commander.wait(1)
+    commander.ok(CARL, Register("orders"))
+    assert not commander.control.may_publish(ANNA, "orders")
+    assert commander.does(ANNA, Register("orders")) == full
+
+
+def test_a_session_registers_on_so_many_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "REGISTRATIONS_PER_SESSION_MAX", 2)
+    commander = Commander(cluster(dict.fromkeys("abc", LOG)))
+    commander.ok(ANNA, Register("a"))
+    commander.ok(ANNA, Register("b"))
+    assert commander.does(ANNA, Register("c")) == (
+        "this session of anna publishes on 2 topics already"
+    )
+
+
+def test_a_session_is_in_so_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "GROUPS_PER_SESSION_MAX", 1)
+    commander = Commander()
+    commander.join(ANNA, group="g")
+    commander.join(ANNA, group="g")
+    assert commander.does(ANNA, Join("h", ["orders"])) == (
+        "this session of anna is in 1 groups already"
+    )
+
+
+def test_a_lease_ends_by_the_time_of_the_log_whoever_the_next_command_is_from() -> None:
+    for somebody in (BEN, node_of(5000), node_of(0)):
+        commander = Commander()
+        commander.ok(ANNA, Register("orders", 2 * SECOND_US))
+        commander.join(ANNA, group="g")
+        # Joining asked for the usual lease, which is longer.
+        commander.wait(LEASE_US / SECOND_US - 0.001)
+        commander.sends(somebody, b"nonsense")
+        assert commander.control.may_publish(ANNA, "orders")
+        commander.wait(0.001)
+        commander.sends(somebody, b"nonsense")
+        assert not commander.control.may_publish(ANNA, "orders")
+        assert ANNA not in commander.state.sessions
+        assert commander.control.assignment("g", ANNA) is None
+        assert commander.control.take_changes().groups == {"g": [ANNA]}
+
+
+@pytest.mark.parametrize("value", [encode_command(Renew()), b"nonsense"])
+def test_every_command_of_a_session_renews_it(value: bytes) -> None:
+    commander = Commander()
+    commander.ok(ANNA, Register("orders", SECOND_US))
+    for _ in range(5):
+        commander.wait(0.9)
+        commander.sends(ANNA, value)
+        assert commander.control.may_publish(ANNA, "orders")
+    commander.wait(1)
+    commander.ok(BEN, Register("orders"))
+    assert not commander.control.may_publish(ANNA, "orders")
+
+
+def test_a_lease_never_gets_shorter_than_it_was_granted() -> None:
+    commander = Commander()
+    commander.ok(ANNA, Register("orders", 60 * SECOND_US))
+    commander.ok(ANNA, Register("orders", SECOND_US))
+    assert commander.state.sessions[ANNA].expires_us == 1_060 * SECOND_US
+    commander.wait(59)
+    commander.ok(BEN, Unregister("orders"))
+    assert commander.control.may_publish(ANNA, "orders")
+    commander.wait(1)
+    commander.ok(BEN, Unregister("orders"))
+    assert not commander.control.may_publish(ANNA, "orders")
+
+
+def test_leases_end_in_their_order_however_long_ago_the_machine_was_made() -> None:
+    commander = Commander()
+    for node in (ANNA, BEN):
+        commander.ok(node, Join("g", ["orders"], SECOND_US))
+    commander.wait(0.5)
+    commander.ok(ANNA, Renew())
+    commander.control.take_changes()
+    later = rebuilt(commander.control, commander.genesis)
+    commander.wait(5)
+    for control in (commander.control, later):
+        control.apply(CARL, 9, b"", commander.now_us)
+        assert control.take_changes().groups == {"g": [BEN, ANNA]}
+
+
+def test_the_time_never_goes_back() -> None:
+    commander = Commander()
+    commander.ok(ANNA, Register("orders", SECOND_US))
+    commander.wait(-500)
+    commander.ok(ANNA, Renew())
+    assert commander.state.time_us == 1_000 * SECOND_US
+    assert commander.state.sessions[ANNA].expires_us == 1_001 * SECOND_US
+
+
+def test_a_session_whose_lease_has_ended_is_told_so() -> None:
+    commander = Commander()
+    commander.join(ANNA)
+    commander.wait(LEASE_US / SECOND_US)
+    assert commander.does(ANNA, Renew()) == (
+        "this session of anna holds nothing: its lease has ended, or it gave up all it had; "
+        "register or join again"
+    )
+    assert commander.does(ANNA, Commit("g", 1)) == (
+        "anna is not in group 'g': its lease has ended, or it left; join again"
+    )
+    # Having been told does not make it a session that holds something.
+    assert commander.does(ANNA, Renew()) != ""
+    commander.join(ANNA)
+    commander.ok(ANNA, Renew())
+
+
+def test_a_session_knows_what_came_of_its_last_command() -> None:
+    commander = Commander()
+    commander.ok(ANNA, Register("orders"))
+    refused = commander.does(ANNA, CreateTopic("t", {}))
+    assert commander.control.result(ANNA, 2) == refused != ""
+    assert commander.control.result(ANNA, 1) is None
+    assert commander.control.result(BEN, 2) is None
+    again = rebuilt(commander.control, commander.genesis)
+    assert again.result(ANNA, 2) == refused
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"do":"dance"}',
+        b'{"do":"register"}',
+        b'{"do":"renew","more":1}',
+        b'{"do":"register","topic":"orders","lease_us":-1}',
+        b'{"do":"create-topic","topic":"t","contract":{"publish":[["anna"]]}}',
+        b'{"more":' + b"[" * 1500 + b"]" * 1500 + b',"do":"renew"}',
+        b'{"do":"create-topic","topic":"t","contract":{"a":' + b"[" * 900 + b"]" * 900 + b"}}",
+        b'{"do":"renew"}' + b" " * COMMAND_BYTES_MAX,
+    ],
+)
+def test_what_is_no_command_is_refused_in_the_same_words_everywhere(value: bytes) -> None:
+    commander = Commander()
+    commander.ok(ACME, Register("orders"))
+    state = commander.state
+    before = (state.revision, dict(state.topics), list(state.sessions[ACME].topics))
+    sentence = commander.sends(ACME, value)
+    assert sentence == "this is not a command of the control plane, or exceeds what one may hold"
+    assert commander.control.result(ACME, 2) == sentence
+    assert (state.revision, state.topics, state.sessions[ACME].topics) == before
+
+
+def test_a_member_has_so_many_sessions_and_those_that_ended_make_room() -> None:
+    commander = Commander()
+    for session in range(SESSIONS_PER_MEMBER_MAX):
+        commander.ok(session_of(ANNA, session), Register("orders", SECOND_US))
+    before = encoded(commander.control)
+    one_more = session_of(ANNA, SESSIONS_PER_MEMBER_MAX)
+    assert commander.does(one_more, Renew()) == (
+        f"anna has {SESSIONS_PER_MEMBER_MAX} sessions already; one of them has to end before "
+        f"another can begin"
+    )
+    assert encoded(commander.control) == before
+    commander.ok(BEN, Unregister("orders"))
+
+    commander.wait(1)
+    commander.ok(one_more, Unregister("orders"))
+    assert list(commander.state.sessions) == [BEN, one_more]
+
+
+def test_a_sentence_is_not_longer_than_what_a_session_keeps() -> None:
+    commander = Commander()
+    sentence = commander.does(ACME, CreateTopic("t", {"publish": ["y" * 900]}))
+    assert sentence.startswith("topic 't': publish names 'yyy")
+    assert len(sentence) == SENTENCE_CHARACTERS_MAX
+    assert commander.control.result(ACME, 1) == sentence
