@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quorate.protocol.ordering.records import Decided, Held, Placed, Voted
 from quorate.storage import journal as journal_module
 from quorate.storage.errors import DiskFullError, StorageError
-from quorate.storage.files import Files
+from quorate.storage.files import Files, uncache
 from quorate.storage.heads import Entry, Head, Moved, split
 from quorate.storage.journal import Journal
 
@@ -161,6 +161,26 @@ def test_a_segment_begins_where_the_one_before_it_ends(tmp_path: Path) -> None:
     for file in files:
         assert file.name == f"journal-{at:020d}.log"
         at += file.stat().st_size
+    assert found(opened(tmp_path)) == heads(RECORDS)
+
+
+def test_full_segments_leave_the_page_cache_except_for_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uncached: list[str] = []
+    monkeypatch.setattr(journal_module, "uncache", uncached.append)
+    files = rolled(tmp_path)
+    # The journal still writes to the last one, and the one before it is read most.
+    assert uncached == [str(file) for file in files[:-2]]
+
+
+def test_a_file_that_was_deleted_meanwhile_need_not_leave_the_page_cache(tmp_path: Path) -> None:
+    uncache(str(tmp_path / "gone"))
+
+
+def test_what_left_the_page_cache_is_read_from_disk(tmp_path: Path) -> None:
+    for file in rolled(tmp_path):
+        uncache(str(file))
     assert found(opened(tmp_path)) == heads(RECORDS)
 
 

@@ -1,11 +1,11 @@
 """A store answers as one that was never interrupted, whatever happened to its disk."""
 
+import copy
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,374 +14,32 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ordering import Line, Partition
-from quorate.crypto.merkle import node_hash
+from quorate.crypto.merkle import check_inclusion, inclusion_proof, root_of
 from quorate.protocol.ordering.records import (
+    Certified,
     Decided,
-    Held,
     Placed,
-    Record,
     Snapshot,
     Store,
-    Stretch,
     Voted,
 )
-from quorate.storage.errors import StorageError
-from quorate.storage.recovery import Recovered
+from quorate.storage.errors import DiskFullError, StorageError
 from quorate.storage.store import DiskStore
-
-START = bytes(32)
-LINES = [Line(3, 7, 0), Line(2**64 - 1, 7, 0), Line(3, 7, 1), Line(4, 8, 0)]
-PARTITIONS = sorted({line.target for line in LINES})
-ABSENT = None
-
-
-def group_of(line: Line) -> int:
-    """Each topic belongs to one group."""
-    return line.topic - 7
-
-
-def hashed(*what: object) -> bytes:
-    return repr(what).encode().rjust(32, b".")[-32:]
-
-
-class Oracle:
-    """A store in memory, written to be obviously right. Also the author of what is stored."""
-
-    def __init__(self) -> None:
-        self.pending: dict[Line, dict[int, bytes]] = {line: {} for line in LINES}
-        # publisher, sequence, time, chain after, payload, first of its run?
-        self.entries: dict[Partition, list[list[Any]]] = {each: [] for each in PARTITIONS}
-        self.starts = dict.fromkeys(PARTITIONS, 0)
-        self.slots: dict[int, list[Decided]] = {0: [], 1: []}
-        self.kept: dict[int, int] = {0: 1, 1: 1}
-        self.leaves: dict[int, list[bytes]] = {0: [], 1: []}
-        self.voted: list[Voted | Decided] = []
-        self.snapshots: dict[int, Snapshot] = {}
-
-    # What happens
-
-    def apply(self, record: Record) -> None:
-        if isinstance(record, Held):
-            line = Line(record.publisher, record.topic, record.partition)
-            for sequence, payload in enumerate(record.payloads, record.first):
-                self.hold(line, sequence, payload)
-        elif isinstance(record, Decided):
-            self.decide(record)
-            self.voted.append(record)
-        elif isinstance(record, Voted):
-            self.voted.append(record)
-        else:
-            self.snapshots[record.group] = record
-
-    def hold(self, line: Line, sequence: int, payload: bytes) -> None:
-        for entry in self.entries[line.target]:
-            if entry[:2] == [line.publisher, sequence]:
-                assert entry[4] is ABSENT
-                entry[4] = payload
-                return
-        self.pending[line][sequence] = payload
-
-    def decide(self, record: Decided) -> None:
-        self.slots[record.group].append(record)
-        for placed in record.placed:
-            line = Line(placed.publisher, placed.topic, placed.partition)
-            for number in range(placed.count):
-                sequence = placed.first + number
-                payload = self.pending[line].pop(sequence, ABSENT)
-                chain = placed.chains[32 * number : 32 * number + 32]
-                entry = [line.publisher, sequence, record.time_us, chain, payload, number == 0]
-                self.entries[line.target].append(entry)
-                self.leaves[record.group].append(placed.leaves[32 * number : 32 * number + 32])
-
-    def next_of(self, line: Line) -> int:
-        """The sequence number that must be decided next."""
-        mine = [entry for entry in self.entries[line.target] if entry[0] == line.publisher]
-        return 1 + len(mine)
-
-    def decision(self, group: int, counts: dict[Line, int], time_us: int) -> Decided:
-        placed: list[Placed] = []
-        leaf = len(self.leaves[group])
-        ends = {each: len(self.entries[each]) for each in PARTITIONS}
-        for line, count in counts.items():
-            first, offset = self.next_of(line), ends[line.target]
-            digests, leaves, chains = (
-                b"".join(hashed(kind, line.target, offset + number) for number in range(count))
-                for kind in ("digest", "leaf", "chain")
-            )
-            placed.append(Placed(*line, first, offset, leaf, digests, leaves, chains))
-            leaf, ends[line.target] = leaf + count, offset + count
-        slot = len(self.slots[group]) + 1
-        return Decided(group, slot, time_us, b"v" * slot, placed)
-
-    # What is asked
-
-    def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
-        found: list[Stretch] = []
-        entries = self.entries[partition]
-        taken = 0
-        if offset < self.starts[partition]:
-            return []
-        for at in range(offset, len(entries)):
-            publisher, sequence, time_us, _, payload, begins = entries[at]
-            if payload is ABSENT or (found and taken + len(payload) > bytes_max):
-                break
-            taken += len(payload)
-            if begins or not found:
-                before = self.chain(partition, at)
-                assert before is not None
-                found.append(Stretch(publisher, at, sequence, time_us, before, []))
-            found[-1].payloads.append(payload)
-        return found
-
-    def chain(self, partition: Partition, offset: int) -> bytes | None:
-        if not self.starts[partition] <= offset <= len(self.entries[partition]):
-            return None
-        chain: bytes = self.entries[partition][offset - 1][3] if offset else START
-        return chain
-
-    def bounds(self, partition: Partition) -> tuple[int, int]:
-        return self.starts[partition], len(self.entries[partition])
-
-    def offset_at(self, partition: Partition, time_us: int) -> int:
-        start, end = self.bounds(partition)
-        for offset in range(start, end):
-            if self.entries[partition][offset][2] >= time_us:
-                return offset
-        return end
-
-    def decided(self, group: int, slot: int) -> list[Decided]:
-        return self.slots[group][slot - 1 :] if slot >= self.kept[group] else []
-
-    def node(self, group: int, level: int, number: int) -> bytes:
-        if level == 0:
-            return self.leaves[group][number]
-        below = (self.node(group, level - 1, 2 * number + side) for side in (0, 1))
-        return node_hash(*below)
-
-    def bytes_held(self, partition: Partition) -> int:
-        kept = self.entries[partition][self.starts[partition] :]
-        return sum(len(entry[4]) for entry in kept if entry[4] is not ABSENT)
-
-
-def check(store: DiskStore, oracle: Oracle) -> None:
-    """Every question gets the same answer from both."""
-    for partition in PARTITIONS:
-        start, end = oracle.bounds(partition)
-        assert store.bounds(partition) == (start, end)
-        assert store.bytes_held(partition) == oracle.bytes_held(partition)
-        for offset in range(-1, end + 2):
-            assert store.chain(partition, offset) == oracle.chain(partition, offset)
-            for bytes_max in (0, 40, 10**6):
-                expected = oracle.read(partition, offset, bytes_max)
-                assert store.read(partition, offset, bytes_max) == expected
-        times = {entry[2] + late for entry in oracle.entries[partition] for late in (-1, 0, 1)}
-        for time_us in sorted(times | {0}):
-            assert store.offset_at(partition, time_us) == oracle.offset_at(partition, time_us)
-    for group in (0, 1):
-        check_group(store, oracle, group)
-
-
-def check_group(store: DiskStore, oracle: Oracle, group: int) -> None:
-    for slot in range(1, len(oracle.slots[group]) + 2):
-        expected = oracle.decided(group, slot)
-        assert store.decided(group, slot, 10**9) == expected
-        assert store.decided(group, slot, 0) == expected[:1]
-    level, nodes = 0, len(oracle.leaves[group])
-    while nodes:
-        for number in range(nodes):
-            assert store.node(group, level, number) == oracle.node(group, level, number)
-        with pytest.raises(LocalProtocolError, match="not complete"):
-            store.node(group, level, nodes)
-        level, nodes = level + 1, nodes // 2
-
-
-def check_recovered(recovered: Recovered, oracle: Oracle) -> None:
-    """The machines get their snapshots, what is pending, and what came after."""
-    assert recovered.snapshots == oracle.snapshots
-    slots = {group: snapshot.slot for group, snapshot in oracle.snapshots.items()}
-    pending: dict[Line, dict[int, bytes]] = {line: {} for line in LINES}
-    behind = []
-    for record in recovered.records:
-        if isinstance(record, Held):
-            line = Line(record.publisher, record.topic, record.partition)
-            pending[line] |= dict(enumerate(record.payloads, record.first))
-        else:
-            behind.append(record)
-    assert pending == oracle.pending
-    # What was voted in the snapshot's own slot is still asked for when the leader changes.
-    assert behind == [
-        each
-        for each in oracle.voted
-        if each.slot >= slots.get(each.group, 0) + isinstance(each, Decided)
-    ]
-
-
-class Disk:
-    """A store and its oracle, on a directory of which images can be taken."""
-
-    def __init__(self, directory: Path, **options: Any) -> None:
-        self.root = directory
-        self.options = {"segment_bytes": 2000, "chunk_entries": 8, "reserve_bytes": 0} | options
-        self.images = 0
-        self.directory = directory / "store"
-        self.store = self.opened()
-        self.oracle = Oracle()
-        # What happened, with where its record ends in the journal (0 if it has none).
-        self.history: list[tuple[int, Callable[[Oracle], object]]] = []
-        # How much of it a checkpoint has.
-        self.saved = 0
-        self.time_us = 1000
-
-    def opened(self) -> DiskStore:
-        return DiskStore(self.directory, **self.options)
-
-    @property
-    def end(self) -> int:
-        return self.store._journal.end
-
-    # What happens
-
-    def append(self, *records: Record) -> None:
-        for record in records:
-            self.store.append([record])
-            self._happened(partial(_apply, record=record), self.end)
-            if isinstance(record, Snapshot):
-                self.saved = len(self.history)
-
-    def hold(self, line: Line, count: int, size: int = 20, skip: int = 0) -> None:
-        """The next payloads of a line, behind those that are pending."""
-        first = max([self.oracle.next_of(line) - 1, *self.oracle.pending[line]]) + 1 + skip
-        self.append(self.held(line, first, count, size))
-
-    def held(self, line: Line, first: int, count: int, size: int = 20) -> Held:
-        payloads = [
-            f"{line.publisher % 10}/{line.topic}/{sequence} at {self.end}".encode().ljust(
-                size, b"!"
-            )
-            for sequence in range(first, first + count)
-        ]
-        return Held(*line, first, payloads)
-
-    def decide(self, counts: dict[Line, int]) -> None:
-        self.time_us += len(self.oracle.slots[0]) % 3
-        for group in (0, 1):
-            mine = {line: count for line, count in counts.items() if group_of(line) == group}
-            if mine:
-                self.append(self.oracle.decision(group, mine, self.time_us))
-
-    def snapshot(self, group: int, behind: int = 0) -> None:
-        slot = len(self.oracle.slots[group]) - behind
-        last = self.oracle.snapshots.get(group)
-        if slot > (last.slot if last else 0):
-            self.append(Snapshot(group, slot, b"state" * slot))
-
-    def vote(self, group: int, ahead: int = 1) -> None:
-        slot = len(self.oracle.slots[group]) + ahead
-        self.append(Voted(group, 1, slot, 0, b"", {b"d" * 32: 1}, [b"value"]))
-
-    def trim(self, partition: Partition, offset: int) -> None:
-        start, end = self.oracle.bounds(partition)
-        offset = min(max(offset, start), end)
-        self.store.trim(partition, offset)
-        self._happened(lambda oracle: oracle.starts.update({partition: offset}))
-
-    def keep_slots_from(self, group: int, slot: int) -> None:
-        slot = min(max(slot, self.oracle.kept[group]), len(self.oracle.slots[group]) + 1)
-        self.store.keep_slots_from(group, slot)
-        if self.oracle.slots[group]:
-            self._happened(lambda oracle: oracle.kept.update({group: slot}))
-
-    def forget(self, line: Line, before: int) -> None:
-        def apply(oracle: Oracle) -> None:
-            for sequence in [each for each in oracle.pending[line] if each < before]:
-                del oracle.pending[line][sequence]
-
-        self.store.forget(line, before)
-        self._happened(apply)
-
-    def checkpoint(self) -> None:
-        self.store.checkpoint()
-        self.saved = len(self.history)
-
-    def clean(self) -> None:
-        self.store.clean()
-        self.saved = len(self.history)
-
-    def reopen(self) -> Recovered:
-        self.store.close()
-        self.saved = len(self.history)
-        self.store = self.opened()
-        return self.store.recover()
-
-    # Crashes
-
-    def image(self) -> Path:
-        """What a process that dies now leaves behind."""
-        self.images += 1
-        image = self.root / f"image-{self.images}"
-        shutil.copytree(self.directory, image)
-        return image
-
-    def crash(self, lost_bytes: int = 0, garbage: bytes = b"") -> Recovered:
-        """Go on with an image that lost some of what was not synced."""
-        cut = max(self.store._journal.synced, self.end - lost_bytes)
-        last = self.store._journal.segments.last
-        assert last is not None
-        cut = max(cut, last)
-        image = self.image()
-        self.store.close()
-        shutil.rmtree(self.directory)
-        image.rename(self.directory)
-        with max(self.directory.glob("journal-*")).open("r+b") as file:
-            file.truncate(cut - last)
-            file.seek(0, os.SEEK_END)
-            file.write(garbage)
-        self.history = [
-            (end, apply)
-            for number, (end, apply) in enumerate(self.history)
-            if number < self.saved or 0 < end <= cut
-        ]
-        self.oracle = Oracle()
-        for _, apply in self.history:
-            apply(self.oracle)
-        self.saved = min(self.saved, len(self.history))
-        self.store = self.opened()
-        return self.store.recover()
-
-    def check(self) -> None:
-        check(self.store, self.oracle)
-
-    def _happened(self, apply: Callable[[Oracle], object], end: int = 0) -> None:
-        apply(self.oracle)
-        self.history.append((end, apply))
-
-
-def _apply(oracle: Oracle, record: Record) -> None:
-    oracle.apply(record)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    disk = Disk(tmp_path)
-    yield disk
-    disk.store.close()
-
-
-@pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images of a disk are made here by copying files, so that nothing has to reach it."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(os, "fdatasync", lambda _: None)
-
-
-def fill(disk: Disk, rounds: int = 6) -> None:
-    """A bit of everything: several lines, absent payloads, both groups, several segments."""
-    for number in range(rounds):
-        disk.hold(LINES[0], 3)
-        disk.hold(LINES[1], 2, size=300)
-        disk.hold(LINES[3], 1)
-        disk.vote(0)
-        disk.decide({LINES[0]: 2, LINES[1]: 2, LINES[2]: 1 + number % 2, LINES[3]: 1})
+from stores import (
+    ABSENT,
+    LINES,
+    PARTITIONS,
+    START,
+    Disk,
+    Oracle,
+    check,
+    check_group,
+    check_recovered,
+    counts,
+    fill,
+    images_while,
+    journal_files,
+)
 
 
 def test_a_disk_store_is_a_store(disk: Disk) -> None:
@@ -474,121 +132,6 @@ def test_a_decision_that_leaves_something_out_is_refused_and_not_written(disk: D
     disk.check()
 
 
-@pytest.mark.usefixtures("no_waiting")
-@pytest.mark.parametrize("damage", ["cut", "flipped", "zeros"])
-def test_a_power_cut_anywhere_in_the_tail_loses_nothing_else(tmp_path: Path, damage: str) -> None:
-    disk = Disk(tmp_path, segment_bytes=10**6)
-    disk.hold(LINES[0], 3)
-    disk.decide({LINES[0]: 2, LINES[2]: 1, LINES[3]: 1})
-    disk.checkpoint()
-    disk.hold(LINES[1], 2)
-    disk.decide({LINES[0]: 2, LINES[1]: 1, LINES[3]: 1})
-    ends = [end for end, _ in disk.history]
-    content = max(disk.directory.glob("journal-*")).read_bytes()
-    image = disk.image()
-    for at in range(ends[-3], len(content)):
-        damaged = {
-            "cut": content[:at],
-            "flipped": content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :],
-            "zeros": content[:at] + bytes(len(content) - at),
-        }[damage]
-        oracle = Oracle()
-        for end, apply in disk.history:
-            if end <= at:
-                apply(oracle)
-        copy = shutil.copytree(image, tmp_path / "copy")
-        max(copy.glob("journal-*")).write_bytes(damaged)
-        store = DiskStore(copy, **disk.options)
-        check_recovered(store.recover(), oracle)
-        check(store, oracle)
-        more = oracle.decision(0, {LINES[0]: 2}, 10**6)
-        store.append([more])
-        oracle.apply(more)
-        check(store, oracle)
-        store.close()
-        shutil.rmtree(copy)
-    assert at > ends[-3] + 500
-    disk.store.close()
-
-
-def test_only_what_is_behind_the_snapshots_is_replayed(disk: Disk) -> None:
-    fill(disk)
-    disk.snapshot(0)
-    disk.snapshot(1)
-    for line in LINES:
-        disk.hold(line, 1)
-    disk.vote(0)
-    recovered = disk.crash()
-    # Beside what came after, the records from the first of the snapshots' own slots on.
-    assert recovered.replayed == len(LINES) + 1 + 3
-    check_recovered(recovered, disk.oracle)
-    disk.check()
-
-
-def test_what_was_said_about_later_slots_before_the_snapshot_is_replayed(disk: Disk) -> None:
-    fill(disk, 3)
-    disk.vote(0, ahead=1)
-    disk.vote(1, ahead=2)
-    disk.snapshot(0, behind=1)
-    disk.snapshot(1)
-    recovered = disk.crash()
-    check_recovered(recovered, disk.oracle)
-    disk.check()
-
-
-def test_each_group_has_its_own_snapshot(disk: Disk) -> None:
-    fill(disk, 2)
-    disk.snapshot(0)
-    fill(disk, 2)
-    recovered = disk.crash()
-    assert set(recovered.snapshots) == {0}
-    check_recovered(recovered, disk.oracle)
-    disk.snapshot(1)
-    fill(disk, 1)
-    recovered = disk.crash()
-    assert set(recovered.snapshots) == {0, 1}
-    check_recovered(recovered, disk.oracle)
-    disk.check()
-
-
-def test_a_crash_between_checkpoint_and_snapshot_leaves_the_snapshot_before(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(disk, 2)
-    disk.snapshot(0)
-    fill(disk, 2)
-
-    class PowerCutError(Exception):
-        pass
-
-    def cut(*_: object) -> None:
-        raise PowerCutError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("quorate.storage.store.save_snapshot", cut)
-        with pytest.raises(PowerCutError):
-            disk.store.append([Snapshot(0, 4, b"lost")])
-    disk.saved = len(disk.history)
-    check_recovered(disk.crash(), disk.oracle)
-    disk.check()
-
-
-def test_nothing_grows_with_the_log(disk: Disk) -> None:
-    for _ in range(30):
-        fill(disk, 1)
-        disk.decide({LINES[0]: 1})
-        disk.snapshot(0)
-        disk.snapshot(1)
-    derived = disk.store._derived
-    assert len(derived.pending) == 0
-    assert derived.patches == 0
-    assert not any(index._patches for index in derived.indexes.values())
-    # The one line that is never held here is one gap, however long it is.
-    assert len(derived._absents) == 1
-    assert all(len(derived.group(number)._marks) == 1 for number in (0, 1))
-    assert all(len(column._buffer) == 0 for column in derived._columns())
-
-
 def test_few_files_are_open(tmp_path: Path) -> None:
     disk = Disk(tmp_path, open_files_max=5)
     before = len(os.listdir("/dev/fd"))
@@ -609,256 +152,243 @@ def test_a_store_is_used_by_one_process(disk: Disk) -> None:
         disk.opened()
 
 
-# Retention
+# Starting over with a snapshot
 
 
-def test_what_is_trimmed_is_gone_and_the_rest_is_as_before(disk: Disk) -> None:
+def test_a_group_that_starts_over_begins_behind_the_snapshot_and_others_keep_everything(
+    disk: Disk,
+) -> None:
     fill(disk)
-    for offset in (0, 1, 5, 9, 17, 10**6):
-        disk.trim(PARTITIONS[0], offset)
-        disk.check()
-    fill(disk, 1)
+    others = disk.store.bounds(LINES[3].target)
+    disk.install(0, 5)
+    start, end = disk.store.bounds(LINES[0].target)
+    assert start == end > 0
+    assert disk.store.slots(0) == (12, 12)
+    assert disk.store.bounds(LINES[3].target) == others
     disk.check()
-    disk.checkpoint()
-    disk.check()
-    disk.crash()
-    disk.check()
-
-
-def test_a_crash_before_a_checkpoint_undoes_trimming(disk: Disk) -> None:
     fill(disk)
-    disk.trim(PARTITIONS[0], 9)
-    disk.checkpoint()
-    disk.trim(PARTITIONS[0], 17)
-    disk.keep_slots_from(0, 4)
-    disk.crash()
-    assert disk.store.bounds(PARTITIONS[0])[0] == 9
+    disk.check()
+    check_recovered(disk.crash(), disk.oracle)
     disk.check()
 
 
-def test_trimmed_chunks_of_the_index_are_deleted(disk: Disk) -> None:
-    fill(disk, 12)
-    disk.checkpoint()
-    name = "index/partition-7-0-places-*"
-    before = len(list(disk.directory.glob(name)))
-    disk.trim(PARTITIONS[0], 33)
-    disk.checkpoint()
-    assert len(list(disk.directory.glob(name))) == before - 4
-    disk.crash()
+def test_a_new_store_can_begin_with_a_snapshot(disk: Disk) -> None:
+    disk.install(1, 3)
+    disk.check()
+    fill(disk, 2)
+    disk.check()
+    check_recovered(disk.reopen(), disk.oracle)
     disk.check()
 
 
-def test_retention_by_time_and_by_size(disk: Disk) -> None:
-    fill(disk)
-    partition = PARTITIONS[0]
-    start, end = disk.store.bounds(partition)
-    time_us = disk.oracle.entries[partition][10][2]
-    assert disk.store.expired(partition, time_us) == disk.oracle.offset_at(partition, time_us)
-    assert disk.store.expired(Partition(99, 0), time_us) == 0
-    for bytes_max in (0, 1, 333, 1000, 10**6):
-        offset = disk.store.surplus(partition, bytes_max)
-        fitting = [
-            number
-            for number in range(start, end + 1)
-            if sum(len(entry[4]) for entry in disk.oracle.entries[partition][number:]) <= bytes_max
-        ]
-        assert offset == fitting[0]
+def test_decisions_may_follow_a_snapshot_at_once_and_must_follow_on_it(disk: Disk) -> None:
+    fill(disk, 2)
+    installed, missed = disk.ahead(0, 3)
+    oracle = disk.oracle
+    oracle.install(installed, missed)
+    following = oracle.decision(0, {LINES[0]: 2, LINES[2]: 1}, 10**6)
+    with pytest.raises(LocalProtocolError, match="slot 6 is decided, but 3 is next"):
+        disk.store.append([following])
+    with pytest.raises(LocalProtocolError, match="slot 6 is decided, but 7 is next"):
+        disk.store.append([installed, following, following])
+    disk.store.append([installed, following])
+    oracle.apply(following)
+    disk.check()
+    with pytest.raises(LocalProtocolError, match="of slot 5 is installed, but 7 is next"):
+        disk.store.append([installed])
 
 
-def journal_files(disk: Disk) -> int:
-    return len(list(disk.directory.glob("journal-*")))
+def test_payloads_of_what_was_decided_meanwhile_are_given_up_and_later_ones_stay(
+    disk: Disk,
+) -> None:
+    disk.hold(LINES[0], 9)
+    disk.hold(LINES[3], 2)
+    # Three decisions have six batches of the line: three of its nine are still to come.
+    disk.install(0, 3)
+    assert sorted(disk.oracle.pending[LINES[0]]) == [7, 8, 9]
+    check_recovered(disk.crash(), disk.oracle)
+    disk.decide({LINES[0]: 3, LINES[3]: 1})
+    disk.check()
+    assert disk.store.bytes_held(LINES[0].target) > 0
 
 
-def test_segments_in_which_nothing_is_needed_are_deleted(disk: Disk) -> None:
+def test_what_was_voted_before_a_snapshot_is_void_and_in_its_own_slot_it_is_not(
+    disk: Disk,
+) -> None:
+    disk.vote(0, ahead=1)
+    disk.vote(0, ahead=3)
+    disk.install(0, 3)
+    disk.vote(0)
+    recovered = disk.crash()
+    slots = [record.slot for record in recovered.records if isinstance(record, Voted)]
+    assert slots == [3, 4]
+    check_recovered(disk.reopen(), disk.oracle)
+
+
+def test_what_is_started_over_leaves_no_files_behind(disk: Disk) -> None:
     fill(disk, 20)
-    before = journal_files(disk)
-    # Slots must still be served, payloads read, and groups replayed: nothing may go.
-    disk.clean()
-    assert journal_files(disk) == before
-    for partition in PARTITIONS:
-        disk.trim(partition, disk.store.bounds(partition)[1])
-    disk.clean()
-    assert journal_files(disk) == before
-    for group in (0, 1):
-        disk.keep_slots_from(group, len(disk.oracle.slots[group]))
-    disk.clean()
-    assert journal_files(disk) == before
-    for group in (0, 1):
-        disk.snapshot(group)
-    disk.clean()
-    # What is pending is a payload of line 0 in every segment, and keeps none of them alive.
-    assert journal_files(disk) < before / 2
-    disk.check()
-    check_recovered(disk.crash(), disk.oracle)
-    disk.check()
-
-
-def sparse(disk: Disk) -> None:
-    """Segments in which only the small payloads of one partition are live."""
-    for _ in range(20):
-        disk.hold(LINES[0], 1, size=600)
-        disk.hold(LINES[3], 2)
-        disk.hold(LINES[2], 1, size=30)
-        disk.decide({LINES[0]: 1, LINES[3]: 2})
-    disk.trim(LINES[0].target, 10**6)
-    for group in (0, 1):
-        disk.keep_slots_from(group, 10**6)
-        disk.snapshot(group)
-
-
-def test_cleaning_keeps_every_live_payload(disk: Disk) -> None:
-    sparse(disk)
-    disk.check()
-    before = journal_files(disk)
-    cleaned = disk.store.clean(segments_max=100)
-    disk.saved = len(disk.history)
-    assert cleaned.bytes_copied > 0
-    assert cleaned.segments_deleted > before / 2
-    disk.check()
-    check_recovered(disk.crash(), disk.oracle)
-    disk.check()
-    # What was copied is trimmed and decided as everything else.
-    disk.decide({LINES[2]: 15})
-    disk.trim(LINES[3].target, 20)
-    disk.clean()
-    disk.check()
-    check_recovered(disk.crash(), disk.oracle)
-    disk.check()
-
-
-def test_a_crash_while_cleaning_loses_nothing(tmp_path: Path) -> None:
-    """An image of the disk before each file operation that cleaning does."""
-    disk = Disk(tmp_path)
-    sparse(disk)
     disk.checkpoint()
-    images: list[Path] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("writev", "fdatasync", "fsync", "pwrite"):
-            really = getattr(os, name)
-
-            def first_an_image(*args: Any, really: Any = really) -> Any:
-                images.append(disk.image())
-                return really(*args)
-
-            patch.setattr(os, name, first_an_image)
-        unlink = Path.unlink
-
-        def unlink_after_an_image(path: Path, missing_ok: bool = False) -> None:
-            images.append(disk.image())
-            unlink(path, missing_ok=missing_ok)
-
-        patch.setattr(Path, "unlink", unlink_after_an_image)
-        assert disk.store.clean(segments_max=100).bytes_copied > 0
+    disk.trim(PARTITIONS[0], 20)
+    before = len(list((disk.directory / "index").iterdir()))
+    segments_before = journal_files(disk)
+    disk.install(0, 1)
+    disk.checkpoint()
+    files = list((disk.directory / "index").iterdir())
+    assert len(files) < before / 2
+    assert set(map(str, files)) == disk.store._derived._paths()
+    disk.install(1, 1)
+    disk.clean()
+    # Nothing is live in what came before, and no slot need be served.
+    assert journal_files(disk) < segments_before / 2
     disk.check()
-    assert len(images) > 50
+
+
+def test_proofs_of_what_comes_after_a_snapshot_can_be_made(tmp_path: Path) -> None:
+    """Those of earlier leaves cannot: ask a replica that has them."""
+    disk = Disk(tmp_path, chunk_entries=64)
+    for rounds in (3, 90, 1):
+        disk.install(0, rounds)
+        start = disk.oracle.first_leaf[0]
+        for _ in range(7):
+            disk.append(disk.oracle.decision(0, {LINES[0]: 45}, 7))
+        nodes = partial(disk.store.node, 0)
+        size, leaves = len(disk.oracle.leaves[0]), disk.oracle.leaves[0]
+        root = root_of(nodes, size)
+        for index in (start, start + 1, start + 200, size - 1):
+            proof = inclusion_proof(nodes, index, size)
+            check_inclusion(leaves[index], index, size, proof, root)
+        assert root == root_of(partial(disk.oracle.node, 0), size)
+        with pytest.raises(LocalProtocolError, match="where this log began with a snapshot"):
+            inclusion_proof(nodes, 0, size)
+        check_recovered(disk.crash(), disk.oracle)
+    check_group(disk.store, disk.oracle, 0)
+    disk.store.close()
+
+
+def before_and_after(disk: Disk) -> tuple[Oracle, Oracle]:
+    """What a store should be before and after the snapshot of a group is installed."""
+    before, after = copy.deepcopy(disk.oracle), copy.deepcopy(disk.oracle)
+    installed, missed = disk.ahead(0, 4)
+    after.install(installed, missed)
+    return before, after
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("damage", ["cut", "flipped", "zeros"])
+def test_a_power_cut_while_a_snapshot_is_written_leaves_the_group_as_before_or_as_after(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, segment_bytes=10**6)
+    fill(disk, 2)
+    disk.snapshot(0)
+    disk.hold(LINES[0], 9)
+    disk.decide({LINES[0]: 1, LINES[1]: 1, LINES[3]: 1})
+    before, after = before_and_after(disk)
+    installed, _ = disk.ahead(0, 4)
+    start = disk.end
+    # Whatever is saved beside the journal comes later.
+    monkeypatch.setattr(DiskStore, "_save_owed", no_room)
+    disk.store.append([installed])
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    content = max(disk.directory.glob("journal-*")).read_bytes()
+    image, end = disk.image(), len(content)
+    assert end > start + 300
+    for at in range(start, end + 1):
+        whole = content if at == end else b""
+        damaged = (
+            whole
+            or {
+                "cut": content[:at],
+                "flipped": content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :],
+                "zeros": content[:at] + bytes(end - at),
+            }[damage]
+        )
+        copied = shutil.copytree(image, tmp_path / "copy")
+        max(copied.glob("journal-*")).write_bytes(damaged)
+        store = DiskStore(copied, **disk.options)
+        oracle = copy.deepcopy(after if at == end else before)
+        check_recovered(store.recover(), oracle)
+        check(store, oracle)
+        more = oracle.decision(0, {LINES[0]: 2, LINES[1]: 1}, 10**6)
+        store.append([more])
+        oracle.apply(more)
+        check(store, oracle)
+        store.close()
+        shutil.rmtree(copied)
+    disk.store.close()
+
+
+def no_room(_: DiskStore) -> None:
+    raise DiskFullError("there is no room in this test")
+
+
+def test_a_crash_anywhere_while_a_snapshot_is_installed_leaves_before_or_after(
+    tmp_path: Path,
+) -> None:
+    """An image of the disk before each file operation."""
+    disk = Disk(tmp_path)
+    fill(disk, 8)
+    disk.snapshot(0)
+    disk.hold(LINES[0], 9)
+    disk.vote(0)
+    disk.trim(PARTITIONS[0], 10)
+    disk.checkpoint()
+    before, after = before_and_after(disk)
+    installed, _ = disk.ahead(0, 4)
+    images = [*images_while(disk, lambda: disk.store.append([installed])), disk.image()]
+    assert len(images) > 20
+    found = []
     for image in images:
         store = DiskStore(image, **disk.options)
-        check_recovered(store.recover(), disk.oracle)
-        check(store, disk.oracle)
-        assert store.clean(segments_max=100).segments_deleted >= 0
-        check(store, disk.oracle)
+        is_after = store.slots(0)[1] == installed.slot + 1
+        oracle = copy.deepcopy(after if is_after else before)
+        found.append(is_after)
+        check_recovered(store.recover(), oracle)
+        check(store, oracle)
+        more = oracle.decision(0, {LINES[0]: 1, LINES[2]: 3}, 10**6)
+        store.append([more, Snapshot(0, more.slot, b"later")])
+        oracle.apply(more)
+        oracle.apply(Snapshot(0, more.slot, b"later"))
+        store.clean(segments_max=100)
+        check(store, oracle)
+        store.close()
+        store = DiskStore(image, **disk.options)
+        check_recovered(store.recover(), oracle)
+        check(store, oracle)
         store.close()
         shutil.rmtree(image)
+    # Once it is there, it stays.
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (False, True)
     disk.store.close()
 
 
-def test_a_damaged_payload_is_not_copied(disk: Disk) -> None:
-    sparse(disk)
-    file = sorted(disk.directory.glob("journal-*"))[1]
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(StorageError, match=f"{file.name} is damaged at byte"):
-        disk.store.clean(segments_max=100)
-    assert file.exists()
+def test_the_last_snapshot_that_was_signed_is_there_after_a_restart(disk: Disk) -> None:
+    assert disk.store.certified(0) is None
+    first, last = Certified(0, 8, b"state", "signed"), Certified(0, 16, b"later", "signed too")
+    disk.store.append([first, Certified(1, 8, b"another", "by others")])
+    assert disk.store.certified(0) == first
+    disk.store.append([last])
+    disk.crash()
+    assert disk.store.certified(0) == last
+    assert disk.store.certified(1) == Certified(1, 8, b"another", "by others")
 
 
-def test_what_will_never_be_decided_can_be_given_up(disk: Disk) -> None:
-    disk.hold(LINES[0], 5)
-    disk.hold(LINES[0], 5, skip=2)
-    disk.forget(LINES[0], 4)
-    disk.decide({LINES[0]: 1})
-    disk.check()
-    disk.checkpoint()
-    check_recovered(disk.crash(), disk.oracle)
-    disk.forget(LINES[0], 10**6)
-    disk.forget(LINES[1], 10**6)
-    assert len(disk.store._derived.pending) == 0
-    assert sum(use.live_bytes for use in disk.store._derived.usage.uses) == 0
-
-
-# Damage
-
-
-def index_files(disk: Disk) -> list[Path]:
-    """The last chunk of each column that has a checksum."""
-    last: dict[str, Path] = {}
-    for path in sorted((disk.directory / "index").iterdir()):
-        last[path.name[:-20]] = path
-    return [path for name, path in last.items() if "places" not in name]
-
-
-def test_an_index_or_tree_file_that_is_damaged_is_an_error_that_names_it(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    fill(disk)
-    disk.store.close()
-    for path in index_files(disk):
-        content = path.read_bytes()
-        altered = content[:-1] + bytes([content[-1] ^ 1])
-        for damaged in (content[:-1], b"", altered, None):
-            if damaged is None:
-                path.unlink()
-            else:
-                path.write_bytes(damaged)
-            with pytest.raises(StorageError, match=path.name):
-                disk.opened()
-        path.write_bytes(content)
-    disk.opened().close()
-
-
-def test_a_chunk_before_the_last_that_is_missing_or_short_is_an_error(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    fill(disk)
-    disk.store.close()
-    path = disk.directory / "index" / f"partition-7-0-places-{0:020d}"
-    os.truncate(path, 17)
-    with pytest.raises(StorageError, match=f"{path.name} has 17 bytes, but 128"):
-        disk.opened()
-    path.unlink()
-    with pytest.raises(StorageError, match=f"{path.name} is missing"):
-        disk.opened()
-
-
-@pytest.mark.parametrize("name", ["checkpoint", "snapshot-0"])
-def test_a_damaged_checkpoint_or_snapshot_is_an_error_that_names_it(
-    tmp_path: Path, name: str
+def test_a_signed_snapshot_that_finds_no_room_is_saved_later(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = Disk(tmp_path)
-    fill(disk)
-    disk.snapshot(0)
-    disk.store.close()
-    path = disk.directory / name
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(StorageError, match=f"{name} is damaged"):
-        disk.opened()
+    def full(*_: object) -> None:
+        raise DiskFullError("there is no room in this test")
 
-
-def test_chunks_of_another_size_are_refused(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    disk.store.close()
-    with pytest.raises(StorageError, match="index chunks of 8 entries, not 16"):
-        DiskStore(disk.directory, chunk_entries=16)
-
-
-def test_a_payload_that_is_gone_is_an_error_that_names_its_offset(disk: Disk) -> None:
-    fill(disk)
-    disk.checkpoint()
-    segments = disk.store._journal.segments
-    segments.remove(segments.firsts[0])
-    with pytest.raises(StorageError, match="partition 0 of topic 7 cannot be read from offset 0"):
-        disk.store.read(PARTITIONS[0], 0, 100)
+    certified = Certified(0, 8, b"state", "signed")
+    with monkeypatch.context() as patch:
+        patch.setattr("quorate.storage.store.save_certified", full)
+        disk.store.append([certified])
+        assert disk.store.certified(0) == certified
+    disk.hold(LINES[0], 1)
+    disk.crash()
+    assert disk.store.certified(0) == certified
 
 
 # The fsync policy
@@ -890,7 +420,6 @@ def test_another_policy_is_refused(tmp_path: Path) -> None:
 # Everything at once
 
 lines = st.sampled_from(LINES)
-counts = st.integers(1, 5)
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -931,6 +460,10 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(group=st.integers(0, 1), behind=st.integers(0, 2))
     def snapshot(self, group: int, behind: int) -> None:
         self.disk.snapshot(group, behind)
+
+    @rule(group=st.integers(0, 1), rounds=st.integers(1, 12))
+    def install(self, group: int, rounds: int) -> None:
+        self.disk.install(group, rounds)
 
     @rule(partition=st.sampled_from(PARTITIONS), part=st.floats(0, 1))
     def trim(self, partition: Partition, part: float) -> None:

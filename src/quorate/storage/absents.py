@@ -70,6 +70,11 @@ class Absents:
             del self._gaps[source]
         return claimed
 
+    def forget(self, topic: int, partition: int) -> None:
+        """What is missing of a partition is no longer of interest."""
+        for source in [each for each in self._gaps if each[1:] == (topic, partition)]:
+            self._runs -= len(self._gaps.pop(source))
+
     def _forget_one(self) -> None:
         source, gaps = next(iter(self._gaps.items()))
         del gaps[0]

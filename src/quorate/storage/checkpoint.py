@@ -1,9 +1,10 @@
-"""The two small files that a replica starts from.
+"""The small files that a replica starts from.
 
 `checkpoint` says what the index and tree files had at a position of the journal, and what was
 pending there. `snapshot-N` has the state of group N's machine. Each is replaced in one step and
 true on its own: applying the journal from the checkpoint's position gives the files, replaying a
-group's records behind its snapshot gives its machine.
+group's records behind its snapshot gives its machine. `certified-N` has the last state that a
+quorum signed, for those who need it; it proves itself, however old it is.
 """
 
 import re
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from quorate.protocol.ordering.records import Snapshot
+from quorate.protocol.ordering.records import Certified, Snapshot
 from quorate.storage.absents import Gap
 from quorate.storage.errors import StorageError
 from quorate.storage.files import read_checked, replace_file
@@ -66,6 +67,14 @@ def load_snapshots(directory: Path) -> dict[int, SavedSnapshot]:
         if _SNAPSHOT.fullmatch(path.name) and (saved := _load(path, SavedSnapshot)):
             found[saved.snapshot.group] = saved
     return found
+
+
+def save_certified(directory: Path, certified: Certified) -> None:
+    replace_file(directory / f"certified-{certified.group}", msgspec.msgpack.encode(certified))
+
+
+def load_certified(directory: Path, group: int) -> Certified | None:
+    return _load(directory / f"certified-{group}", Certified)
 
 
 def _load(path: Path, kind: type[_Content]) -> _Content | None:

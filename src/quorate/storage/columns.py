@@ -44,7 +44,7 @@ class Column:
     ) -> None:
         self.start = extent.start
         self.end = extent.end
-        self._origin = extent.origin
+        self.origin = extent.origin
         self._files = files
         self._stem = stem
         self._width = width
@@ -58,7 +58,7 @@ class Column:
     @property
     def extent(self) -> Extent:
         """To be asked for when everything is flushed."""
-        return Extent(self._origin, self.start, self._stored, self._check)
+        return Extent(self.origin, self.start, self._stored, self._check)
 
     def path(self, number: int) -> str:
         """The chunk file that has this entry."""
@@ -68,6 +68,12 @@ class Column:
         """The chunk files that the stored entries are in."""
         for chunk in self._chunks():
             yield self.path(chunk)
+
+    def files(self) -> Iterator[str]:
+        """Every chunk file that may be there, those with nothing but trimmed entries too."""
+        if self._stored > self.origin:
+            for chunk in range(self._lowest, self._stored, self._chunk_entries):
+                yield self.path(chunk)
 
     def append(self, entries: bytes) -> None:
         self._buffer += entries
@@ -137,7 +143,7 @@ class Column:
             _refuse_shorter(path, entries * self._width)
             self._files.truncate(path, entries * self._width)
             if checked and chunk + entries == self._stored:
-                first = max(chunk, self._origin)
+                first = max(chunk, self.origin)
                 if crc32c(self._read_stored(first, self._stored - first)) != self._check:
                     raise StorageError(f"{path} is damaged: its checksum does not match")
 
@@ -145,7 +151,7 @@ class Column:
         return number - number % self._chunk_entries
 
     def _chunks(self) -> range:
-        if self._stored == self._origin:
+        if self._stored == self.origin:
             return range(0)
         return range(self._chunk(self.start), self._stored, self._chunk_entries)
 

@@ -8,9 +8,12 @@ a checkpoint; everything that grows with the log is in column files.
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import msgspec
+
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ordering import Partition
-from quorate.protocol.ordering.records import Decided, Placed, Voted
+from quorate.protocol.ordering.log import LogState
+from quorate.protocol.ordering.records import Decided, Installed, Placed, Voted
 from quorate.storage.absents import Absents, Gap
 from quorate.storage.checkpoint import Checkpoint
 from quorate.storage.columns import Column
@@ -19,7 +22,14 @@ from quorate.storage.groups import Group, GroupState
 from quorate.storage.heads import Entry, HeldHead, MovedHead
 from quorate.storage.index import Index, IndexState
 from quorate.storage.pending import Pending, Source
-from quorate.storage.places import ABSENT, PLACE_BYTES, absent_runs, pack_run, present
+from quorate.storage.places import (
+    ABSENT,
+    PLACE_BYTES,
+    absent_runs,
+    is_absent,
+    pack_run,
+    present,
+)
 from quorate.storage.segments import Frame, Segments
 from quorate.storage.usage import Usage
 
@@ -42,6 +52,8 @@ class Derived:
         self.patches = 0
         self._groups: dict[int, Group] = {}
         self._absents = Absents()
+        # Chunk files of what was started over. The last checkpoint may still need them.
+        self._void: set[str] = set()
         self._files = files
         self._directory = directory
         self._chunk_entries = checkpoint.chunk_entries
@@ -71,6 +83,11 @@ class Derived:
         leaves: dict[int, int] = {}
         ends: dict[tuple[int, int], int] = {}
         for entry in entries:
+            if isinstance(entry, Installed):
+                self._refuse_going_back(entry, slots.get(entry.group))
+                state = _state_of(entry)
+                slots[entry.group], leaves[entry.group] = entry.slot + 1, state.size
+                ends |= {target: now.end for target, now in state.partitions.items()}
             if not isinstance(entry, Decided):
                 continue
             group = self.group(entry.group)
@@ -87,7 +104,13 @@ class Derived:
         if isinstance(head, Voted | Decided):
             is_vote = isinstance(head, Voted)
             return self.group(head.group).mark(head.slot, frame.position, is_vote=is_vote)
+        if isinstance(head, Installed):
+            return self.group(head.group).mark_installed(head.slot, frame.position)
         return False
+
+    def is_needed(self, head: Voted | Decided) -> bool:
+        """Whether the machine must hear of this record again."""
+        return self.group(head.group).is_needed(head.slot, is_vote=isinstance(head, Voted))
 
     def apply(self, frame: Frame) -> None:
         head = frame.head
@@ -97,6 +120,8 @@ class Derived:
             self._apply_decided(head, frame.position)
         elif isinstance(head, MovedHead):
             self._apply_moved(head, frame.payloads_at)
+        elif isinstance(head, Installed):
+            self._apply_installed(head)
 
     def trim(self, index: Index, offset: int) -> None:
         offset = min(offset, index.end)
@@ -147,6 +172,9 @@ class Derived:
             index.forget_patches()
         for column in self._columns():
             column.drop()
+        for path in sorted(self._void - self._paths()):
+            self._files.remove(path)
+        self._void.clear()
 
     def _apply_held(self, head: HeldHead, position: int) -> None:
         source = (head.publisher, head.topic, head.partition)
@@ -186,8 +214,28 @@ class Derived:
         places = pack_run(position, head.lengths)
         self._move(Partition(head.topic, head.partition), head.offset, places)
 
+    def _apply_installed(self, head: Installed) -> None:
+        """Start over with this state: nothing that the group had leads there."""
+        state = _state_of(head)
+        self._retire(self.group(head.group).start_over(head.slot, state.size, state.edge))
+        for line, goes_on in state.lines.items():
+            self.forget(line, goes_on.next)
+        for partition, now in state.partitions.items():
+            index = self.indexes.get(partition) or self._add_index(IndexState(*partition))
+            self._retire(index.columns)
+            self.trim(index, index.end)
+            self._absents.forget(*partition)
+            index = self._add_index(index.state_behind(now.end))
+            if now.end:
+                index.begin_with(now.chain)
+
+    def _retire(self, columns: Iterable[Column]) -> None:
+        self._void.update(path for column in columns for path in column.files())
+
     def _without(self, places: bytes, lacking: Iterable[int]) -> bytes:
         """What is held under these numbers is not what was decided: it is given up."""
+        if is_absent(places):
+            return places
         kept = bytearray(places)
         for at in lacking:
             cut = slice(at * PLACE_BYTES, (at + 1) * PLACE_BYTES)
@@ -239,7 +287,7 @@ class Derived:
 
     def _sweep(self) -> None:
         """Delete chunk files that began, or were trimmed, without the checkpoint saying so."""
-        known = {path for column in self._columns() for path in column.paths()}
+        known = self._paths()
         for path in sorted(map(str, self._directory.iterdir())):
             if path not in known:
                 self._files.remove(path)
@@ -254,9 +302,23 @@ class Derived:
         self._groups[state.group] = group
         return group
 
+    def _paths(self) -> set[str]:
+        return {path for column in self._columns() for path in column.paths()}
+
+    def _refuse_going_back(self, entry: Installed, slot: int | None) -> None:
+        slot = self.group(entry.group).next_slot if slot is None else slot
+        if slot is not None and entry.slot < slot:
+            raise LocalProtocolError(
+                f"a snapshot of slot {entry.slot} is installed, but {slot} is next"
+            )
+
     def _columns(self) -> list[Column]:
         holders: Iterator[Index | Group] = iter((*self.indexes.values(), *self._groups.values()))
         return [column for holder in holders for column in holder.columns]
+
+
+def _state_of(head: Installed) -> LogState:
+    return msgspec.msgpack.decode(head.state, type=LogState)
 
 
 def _part(places: bytes, first: int, end: int) -> bytes:

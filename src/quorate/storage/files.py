@@ -3,6 +3,7 @@
 import fcntl
 import os
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 import crc32c
@@ -100,6 +101,24 @@ def sync_file(descriptor: int) -> None:
         os.fdatasync(descriptor)
     else:
         fcntl.fcntl(descriptor, _FULL_SYNC)
+
+
+def uncache(path: str) -> None:
+    """Let the system use the memory that holds a synced file's content for something else.
+
+    Left alone it would be used last, long after memory that was never written to, and that is
+    several times slower to write to for the first time.
+    """
+    # Not every system can be told.
+    if not hasattr(os, "posix_fadvise"):
+        return
+    # It is a hint: the file may be gone meanwhile, and nothing depends on it.
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:

@@ -19,6 +19,8 @@ class GroupState(msgspec.Struct, frozen=True, array_like=True):
     replay: int
     slots: Extent | None = None
     levels: list[Extent] = []
+    # Of the tree before the first leaf that is here.
+    edge: list[bytes] = []
 
 
 class Group:
@@ -33,7 +35,7 @@ class Group:
         self._stem = f"{directory}/group-{state.group}"
         self._chunk_entries = chunk_entries
         self._slots = None if state.slots is None else self._slot_column(state.slots)
-        self.tiles = Tiles(files, self._stem, state.levels, chunk_entries)
+        self.tiles = Tiles(files, self._stem, state.levels, chunk_entries, state.edge)
 
     @property
     def columns(self) -> Sequence[Column]:
@@ -54,7 +56,8 @@ class Group:
         """The state at this position of the journal."""
         slots = None if self._slots is None else self._slots.extent
         levels = [column.extent for column in self.tiles.columns]
-        return GroupState(self.number, self.replay_from(position), slots, levels)
+        replay = self.replay_from(position)
+        return GroupState(self.number, replay, slots, levels, self.tiles.edge)
 
     def replay_from(self, position: int) -> int:
         """From where on the journal has records behind the snapshot; `position` if it has none."""
@@ -65,10 +68,30 @@ class Group:
 
         What was voted in the snapshot's own slot is still asked for when the leader changes.
         """
-        if slot < self.snapshot_slot or (slot == self.snapshot_slot and not is_vote):
+        if not self.is_needed(slot, is_vote=is_vote):
             return False
         self._marks.setdefault(slot, position)
         return True
+
+    def is_needed(self, slot: int, *, is_vote: bool) -> bool:
+        """Whether the machine needs this record of a slot beside the snapshot."""
+        return slot > self.snapshot_slot or (slot == self.snapshot_slot and is_vote)
+
+    def mark_installed(self, slot: int, position: int) -> bool:
+        """The group starts over here, with a snapshot that may be in the journal only."""
+        if slot < self.snapshot_slot:
+            return False
+        self.snapshot_taken(slot)
+        self._marks[slot] = min(position, self._marks.get(slot, position))
+        return True
+
+    def start_over(self, slot: int, size: int, edge: Sequence[bytes]) -> Sequence[Column]:
+        """Go on behind this slot, with a tree of so many leaves; says which columns are void."""
+        void = self.columns
+        self._slots = self._slot_column(Extent(slot + 1, slot + 1, slot + 1))
+        extents = Tiles.extents_from(size)
+        self.tiles = Tiles(self._files, self._stem, extents, self._chunk_entries, edge)
+        return void
 
     def decide(self, slot: int, position: int, leaves: bytes) -> None:
         if self._slots is None:

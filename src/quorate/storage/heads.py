@@ -12,7 +12,7 @@ import msgspec
 
 from quorate.core.ids import NodeId, TopicId
 from quorate.core.ids import Sequence as SequenceNumber
-from quorate.protocol.ordering.records import Decided, Held, Voted
+from quorate.protocol.ordering.records import Decided, Held, Installed, Voted
 from quorate.storage.errors import StorageError
 
 
@@ -40,8 +40,8 @@ class MovedHead(msgspec.Struct, frozen=True, gc=False, tag="moved"):
     lengths: list[int]
 
 
-Entry: TypeAlias = Held | Moved | Voted | Decided
-Head: TypeAlias = HeldHead | MovedHead | Voted | Decided
+Entry: TypeAlias = Held | Moved | Voted | Decided | Installed
+Head: TypeAlias = HeldHead | MovedHead | Voted | Decided | Installed
 
 _decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
 encode_head = msgspec.msgpack.Encoder().encode

@@ -62,6 +62,21 @@ class Index:
         self._patches: dict[int, bytes] = {}
         self._hint = 0
 
+    def begin_with(self, chain: Digest) -> None:
+        """The chain before the first offset, which is not 0; nothing was appended yet."""
+        self._chains.append(chain)
+
+    def state_behind(self, offset: int) -> IndexState:
+        """What an index of this partition looks like that begins later, at this offset."""
+        chains, runs = max(offset - 1, 0), self._runs.end
+        return IndexState(
+            *self.partition,
+            start=offset,
+            places=Extent(offset, offset, offset),
+            chains=Extent(chains, chains, chains),
+            runs=Extent(runs, runs, runs),
+        )
+
     @property
     def columns(self) -> tuple[Column, ...]:
         return self._places, self._chains, self._runs
@@ -140,6 +155,11 @@ class Index:
         if number == len(numbers):
             return self.end
         return max(self.start, self._run(numbers[number])[0])
+
+    @property
+    def first_time_us(self) -> int | None:
+        """When the first batch that is kept was decided, if there is one."""
+        return next(self.runs_from(self.start))[3] if self.start < self.end else None
 
     def trim(self, offset: int, places: bytes) -> None:
         """Give up the payloads before this offset, which stood there."""

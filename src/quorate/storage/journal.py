@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock, Thread
 
 from quorate.storage.errors import StorageError, explained
-from quorate.storage.files import Files, sync_directory, sync_file
+from quorate.storage.files import Files, sync_directory, sync_file, uncache
 from quorate.storage.frames import PREFIX_BYTES, encode_frame, frames_in
 from quorate.storage.heads import Entry, encode_head, split
 from quorate.storage.segments import Frame, Segments
@@ -45,7 +45,7 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._lock = Lock()
         self._waits = waits
-        self._syncing: Thread | None = None
+        self._retiring: Thread | None = None
         self._failed: str = ""
         self._torn = False
         last = self.segments.last
@@ -99,7 +99,9 @@ class Journal:
         with self._lock:
             self._refuse_if_failed()
             end = self.end
-            self._finish_syncing()
+            if not self._waits:
+                # The segment before this one may still be on its way to the disk.
+                self._finish_retiring()
             if end > self._synced:
                 self._sync_segment(self._first, self._descriptor)
                 self._synced = end
@@ -118,8 +120,8 @@ class Journal:
 
     def close(self) -> None:
         with self._lock:
-            if self._syncing is not None:
-                self._syncing.join()
+            if self._retiring is not None:
+                self._retiring.join()
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._descriptor, self._failed = -1, "it was closed"
@@ -153,28 +155,33 @@ class Journal:
                 self._sync_segment(self._first, self._descriptor)
                 self._synced = first
             descriptor = self._create(first)
-            if self._waits:
-                os.close(self._descriptor)
-            else:
-                self._sync_behind(self._first, self._descriptor)
+            self._retire(self._first, self._descriptor)
             self._descriptor, self._first, self._size = descriptor, first, 0
 
-    def _sync_behind(self, first: int, descriptor: int) -> None:
-        """Sync a segment that is full while the next one is written."""
-        self._finish_syncing()
+    def _retire(self, first: int, descriptor: int) -> None:
+        """Look after a segment that is full while the next one is written.
 
-        def sync() -> None:
-            with suppress(StorageError):
-                self._sync_segment(first, descriptor)
+        It is synced, if nobody waited for that, and the one before it is given out of memory.
+        What was written lately stays there for those who read it.
+        """
+        self._finish_retiring()
+        older = self.segments.containing(first - 1)
+
+        def retire() -> None:
+            if not self._waits:
+                with suppress(StorageError):
+                    self._sync_segment(first, descriptor)
             os.close(descriptor)
+            if older >= 0:
+                uncache(self.segments.path(older))
 
-        self._syncing = Thread(target=sync, name="sync a segment")
-        self._syncing.start()
+        self._retiring = Thread(target=retire, name="retire a segment")
+        self._retiring.start()
 
-    def _finish_syncing(self) -> None:
-        if self._syncing is not None:
-            self._syncing.join()
-            self._syncing = None
+    def _finish_retiring(self) -> None:
+        if self._retiring is not None:
+            self._retiring.join()
+            self._retiring = None
             self._refuse_if_failed()
 
     def _sync_segment(self, first: int, descriptor: int) -> None:

@@ -56,11 +56,18 @@ def payload_bytes(places: bytes) -> int:
     return sum(unpack(places)[1])
 
 
+def is_absent(places: bytes) -> bool:
+    """Whether none of the payloads is here."""
+    return places == ABSENT * (len(places) // PLACE_BYTES)
+
+
 def absent_runs(places: bytes) -> list[tuple[int, int]]:
     """Which of the places are nowhere, as ranges of their numbers."""
     runs: list[tuple[int, int]] = []
     if _NOWHERE not in places:
         return runs
+    if is_absent(places):
+        return [(0, len(places) // PLACE_BYTES)]
     for number, position in enumerate(unpack(places)[0]):
         if position != NOWHERE:
             continue

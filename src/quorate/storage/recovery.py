@@ -1,6 +1,6 @@
 """What a replica's machines get back when they start."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,11 +29,15 @@ class Recovered:
 
 
 def recovered_records(
-    segments: Segments, pending: Sequence[tuple[Source, Run]], positions: Sequence[int]
+    segments: Segments,
+    pending: Sequence[tuple[Source, Run]],
+    positions: Sequence[int],
+    is_needed: Callable[[Voted | Decided], bool],
 ) -> Iterator[Replayed]:
     for source, run in pending:
         yield Held(*source, run.first, gather(segments, *unpack(run.places)))
     for position in positions:
         head = segments.frame(position).head
-        if isinstance(head, Voted | Decided):
+        # A snapshot that was installed later may have made it void.
+        if isinstance(head, Voted | Decided) and is_needed(head):
             yield head

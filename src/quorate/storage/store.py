@@ -12,6 +12,7 @@ One thread uses the store. `sync` and `sync_now` may run in another thread meanw
 """
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,13 +22,22 @@ from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest
 from quorate.core.ids import Sequence as SequenceNumber
 from quorate.core.ordering import Line, Partition
-from quorate.protocol.ordering.records import Decided, Record, Snapshot, Stretch
+from quorate.protocol.ordering.records import (
+    Certified,
+    Decided,
+    Installed,
+    Record,
+    Snapshot,
+    Stretch,
+)
 from quorate.protocol.ordering.value import CHAIN_START
 from quorate.storage.checkpoint import (
     Checkpoint,
     SavedSnapshot,
+    load_certified,
     load_checkpoint,
     load_snapshots,
+    save_certified,
     save_checkpoint,
     save_snapshot,
 )
@@ -77,6 +87,7 @@ class DiskStore:
         self._fsync: FsyncPolicy = fsync
         self._directory = directory
         self._owed: dict[int, Snapshot] = {}
+        self._owed_certified: dict[int, Certified] = {}
         self._wanted: list[int] = []
         self._replayed = 0
         index_directory = directory / "index"
@@ -121,21 +132,29 @@ class DiskStore:
         """Write records, all or none, and let them take effect.
 
         A snapshot is saved behind the other records. If there is no room for it, it is owed: the
-        next append saves it, and until then the one before it stays.
+        next append saves it, and until then the one before it stays. One that is installed is a
+        record too, since it says what becomes of everything before it.
         """
         entries: list[Entry] = []
         snapshots: dict[int, Snapshot] = {}
         for record in records:
             if isinstance(record, Snapshot):
                 snapshots[record.group] = record
+            elif isinstance(record, Certified):
+                self._owed_certified[record.group] = record
             else:
                 entries.append(record)
+                if isinstance(record, Installed):
+                    snapshots[record.group] = record.snapshot
         self._derived.refuse_gaps(entries)
         self._append(entries)
         self._owed |= snapshots
         if self._owed or self._derived.patches > _PATCHES_MAX:
             with suppress(DiskFullError):
                 self._save_owed()
+        if self._owed_certified:
+            with suppress(DiskFullError):
+                self._save_certified()
 
     def sync(self) -> None:
         """What was appended is safe from now on, as far as the fsync policy promises."""
@@ -162,7 +181,9 @@ class DiskStore:
         """What the machines need to go on from where they were; to be asked for once."""
         wanted, self._wanted = self._wanted, []
         saved, self._snapshots = self._snapshots, {}
-        records = recovered_records(self._journal.segments, list(self._derived.pending), wanted)
+        records = recovered_records(
+            self._journal.segments, list(self._derived.pending), wanted, self._derived.is_needed
+        )
         snapshots = {group: each.snapshot for group, each in saved.items()}
         return Recovered(snapshots, records, self._replayed)
 
@@ -219,8 +240,21 @@ class DiskStore:
             slot += 1
         return found
 
+    def slots(self, group: int) -> tuple[int, int]:
+        """The first slot that can still be told of, and the one after the last."""
+        return self._derived.group(group).slots
+
+    def certified(self, group: int) -> Certified | None:
+        """The last snapshot that a quorum signed."""
+        owed = self._owed_certified.get(group)
+        return load_certified(self._directory, group) if owed is None else owed
+
     def node(self, group: int, level: int, number: int) -> bytes:
-        """A perfect tree's hash in the order log of a group; level 0 has the leaves."""
+        """A perfect tree's hash in the order log of a group; level 0 has the leaves.
+
+        Of the leaves before a snapshot that the group started over with, only those nodes are
+        known that later leaves need for their proofs; asking for another one is an error.
+        """
         return self._derived.group(group).tiles.node(level, number)
 
     # Retention
@@ -230,6 +264,17 @@ class DiskStore:
         index = self._derived.indexes.get(partition)
         if index is not None:
             self._derived.trim(index, offset)
+
+    def first_time_us(self, partition: Partition) -> int | None:
+        """When the first batch that is kept of a partition was decided, if there is one."""
+        index = self._derived.indexes.get(partition)
+        return None if index is None else index.first_time_us
+
+    def slot_at(self, group: int, time_us: int) -> int:
+        """The first slot that is kept and was decided then or later; the next one if none was."""
+        slots = range(*self._derived.group(group).slots)
+        at = bisect_left(slots, time_us, key=lambda slot: self.decided(group, slot, 0)[0].time_us)
+        return slots.start + at
 
     def keep_slots_from(self, group: int, slot: int) -> None:
         """Decisions before this slot need not be served any more."""
@@ -296,14 +341,28 @@ class DiskStore:
             group.snapshot_taken(snapshot.slot)
             del self._owed[snapshot.group]
 
+    def _save_certified(self) -> None:
+        for certified in list(self._owed_certified.values()):
+            save_certified(self._directory, certified)
+            del self._owed_certified[certified.group]
+
     def _replay(self, checkpoint: Checkpoint) -> None:
         """Apply what came after the checkpoint, and note what the machines must hear again."""
         for frame in self._journal.replay(self._replay_start(checkpoint)):
             self._replayed += 1
             if self._derived.note(frame):
                 self._wanted.append(frame.position)
+                if isinstance(frame.head, Installed):
+                    self._begin_with(frame.head, frame.position)
             if frame.position >= checkpoint.position:
                 self._derived.apply(frame)
+
+    def _begin_with(self, installed: Installed, position: int) -> None:
+        """The crash came before the snapshot had its file."""
+        saved = self._snapshots.get(installed.group)
+        if saved is None or saved.snapshot.slot < installed.slot:
+            self._snapshots[installed.group] = SavedSnapshot(installed.snapshot, position)
+            self._owed[installed.group] = installed.snapshot
 
     def _replay_start(self, checkpoint: Checkpoint) -> int:
         """The lowest position that the files or any group's machine need."""

@@ -3,12 +3,16 @@
 Only the levels 0, 8, 16, ... are stored; a hash of level 8 stands for 256 leaves and is there as
 soon as they are. Any other node is folded from at most 128 stored hashes. That keeps the tree
 within 33 bytes a leaf, and everything append-only.
+
+A tree may begin with the right edge of one whose leaves are not here. Whatever later leaves need
+for their proofs is then in the edge or behind it: a node that ends before the start, and whose
+neighbour does not, is one of the edge. What lies further back is not known any more.
 """
 
 from collections.abc import Sequence
 
 from quorate.core.errors import LocalProtocolError
-from quorate.crypto.merkle import HASH_BYTES, node_hash
+from quorate.crypto.merkle import HASH_BYTES, Tree, node_hash
 from quorate.storage.columns import Column, Extent
 from quorate.storage.files import Files
 
@@ -21,14 +25,32 @@ class Tiles:
     """A tree that grows, and whose complete nodes can be had."""
 
     def __init__(
-        self, files: Files, stem: str, extents: Sequence[Extent], chunk_entries: int
+        self,
+        files: Files,
+        stem: str,
+        extents: Sequence[Extent],
+        chunk_entries: int,
+        edge: Sequence[bytes] = (),
     ) -> None:
+        self.edge = list(edge)
         self._files = files
         self._stem = stem
         self._chunk_entries = chunk_entries
         self._levels: list[Column] = []
         for extent in extents or (_EMPTY,):
             self._add_level(extent)
+        # The first leaf that is here, and the nodes of the edge before it by level.
+        self.start = self._levels[0].origin
+        bits = (bit for bit in reversed(range(self.start.bit_length())) if self.start >> bit & 1)
+        self._edge = dict(zip(bits, self.edge, strict=True))
+
+    @staticmethod
+    def extents_from(size: int) -> list[Extent]:
+        """Of a tree that begins behind so many leaves."""
+        extents = [Extent(size, size, size)]
+        while size := size >> _HEIGHT:
+            extents.append(Extent(size, size, size))
+        return extents
 
     @property
     def columns(self) -> Sequence[Column]:
@@ -47,13 +69,23 @@ class Tiles:
 
     def node(self, level: int, number: int) -> bytes:
         """The hash of a perfect tree, all of whose leaves must be here."""
-        stored, above = divmod(level, _HEIGHT)
-        count = 1 << above
         if min(level, number) < 0 or (number + 1) << level > self.leaves:
             raise LocalProtocolError(
                 f"node {number} of level {level} is not complete: the tree has {self.leaves} leaves"
             )
-        return _fold(self._levels[stored].read(number * count, count))
+        stored, above = divmod(level, _HEIGHT)
+        count = 1 << above
+        if number << level >= self.start:
+            return _fold(self._levels[stored].read(number * count, count))
+        if (number + 1) << level > self.start:
+            return node_hash(self.node(level - 1, 2 * number), self.node(level - 1, 2 * number + 1))
+        # The edge has one node of a level, and all larger ones stand before it.
+        if level in self._edge and number == (self.start >> level) - 1:
+            return self._edge[level]
+        raise LocalProtocolError(
+            f"node {number} of level {level} lies before leaf {self.start}, where this log began "
+            "with a snapshot"
+        )
 
     def _complete_tiles(self, number: int) -> bool:
         """Fold the tiles of a level that are full by now; says whether there were any."""
@@ -67,8 +99,21 @@ class Tiles:
         if above.end == full:
             return False
         for tile in range(above.end, full):
-            above.append(_fold(below.read(tile * _TILE, _TILE)))
+            above.append(self._tile(number, tile))
         return True
+
+    def _tile(self, number: int, tile: int) -> bytes:
+        """The hash over a tile that is full, of which the beginning may be in the edge only."""
+        below, first = self._levels[number], tile * _TILE
+        if first >= below.origin:
+            return _fold(below.read(first, _TILE))
+        low = number * _HEIGHT
+        edge = [node for level, node in self._edge.items() if low <= level < low + _HEIGHT]
+        tree = Tree(below.origin - first, edge)
+        hashes = below.read(below.origin, first + _TILE - below.origin)
+        for at in range(0, len(hashes), HASH_BYTES):
+            tree.append(hashes[at : at + HASH_BYTES])
+        return tree.root()
 
     def _add_level(self, extent: Extent) -> None:
         stem = f"{self._stem}-level-{len(self._levels) * _HEIGHT}"
