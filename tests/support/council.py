@@ -27,7 +27,7 @@ from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 from quorate.sim.disks import SimDisk
-from quorate.sim.order_stage import SimSigner
+from quorate.sim.order_stage import SimSigner, notaries_of
 from quorate.sim.stores import SimStore
 from stage import topic
 
@@ -98,6 +98,9 @@ class Council:
     byzantine: Collection[NodeId] = ()
     pace: Pace = PACE
     snapshot_every: int = 4096
+    slots_kept: int = 1 << 62
+    # Whether heads of the log are signed; not, unless a test is about that.
+    signs: bool = False
     now_us: int = 0
     seats: dict[NodeId, Seat] = field(default_factory=dict)
     flying: list[Flight] = field(default_factory=list)
@@ -244,13 +247,14 @@ class Council:
     # Inside
 
     def _seat(self, replica: NodeId, disk: SimDisk) -> None:
-        outbox, store = Outbox(), SimStore(disk)
+        outbox, store = Outbox(), SimStore(disk, self.slots_kept)
         outbox.now_us = self.now_us
         ordering = Ordering(
             replica,
             [self.topic],
             NAMES,
             signer=SimSigner(replica),
+            notaries=notaries_of(replica, self.members) if self.signs else None,
             store=store,
             found=store.found(),
             wall_us=partial(self._wall_us, replica),

@@ -5,8 +5,9 @@ for transparency logs can read what we publish.
 
 A checkpoint is a note: a body, an empty line, and signature lines. The body is the origin (which
 log this is), the size, and the root in base64, each on its line; lines after these are
-extensions, which we keep and make no use of. A signature line names its key, with a short
-identifier beside the name. A cosignature is a signature over a header, a time and the body.
+extensions, of which replicas use one (`protocol/ordering/transfer.py`). A signature line names its
+key, with a short identifier beside the name. A cosignature is a signature over a header, a time and
+the body.
 
 Rules:
 - there is one way to write a checkpoint: no leading zeros, canonical base64, no control

@@ -156,6 +156,10 @@ class PairwiseMacs:
             }
         )
 
+    def adopt(self, other: "PairwiseMacs") -> None:
+        """Members have other keys from now on."""
+        self._keys = other._keys
+
     def tag(self, peer: NodeId, data: bytes) -> bytes:
         """Authenticate the data towards this peer."""
         mac = self._keys.get(member_of(peer))

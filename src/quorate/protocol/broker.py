@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from quorate.core.cluster import Cluster
 from quorate.core.errors import LocalProtocolError
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, MemberId, NodeId, Stream, TopicId, member_of
+from quorate.core.limits import WINDOWS
 from quorate.core.messages import (
     Ack,
     Echo,
@@ -33,13 +35,13 @@ from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import chain, forwarding, history, reliable
 from quorate.protocol.broadcast.scope import Scope
 from quorate.protocol.channel import Channel
-from quorate.protocol.machine import Ready
+from quorate.protocol.machine import Ready, Topology
 from quorate.protocol.ordering.replica import HANDLERS as ORDERING
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import GIVING_BACK, other_terms
 from quorate.protocol.retention import Retention
-from quorate.protocol.topic import Topic, by_id
+from quorate.protocol.topic import Topic, by_id, topics_of
 
 FRONTIER_EVERY_US = 500_000
 TICK_EVERY_US = 50_000
@@ -120,16 +122,17 @@ class Broker:
         self._outbox = Outbox()
         self.ordering = make_ordering(self._outbox) if make_ordering is not None else None
         self._names = names
-        self._all_topics = by_id(topics)
-        widest = max((topic.windows.span for topic in self._all_topics.values()), default=0)
-        retention = Retention(batches_max=widest)
-        self.topics: dict[TopicId, Served] = {
-            topic.id: Served(
-                Scope(me, topic, Channel(topic, names, self._outbox), retention, self._outbox, macs)
-            )
-            for topic in self._all_topics.values()
-            if me in topic.index and not topic.contract.is_log
-        }
+        self._macs = macs
+        topics = list(topics)
+        widest = max((topic.windows.span for topic in topics), default=WINDOWS.span)
+        self._retention = Retention(batches_max=widest)
+        self._all_topics: dict[TopicId, Topic] = {}
+        self.topics: dict[TopicId, Served] = {}
+        if self.ordering is not None and self.ordering.steward is not None:
+            # The cluster file says how it began; commands may have changed it since.
+            topics = topics_of(self.ordering.steward.control.cluster)
+            self.ordering.on_topology = self._adopt
+        self._serve(topics)
         self._dirty: dict[TopicId, None] = {}
         # Clients whose link is down, since when: they may come back with the same session.
         self._departed: dict[NodeId, int] = {}
@@ -193,6 +196,26 @@ class Broker:
         if self._dirty or has_more:
             self._outbox.wake_at(self._outbox.now_us)
         return self._outbox.take()
+
+    # Topics
+
+    def _serve(self, topics: Iterable[Topic]) -> None:
+        self._all_topics = by_id(topics)
+        for topic in self._all_topics.values():
+            if self.me not in topic.index or topic.contract.is_log:
+                continue
+            served = self.topics.get(topic.id)
+            if served is not None:
+                served.scope.change_terms(topic)
+                continue
+            channel = Channel(topic, self._names, self._outbox)
+            scope = Scope(self.me, topic, channel, self._retention, self._outbox, self._macs)
+            self.topics[topic.id] = Served(scope)
+
+    def _adopt(self, cluster: Cluster) -> None:
+        """A command has changed topics or replicas."""
+        self._serve(topics_of(cluster))
+        self._outbox.deliver(Topology(cluster))
 
     def _forget_departed(self, now_us: int) -> None:
         """Streams of sessions that stay away are forgotten, and at once when they are many."""

@@ -80,6 +80,20 @@ class Channel:
         self.unregister(client)
         self.unsubscribe(client)
 
+    def change_terms(self, topic: Topic) -> None:
+        """The contract was altered: whoever may no longer take part is told, and goes."""
+        self.topic = topic
+        contract = topic.contract
+        for client in [c for c in self.publishers if not self._listed(c, contract.publish)]:
+            self.unregister(client)
+        for client, outlet in list(self.outlets.items()):
+            if not self._listed(client, contract.subscribe):
+                sentence = (
+                    f"{self._name(client)} was taken off the subscribe list of '{topic.name}'"
+                )
+                self._outbox.send(client, Reply(outlet.number, sentence))
+                self.unsubscribe(client)
+
     def may_publish(self, client: NodeId) -> bool:
         return client in self.publishers
 

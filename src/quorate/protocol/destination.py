@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
 
+from quorate.core.cluster import Cluster
+from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import LocalProtocolError
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, MemberId, NodeId, TopicId, member_of
@@ -26,17 +28,28 @@ from quorate.core.messages import (
     Supply,
     Vouch,
 )
-from quorate.core.ordering import Absent, Chained, Entries, Located, Partition
+from quorate.core.ordering import (
+    Absent,
+    Assigned,
+    Chained,
+    Concluded,
+    Entries,
+    Located,
+    Ordered,
+    Partition,
+    TopologyReport,
+)
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import chain
+from quorate.protocol.control.client import Commands
 from quorate.protocol.incoming import Incoming
 from quorate.protocol.machine import Begun, Ready
 from quorate.protocol.ordering.reading import Reading, Search
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import Requests
 from quorate.protocol.subscription import Subscription
-from quorate.protocol.topic import Topic, by_id
+from quorate.protocol.topic import Topic, by_id, topics_of
 
 TICK_EVERY_US = 50_000
 # Replicas hear of our progress in steps of so many batches, and at every tick.
@@ -68,6 +81,7 @@ class Destination:
         # What is asked about partitions is numbered, whatever becomes of who asked.
         self._numbers = count(1)
         self._connected: set[NodeId] = set()
+        self.commands = Commands(me, self._topics.get(CONTROL_TOPIC), self._outbox, self._requests)
         self._touched: dict[Incoming, None] = {}
         self._hurried: dict[Incoming, None] = {}
         self._next_tick_us = 0
@@ -110,6 +124,15 @@ class Destination:
         self._stop(target)
         search = self._searches[target] = Search(topic, target, time_us, self._outbox)
         search.ask(sorted(self._connected))
+
+    def adopt(self, cluster: Cluster) -> None:
+        """These are the topics now. What is under way goes on as it began."""
+        topics = {topic.name: topic for topic in topics_of(cluster)}
+        self._topics = self._topics | topics
+        self._by_id = by_id(self._topics.values())
+
+    def stop_reading_partition(self, name: str, partition: int) -> None:
+        self._stop(self._partition(name, partition)[1])
 
     def stop_reading(self, name: str) -> None:
         topic = self._topic(name)
@@ -158,6 +181,7 @@ class Destination:
             reading.tick(self._connected)
         for search in self._searches.values():
             search.tick()
+        self.commands.tick()
 
     def connected(self, peer: NodeId) -> None:
         self._connected.add(peer)
@@ -170,6 +194,7 @@ class Destination:
                 reading.connected(peer, self._connected)
         for search in self._searches.values():
             search.ask((peer,))
+        self.commands.connected(peer)
 
     def disconnected(self, peer: NodeId) -> None:
         self._connected.discard(peer)
@@ -193,6 +218,7 @@ class Destination:
         for incoming in self._touched:
             incoming.tell_progress(PROGRESS_STEP)
         self._touched.clear()
+        self.commands.flush(self._connected.__contains__)
         return self._outbox.take()
 
     def choose_lead(self, subscription: Subscription, *, avoid: NodeId | None = None) -> None:
@@ -345,4 +371,8 @@ _HANDLERS: dict[type, Callable[[Destination, NodeId, Any], None]] = {
     Entries: Destination._on_entries,
     Chained: Destination._on_chained,
     Absent: Destination._on_absent,
+    Ordered: lambda destination, sender, said: destination.commands.on_ordered(sender, said),
+    Concluded: lambda destination, sender, said: destination.commands.on_concluded(sender, said),
+    Assigned: lambda destination, sender, said: destination.commands.on_assigned(sender, said),
+    TopologyReport: lambda destination, sender, said: destination.commands.on_report(sender, said),
 }

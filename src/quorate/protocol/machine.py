@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from quorate.core.cluster import Cluster
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
 from quorate.core.messages import Message
 from quorate.core.ordering import Line, Partition
@@ -102,6 +103,23 @@ class Begun(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
+class Topology(msgspec.Struct, frozen=True, gc=False):
+    """A replica's or client's machine knows of other topics, or replicas, than before."""
+
+    cluster: Cluster
+
+
+class Shared(msgspec.Struct, frozen=True, gc=False):
+    """A member of a consumer group hears what it reads from now on, and from where.
+
+    `partitions` are topics, their partitions, and what was committed last, if anything was.
+    """
+
+    group: str
+    epoch: int
+    partitions: tuple[tuple[str, int, int | None], ...]
+
+
 class Answered(msgspec.Struct, frozen=True, gc=False):
     """A request of this client has the answer that its contract asks for."""
 
@@ -110,7 +128,17 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
 
 
 Outcome: TypeAlias = (
-    Delivery | Receipt | Recorded | Begun | Entry | Trimmed | Room | Skipped | Answered
+    Delivery
+    | Receipt
+    | Recorded
+    | Begun
+    | Entry
+    | Trimmed
+    | Room
+    | Skipped
+    | Answered
+    | Topology
+    | Shared
 )
 
 

@@ -87,6 +87,11 @@ class Requests:
         self.repeat(standing)
         return standing
 
+    def take_number(self) -> int:
+        """A number for something else that is answered."""
+        self._next_number += 1
+        return self._next_number - 1
+
     def withdraw(self, standing: Standing) -> None:
         self._standing.pop(standing.number, None)
 

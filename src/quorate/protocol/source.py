@@ -14,21 +14,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from quorate.core.cluster import Cluster
+from quorate.core.control import CONTROL_TOPIC, CONTROL_TOPIC_ID
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream, TopicId
 from quorate.core.messages import Ack, Fetch, Message, Operation, Reply, Status, Supply
-from quorate.core.ordering import Line, Ordered, Partition
+from quorate.core.ordering import Assigned, Concluded, Line, Ordered, Partition, TopologyReport
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast.history import History
 from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
 from quorate.protocol.chain_outgoing import ChainOutgoing
+from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Ready, Receipt
 from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.outgoing import Outgoing
 from quorate.protocol.requests import Requests, Standing
-from quorate.protocol.topic import Topic, by_id
+from quorate.protocol.topic import Topic, by_id, topics_of
 
 TICK_EVERY_US = 50_000
 # A history goes out after this long even if fewer than alpha batches wait for one.
@@ -107,6 +110,7 @@ class Source:
         self._lines: dict[Partition, LineOutgoing] = {}
         self._connected: set[NodeId] = set()
         self._stuck: set[NodeId] = set()
+        self.commands = Commands(me, self._topics.get(CONTROL_TOPIC), self._outbox, self._requests)
         # Where the streams of topics that were given back would go on.
         self._next: dict[Stream, Sequence] = {}
         # How many bytes each replica has had in this turn of what it asked for.
@@ -176,6 +180,12 @@ class Source:
             outgoing = self._lines[line.target] = LineOutgoing(topic, line, self._outbox)
         return outgoing
 
+    def adopt(self, cluster: Cluster) -> None:
+        """These are the topics now. What is under way goes on as it began."""
+        topics = {topic.name: topic for topic in topics_of(cluster)}
+        self._topics = self._topics | topics
+        self._by_id = by_id(self._topics.values())
+
     def replies(self, number: int) -> Mapping[NodeId, str]:
         """Who has answered a request so far, and what."""
         return self._requests.replies(number)
@@ -223,6 +233,7 @@ class Source:
             line.tick()
         for histories in self._histories.values():
             histories.tick(now_us)
+        self.commands.tick()
 
     def connected(self, peer: NodeId) -> None:
         self._connected.add(peer)
@@ -234,6 +245,7 @@ class Source:
         for line in self._lines.values():
             if peer in line.topic.index:
                 line.reconnected(peer)
+        self.commands.connected(peer)
 
     def disconnected(self, peer: NodeId) -> None:
         self._connected.discard(peer)
@@ -252,6 +264,7 @@ class Source:
             histories.flush(self._can_send)
         for line in self._lines.values():
             line.flush(self._can_send)
+        self.commands.flush(self._can_send)
         return self._outbox.take()
 
     # Messages
@@ -282,6 +295,9 @@ class Source:
         self._requests.on_reply(sender, reply)
 
     def _on_ordered(self, sender: NodeId, ordered: Ordered) -> None:
+        if ordered.topic == CONTROL_TOPIC_ID:
+            self.commands.on_ordered(sender, ordered)
+            return
         line = self._lines.get(Partition(ordered.topic, ordered.partition))
         if line is not None:
             line.on_ordered(sender, ordered)
@@ -348,4 +364,7 @@ _HANDLERS: dict[type, Callable[[Source, NodeId, Any], None]] = {
     Ordered: Source._on_ordered,
     Reply: Source._on_reply,
     Fetch: Source._on_fetch,
+    Concluded: lambda source, sender, said: source.commands.on_concluded(sender, said),
+    Assigned: lambda source, sender, said: source.commands.on_assigned(sender, said),
+    TopologyReport: lambda source, sender, said: source.commands.on_report(sender, said),
 }

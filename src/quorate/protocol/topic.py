@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from quorate.core.cluster import Cluster
 from quorate.core.contract import Contract
+from quorate.core.control import CONTROL_TOPIC
 from quorate.core.ids import NodeId, TopicId, topic_id
 from quorate.core.limits import WINDOWS, Windows
 from quorate.core.quorum import Quorum
@@ -45,6 +47,23 @@ class Topic:
         start = number % len(self.members)
         rotated = self.members[start:] + self.members[:start]
         return rotated[: self.quorum.majority_correct]
+
+
+def topics_of(cluster: Cluster) -> list[Topic]:
+    """Every topic with the replicas that serve it and the faults that they tolerate; last, the
+    one that its commands go through."""
+    contracts = dict(cluster.topics)
+    if cluster.control is not None:
+        contracts[CONTROL_TOPIC] = cluster.control
+    return [
+        Topic(
+            name,
+            contract,
+            cluster.placement(name),
+            cluster.f if contract.protection != "none" else 0,
+        )
+        for name, contract in contracts.items()
+    ]
 
 
 def by_id(topics: Iterable[Topic]) -> dict[TopicId, Topic]:

@@ -3,7 +3,7 @@
 import msgspec
 
 from council import A, Council, T, payload_of
-from quorate.core.ordering import Absent, Entries, Fill
+from quorate.core.ordering import Absent, Entries, Fill, Partition
 from quorate.protocol.ordering.records import Held
 
 LARGE = bytes(range(250)) * 20
@@ -76,3 +76,10 @@ def test_nobody_is_asked_for_what_is_here() -> None:
     council.settle()
     council.run(2)
     assert not council.messages(Fill)
+
+
+def test_what_is_missing_is_counted_in_batches() -> None:
+    filling = Council().group(3).filling
+    for offset, batches in ((0, 3), (3, 1), (7, 2)):
+        filling.miss(Partition(T, 0), offset, batches)
+    assert filling.count == 6

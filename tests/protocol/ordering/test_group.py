@@ -28,6 +28,7 @@ from quorate.core.ordering import (
     Propose,
     Received,
     Retrieve,
+    Retrieved,
     Standing,
     Stored,
     Write,
@@ -126,6 +127,41 @@ def test_a_restart_behind_a_snapshot_goes_on_where_it_was(table: dict[str, objec
     council.publish(A, 6)
     council.settle()
     assert logs(council) == {tuple(payload_of(A, number) for number in range(1, 7))}
+
+
+@BOTH
+def test_large_slots_bring_snapshots_sooner_and_not_everywhere_at_once(
+    table: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SNAPSHOT_BATCHES", 8)
+    council = Council(table)
+    for first in (1, 4, 7):
+        council.publish(A, first, b"x", b"y", b"z")
+        council.settle()
+    taken = records(council.turns, Snapshot)
+
+    assert {snapshot.slot for snapshot in taken} == {2, 3}
+    assert len(taken) == len(council.members)
+
+
+@BOTH
+def test_batches_that_were_replayed_count_towards_the_next_snapshot(
+    table: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SNAPSHOT_BATCHES", 8)
+    council = Council(table)
+    council.publish(A, 1, b"1", b"2", b"3", b"4")
+    council.settle()
+    assert records(council.turns, Snapshot) == []
+    for replica in council.members:
+        council.seats[replica].disk.sync()
+        council.reboot(replica)
+    council.publish(A, 5, b"5", b"6", b"7", b"8")
+    council.settle()
+
+    assert [snapshot.slot for snapshot in records(council.turns, Snapshot)] == [2] * len(
+        council.members
+    )
 
 
 def test_a_publisher_that_contradicts_itself_is_reported_and_its_first_word_stays() -> None:
@@ -383,7 +419,7 @@ def test_a_replica_that_is_behind_by_many_slots_catches_up() -> None:
 
 
 def clock_of(council: Council, replica: int = 0) -> int:
-    return council.group(replica)._time_of_day_us()
+    return council.group(replica).time_of_day_us()
 
 
 def hear_clocks(council: Council, *ahead_us: int) -> None:
@@ -412,6 +448,13 @@ def test_of_f_plus_1_clocks_that_are_furthest_ahead_the_last_is_believed(
     council = Council()
     hear_clocks(council, *heard)
     assert clock_of(council) == WALL_US + expected
+
+
+def test_how_far_each_clock_is_from_the_one_that_is_believed() -> None:
+    council = Council(ahead_us={0: -5})
+    hear_clocks(council, 10**12, 7, 3)
+    ahead_us = council.group(0).clocks_ahead_us()
+    assert ahead_us == {0: -12, 1: 10**12 - 7, 2: 0, 3: -4}
 
 
 def test_a_clock_that_is_wrong_by_years_changes_nothing() -> None:
@@ -451,6 +494,37 @@ def test_a_time_before_that_of_the_log_is_not_written() -> None:
         council.settle()
     assert {write.slot for write in council.messages(Write)} == {1}
     assert "bad-clock" in {report.kind for report in council.reports()}
+
+
+# What a power cut took
+
+
+def test_a_replica_gives_payloads_that_it_has_decided_to_those_who_lack_them() -> None:
+    council = Council()
+    council.publish(A, 1, b"a1", b"a2", b"a3")
+    council.settle()
+    council.sent.clear()
+    council.say(3, [0], Retrieve(A, T, 0, 2, 5))
+    (given,) = council.messages(Retrieved, receiver=3)
+    assert (given.first, given.payloads) == (2, [b"a2", b"a3"])
+    council.say(3, [0], Retrieve(A, T, 0, 4, 1))
+    assert len(council.messages(Retrieved, receiver=3)) == 1
+
+
+def test_one_word_is_enough_for_the_digests_of_a_value_that_is_bound() -> None:
+    council = Council()
+    span = span_of(A, 1, b"a1", LARGE)
+    value = value_of(span)
+    decision = Decision(council.number, 1, value, digest(b"a1") + digest(LARGE))
+    council.publish(A, 1, b"a1", to=[2])
+    waiting = council.group(2)._lines[span.line]
+    council.say(0, [2], decision)
+    assert not waiting.matches(span)
+    council.group(2).consensus.bound = {1: value_digest(value)}
+    council.say(0, [2], decision)
+    assert waiting.matches(span)
+    # What was known of it is still known.
+    assert waiting.payloads == [b"a1", None]
 
 
 # Doubt

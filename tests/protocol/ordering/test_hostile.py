@@ -69,8 +69,8 @@ def strategy(declared: inspect.Type, name: str = "") -> st.SearchStrategy[Any]:
         fields = {field.name: strategy(field.type, field.name) for field in declared.fields}
         return st.builds(declared.cls, **fields)
     # Two messages have fields of these names that are something else.
-    is_other = isinstance(declared, inspect.BytesType | inspect.BoolType)
-    if name in KNOWN and not (is_other and name in ("digests", "payloads")):
+    is_other = isinstance(declared, inspect.BytesType | inspect.BoolType | inspect.StrType)
+    if name in KNOWN and not (is_other and name in ("digests", "payloads", "group")):
         return KNOWN[name]
     if isinstance(declared, inspect.IntType):
         return SMALL | st.sampled_from([7, 4096, 65535, 2**63 - 1, 2**63 - 1, LARGEST])
@@ -79,9 +79,15 @@ def strategy(declared: inspect.Type, name: str = "") -> st.SearchStrategy[Any]:
     if isinstance(declared, inspect.BytesType):
         least = declared.min_length or 0
         return st.binary(min_size=least, max_size=min(declared.max_length or 64, 64))
+    if isinstance(declared, inspect.StrType):
+        return st.text(max_size=40)
     if isinstance(declared, inspect.ListType):
         least = declared.min_length or 0
         return st.lists(strategy(declared.item_type), min_size=least, max_size=least + 2)
+    if isinstance(declared, inspect.StrType):
+        return st.text(max_size=8)
+    if isinstance(declared, inspect.TupleType):
+        return st.tuples(*map(strategy, declared.item_types))
     raise AssertionError(f"no strategy for {declared}")
 
 

@@ -106,6 +106,51 @@ def test_a_reader_without_payloads_hears_the_chain_only() -> None:
     assert desk.sent() == []
 
 
+@pytest.fixture
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TELL_ONCE_BATCHES_MAX", 4)
+    monkeypatch.setattr(module, "TELL_EVERY_BATCHES", 2)
+    monkeypatch.setattr(module, "TURN_WORDS_MAX", 3)
+
+
+def told(messages: list[Message]) -> list[int]:
+    return [message.offset for message in messages if isinstance(message, Chained)]
+
+
+@pytest.mark.usefixtures("short_steps")
+def test_whoever_is_far_behind_hears_of_the_chain_in_steps_up_to_the_end() -> None:
+    desk = Desk()
+    desk.decide(*[b"%d" % number for number in range(13)])
+    desk.follow(1, payloads=False)
+    words = desk.sent()
+
+    assert told(words) == [3, 5, 7, 9, 11, 13]
+    assert all(
+        isinstance(word, Chained) and word.chain == desk.store.chain(HERE, word.offset)
+        for word in words
+    )
+
+
+@pytest.mark.usefixtures("short_steps")
+def test_one_turn_brings_only_so_many_words() -> None:
+    desk = Desk()
+    desk.decide(*[b"%d" % number for number in range(13)])
+    desk.follow(payloads=False)
+
+    assert desk.readers.flush()
+    assert told([message for _, message in desk.look.take().send]) == [2, 4, 6]
+    assert told(desk.sent()) == [8, 10, 12, 13]
+
+
+@pytest.mark.usefixtures("short_steps")
+def test_whoever_is_sent_payloads_hears_of_the_chain_once() -> None:
+    desk = Desk()
+    desk.decide(*[b"%d" % number for number in range(13)])
+    desk.follow()
+
+    assert told(desk.sent()) == [13]
+
+
 def flat(messages: list[Message]) -> list[tuple[int, int, int, bytes]]:
     """Batch by batch, however they were cut into messages."""
     return [

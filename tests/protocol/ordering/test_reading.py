@@ -1,14 +1,26 @@
 """A reader believes f + 1 replicas, takes payloads from one, and is not held up by any."""
 
 from quorate.core.ids import NodeId, topic_id
-from quorate.core.ordering import Absent, Allow, Chained, Entries, Follow, Line, Partition
+from quorate.core.ordering import (
+    BEGIN_US,
+    END_US,
+    Absent,
+    Allow,
+    Chained,
+    Entries,
+    Follow,
+    Line,
+    Located,
+    Partition,
+)
 from quorate.crypto.digests import digest
-from quorate.protocol.machine import Entry, Ready
+from quorate.protocol.machine import Entry, Ready, Trimmed
 from quorate.protocol.ordering.reading import (
     ASK_AGAIN_US,
     CREDIT_BATCHES,
     LATE_AFTER_US,
     Reading,
+    Search,
 )
 from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of
 from stage import Outlook, topic
@@ -367,3 +379,65 @@ def test_credit_is_renewed_in_steps() -> None:
 
     allowed = [m.limit for _, m in desk.take().send if isinstance(m, Allow)]
     assert allowed == [CREDIT_BATCHES // 2 + 1 + CREDIT_BATCHES] * 4
+
+
+# What is gone
+
+
+def says_that_it_begins(desk: Desk, replica: NodeId, start: int) -> None:
+    desk.reading.on_chained(
+        replica, Chained(T, 0, start, TRUE.chains[start], start, 4), desk.connected
+    )
+
+
+def trimmed(desk: Desk) -> list[tuple[int, int]]:
+    return [(gone.offset, gone.count) for gone in desk.take().deliver if isinstance(gone, Trimmed)]
+
+
+def test_a_reader_goes_on_behind_what_n_minus_f_replicas_lack() -> None:
+    for table, needed in ((BYZANTINE, 3), (CRASH, 2)):
+        desk = Desk(table)
+        for count, replica in enumerate(desk.topic.members[:needed], 1):
+            assert trimmed(desk) == []
+            says_that_it_begins(desk, replica, 1 + count % 2)
+        # Of what they say, as much is gone as all of them lack.
+        assert trimmed(desk) == [(0, 1)]
+        assert desk.reading.position == 1
+
+
+def test_a_replica_that_started_over_and_one_that_lies_do_not_hide_what_others_have() -> None:
+    desk = Desk()
+    desk.take()
+    lead, (second, *rest) = desk.lead, desk.others
+    says_that_it_begins(desk, lead, 4)
+    says_that_it_begins(desk, second, 4)
+    # Everybody is asked from then on,
+    assert desk.asked().keys() == set(desk.topic.members)
+    # and two that have it are enough to read it.
+    desk.absent(lead, 0)
+    desk.absent(desk.lead, 0)
+    assert desk.lead in rest
+    desk.entries(TRUE, 0, 4)
+    for replica in rest:
+        desk.chain(replica, TRUE, 4)
+    assert desk.read() == [b"1", b"2", b"3", b"4"]
+
+
+def test_where_a_partition_begins_is_what_the_one_says_that_has_most_if_nobody_lies() -> None:
+    for table, answers, expected in (
+        (CRASH, (7, 0), 0),
+        (BYZANTINE, (7, 0, 0), 0),
+        (BYZANTINE, (7, 7, 0), 7),
+    ):
+        assert found(table, BEGIN_US, answers) == expected
+    assert found(CRASH, END_US, (9, 5)) == 5
+
+
+def found(table: dict[str, object], time_us: int, answers: tuple[int, ...]) -> int | None:
+    look, on = Outlook(), topic(table, f=1)
+    search = Search(on, Partition(T, 0), time_us, look.outbox)
+    offset = None
+    for replica, answer in enumerate(answers):
+        assert offset is None
+        offset = search.on_located(replica, Located(T, 0, 0, answer))
+    return offset

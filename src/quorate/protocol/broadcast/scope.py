@@ -49,6 +49,12 @@ class Scope:
     def others(self) -> tuple[NodeId, ...]:
         return self.topic.others(self.me)
 
+    def change_terms(self, topic: Topic) -> None:
+        """The contract was altered: in what it allows to be, not in how batches travel."""
+        if topic != self.topic:
+            self.topic = topic
+            self.channel.change_terms(topic)
+
     def intake(self, stream: Stream, settled: Sequence) -> Intake:
         intake = self.intakes.get(stream)
         if intake is None:

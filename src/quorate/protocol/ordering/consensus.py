@@ -93,8 +93,15 @@ class Tally:
     def __init__(self) -> None:
         self.by: dict[NodeId, Digest] = {}
 
-    def count(self, digest: Digest) -> int:
-        return sum(vote == digest for vote in self.by.values())
+    def won(self, quorum: int) -> Digest | None:
+        """What a quorum voted for, which is more than half."""
+        if len(self.by) < quorum:
+            return None
+        votes = list(self.by.values())
+        for digest in votes:
+            if votes.count(digest) >= quorum:
+                return digest
+        return None
 
 
 class Ballot:
@@ -125,6 +132,7 @@ class Consensus:
     ) -> None:
         self.me, self.group, self.members, self.rules = me, group, members, rules
         self.regency = 1
+        self.leader = leader_of(members, 1)
         self.slot = slot
         # From this slot on the leader is free; None until it has shown what it may do.
         self.free_from: int | None = 1
@@ -136,10 +144,10 @@ class Consensus:
         self._application = application
         self._outbox = outbox
         self._others = tuple(member for member in members if member != me)
-
-    @property
-    def leader(self) -> NodeId:
-        return leader_of(self.members, self.regency)
+        # It is asked for with every vote.
+        self._quorum = rules.quorum
+        # Whoever is no member follows: it decides what others tell it, and votes for nothing.
+        self.takes_part = me in members
 
     @property
     def is_leader(self) -> bool:
@@ -159,7 +167,7 @@ class Consensus:
         """We were in this regency before the crash."""
         if regency > self.regency:
             # Whatever its leader showed then, it has to show again.
-            self.regency, self.free_from = regency, None
+            self._move_to(regency)
 
     def resume(self) -> None:
         """All records are restored: what we said before the crash counts again."""
@@ -173,7 +181,8 @@ class Consensus:
 
     def begin(self, regency: int) -> None:
         """Leave the old regency: from now on nothing is said in it any more."""
-        self.regency, self.free_from, self.bound = regency, None, {}
+        self._move_to(regency)
+        self.bound = {}
         self._persist(self.promises[self.slot], [])
 
     def synchronise(self, bound: Mapping[int, Digest], free_from: int, values: list[bytes]) -> None:
@@ -231,6 +240,16 @@ class Consensus:
             self._decide(value_digest(value), value)
             self._decide_what_is_accepted()
 
+    def jump(self, slot: int, last: Digest) -> None:
+        """All slots before this one are decided, the last of them with this digest.
+
+        What we said in a slot that others may still have to decide stays said.
+        """
+        self.promises = {at: self.promises.get(at) or Promise(at) for at in (slot - 1, slot)}
+        self._decided = {slot - 1: last}
+        self._ballots = {key: b for key, b in self._ballots.items() if key[0] >= slot - 1}
+        self.slot = slot
+
     def repeat(self, peer: NodeId, slot: int) -> None:
         """Say again to a peer what we have said in a slot in this regency."""
         promise = self.promises.get(slot)
@@ -260,7 +279,7 @@ class Consensus:
     def _write_if_acceptable(self, slot: int) -> None:
         promise = self.promises.get(slot)
         value = self._ballot(slot).proposal
-        if promise is None or value is None or self.free_from is None:
+        if promise is None or value is None or self.free_from is None or not self.takes_part:
             return
         if promise.speaks_in(self.regency):
             return
@@ -290,11 +309,11 @@ class Consensus:
         promise = self.promises.get(slot)
         if promise is None or promise.accepted_in == self.regency or self.free_from is None:
             return
-        writes = self._ballot(slot).writes
-        for digest in set(writes.by.values()):
-            if writes.count(digest) >= self.rules.quorum:
-                self._accept(promise, digest)
-                return
+        if not self.takes_part:
+            return
+        digest = self._ballot(slot).writes.won(self._quorum)
+        if digest is not None:
+            self._accept(promise, digest)
 
     def _accept(self, promise: Promise, digest: Digest) -> None:
         promise.accepted_in, promise.accepted = self.regency, digest
@@ -317,11 +336,10 @@ class Consensus:
 
     def _accepted_by_quorum(self) -> tuple[Digest, bytes] | None:
         for (slot, _), ballot in self._ballots.items():
-            if slot == self.slot and len(ballot.accepts.by) >= self.rules.quorum:
-                for digest in set(ballot.accepts.by.values()):
-                    value = self._value_of(digest)
-                    if ballot.accepts.count(digest) >= self.rules.quorum and value is not None:
-                        return digest, value
+            digest = ballot.accepts.won(self._quorum) if slot == self.slot else None
+            value = self._value_of(digest) if digest is not None else None
+            if digest is not None and value is not None:
+                return digest, value
         return None
 
     def _decide(self, digest: Digest, value: bytes) -> None:
@@ -336,6 +354,10 @@ class Consensus:
         self._accept_if_written(self.slot)
 
     # Parts
+
+    def _move_to(self, regency: int) -> None:
+        self.regency, self.leader = regency, leader_of(self.members, regency)
+        self.free_from = None
 
     def _due(self, slot: int) -> bytes | None:
         """What the leader has to propose in a slot, or may."""

@@ -8,12 +8,15 @@ not per batch. Heads of correct replicas after a slot are equal, so a quorum of 
 another one cannot come about, and whoever holds a checkpoint can prove to anybody what stands in
 the log, offline.
 
+Where a snapshot is due, the head carries a line about the state as a whole (`transfer.py`). Such
+a head is waited for until the next one, even when later heads have their checkpoints already.
+
 Invariants:
-- a correct replica signs one head per size;
+- a correct replica signs one head per size: whether it carries a line follows from its slot;
 - what is kept is bounded: a few heads that lack signatures, and the last checkpoint.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from quorate.core.errors import RemoteProtocolError
@@ -61,10 +64,27 @@ class Cosigning:
         self._heads: dict[int, Head] = {}
         # By size: what each replica signed, as it was said.
         self._said: dict[int, dict[NodeId, Cosign]] = {}
+        # The size of the head that is waited for, and who wants its checkpoint.
+        self._awaited = 0
+        self._on_awaited: Callable[[str], None] | None = None
 
-    def seal(self, others: tuple[NodeId, ...], size: int, root: bytes, time_us: int) -> None:
-        """Sign the head of our log, and tell the others."""
-        head = Head(self._notary.origin, size, root)
+    def seal(
+        self,
+        others: tuple[NodeId, ...],
+        size: int,
+        root: bytes,
+        time_us: int,
+        *,
+        line: str = "",
+        then: Callable[[str], None] | None = None,
+    ) -> None:
+        """Sign the head of our log, and tell the others.
+
+        With a line about the state, `then` gets the checkpoint, however long that takes.
+        """
+        if line:
+            self._awaited, self._on_awaited = size, then
+        head = Head(self._notary.origin, size, root, (line,) if line else ())
         time_s = max(0, time_us // SECOND_US)
         cosign = Cosign(
             self._group, size, time_s, self._notary.sign_note(cosigned_bytes(head, time_s))
@@ -76,8 +96,24 @@ class Cosigning:
         self._forget_old()
         self._complete(size)
 
+    def repeat(self, others: tuple[NodeId, ...]) -> None:
+        """Tell the others again that we signed the head that is waited for."""
+        mine = self._said.get(self._awaited, {}).get(self._me)
+        if mine is not None:
+            self._outbox.send_all(others, mine)
+
+    def adopt(self, size: int, checkpoint: str) -> None:
+        """A checkpoint that others made of a head which is also ours."""
+        if size == self._awaited:
+            self._awaited = 0
+        if size > self.size:
+            self.checkpoint, self.size = checkpoint, size
+        # A quorum has signed it: nobody needs our signature.
+        self.signed = max(self.signed, size)
+        self._forget_old()
+
     def on_cosign(self, sender: NodeId, cosign: Cosign) -> None:
-        if cosign.size <= self.size or sender not in self._notary.cosigners:
+        if not self._is_open(cosign.size) or sender not in self._notary.cosigners:
             return
         if sum(sender in said for said in self._said.values()) >= HEADS_MAX:
             return
@@ -88,28 +124,37 @@ class Cosigning:
     def _complete(self, size: int) -> None:
         """Make a checkpoint of a head that enough replicas have signed."""
         head, said = self._heads.get(size), self._said.get(size, {})
-        if head is None or size <= self.size or len(said) < self._quorum:
+        if head is None or not self._is_open(size) or len(said) < self._quorum:
             return
         cosigners = self._notary.cosigners
         good: list[Cosignature] = []
         for replica, cosign in list(said.items()):
             cosignature = Cosignature(cosigners[replica].name, cosign.time_s, cosign.signature)
             try:
-                verify_cosignature(head, cosigners[replica], cosignature)
+                # Our own is right: the head is ours too.
+                if replica != self._me:
+                    verify_cosignature(head, cosigners[replica], cosignature)
             except RemoteProtocolError as error:
                 self._outbox.report(replica, "bad-cosignature", str(error))
                 del said[replica]
             else:
                 good.append(cosignature)
         if len(good) >= self._quorum:
-            self.checkpoint, self.size = render(head, good, list(cosigners.values())), size
-            self._forget_old()
+            checkpoint = render(head, good, list(cosigners.values()))
+            is_awaited = size == self._awaited
+            self.adopt(size, checkpoint)
+            if is_awaited and self._on_awaited is not None:
+                self._on_awaited(checkpoint)
+
+    def _is_open(self, size: int) -> bool:
+        """Whether a head of this size has yet to get its checkpoint."""
+        return size > self.size or size == self._awaited
 
     def _forget_old(self) -> None:
         for known in (self._heads, self._said):
-            for size in [size for size in known if size <= self.size]:
+            for size in [size for size in known if not self._is_open(size)]:
                 del known[size]
         while len(self._heads) > HEADS_MAX:
-            oldest = min(self._heads)
+            oldest = min(size for size in self._heads if size != self._awaited)
             del self._heads[oldest]
             self._said.pop(oldest, None)

@@ -55,7 +55,8 @@ class Filling:
 
     @property
     def count(self) -> int:
-        return len(self._gaps)
+        """How many batches are missing."""
+        return sum(gap.batches for gap in self._gaps)
 
     def miss(self, partition: Partition, offset: int, batches: int) -> None:
         """These were decided, and their payloads are not here."""
@@ -64,6 +65,11 @@ class Filling:
             self._gaps[-1] = last._replace(batches=last.batches + batches)
         elif len(self._gaps) < GAPS_MAX:
             self._gaps.append(Gap(partition, offset, batches))
+
+    def start_over(self) -> None:
+        """None of what was missing has a place any more."""
+        self._gaps.clear()
+        self._asked_us = None
 
     def tick(self) -> None:
         if self._asked_us is None:

@@ -4,6 +4,13 @@
 what a value means: which batches wait (`lines.py`), what may be proposed and accepted, what a
 decision does (`log.py`), and what the publishers, the readers and slower replicas hear of it.
 
+A replica that was added to the cluster later is no member of any group. It follows the one that
+orders commands, slot by slot, on the words of its members, and keeps what that orders.
+
+One group of a cluster also orders its commands (`protocol/control`). They are carried out in the
+slot that decides them, alike on every replica, and so no replica goes on behind that slot before
+it has their payloads: digests are not enough.
+
 When to doubt the leader. A batch that waits is told to all replicas after a while, so that all
 come to have it. From then on the leader owes it an order; when that stays out for too long, it is
 time for the next leader. A client that tells too few replicas does not get so far, and neither
@@ -12,30 +19,35 @@ with a reason and f that lie, to change the leader.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence
-from quorate.core.limits import RUN_BATCHES_MAX
+from quorate.core.limits import RUN_BATCHES_MAX, SNAPSHOT_EVERY
 from quorate.core.ordering import (
     Accept,
     Announce,
     Append,
+    AskPart,
     Cosign,
     Decision,
     Fill,
     Line,
+    OfferSnapshot,
     Ordered,
     Partition,
     Propose,
     Received,
     Retrieve,
     Retrieved,
+    SnapshotPart,
     Standing,
     Stored,
     Write,
 )
 from quorate.crypto.digests import digest
+from quorate.protocol.control.replica import Steward
 from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.cosigning import Cosigning, Notary
 from quorate.protocol.ordering.filling import FILL_BYTES_MAX, Filling, answer
@@ -47,14 +59,18 @@ from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.readers import Readers
 from quorate.protocol.ordering.records import (
     DIGEST_BYTES,
+    Certified,
     Decided,
     Held,
+    Installed,
     Placed,
     Record,
+    Snapshot,
     Store,
     Voted,
 )
 from quorate.protocol.ordering.rules import Rules
+from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.value import SPANS_MAX, Span, Value, value_digest
 from quorate.protocol.outbox import Outbox
 
@@ -62,8 +78,9 @@ RETRIEVED_BYTES_MAX = 1024 * 1024
 # A slot orders up to so much.
 SLOT_BATCHES_MAX = 4096
 SLOT_BYTES_MAX = 16 * 1024 * 1024
-# After so many slots the state is written down as a whole, so that a restart begins there.
-SNAPSHOT_EVERY = 4096
+# A snapshot is written after so many batches at most: a slot may order thousands, and all that came
+# after the last one are replayed.
+SNAPSHOT_BATCHES = 131_072
 # Slots that a replica which lags behind is told at a time, and how far ahead it listens.
 DECISIONS_BYTES_MAX = 512 * 1024
 DECISIONS_AHEAD_MAX = 256
@@ -72,6 +89,8 @@ EARLY_VALUE_BYTES_MAX = 16 * 1024
 HEARSAY_MAX = 1024
 # A value's time may be so far ahead of what we take for the time of day.
 CLOCK_AHEAD_US_MAX = 60_000_000
+
+_CONTROL = Partition(CONTROL_TOPIC_ID, 0)
 
 # The time of day in microseconds, at this time of the machine's clock.
 WallClock = Callable[[int], int]
@@ -97,13 +116,21 @@ class Group:
         wall_us: WallClock,
         outbox: Outbox,
         state: LogState | None = None,
+        steward: Steward | None = None,
         regency: int = 1,
         pace: Pace = PACE,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
         self.me, self.number, self.members, self.rules = me, number, members, rules
         self.counters: Counter[str] = Counter()
-        self.log = OrderLog(number, state)
+        self.log = OrderLog(number, state, snapshot_every)
+        # Who carries commands out, if this group orders them.
+        self.steward = steward
+        if steward is not None:
+            self.log.state.control = steward.control.state
+        # Commands from here on are in no snapshot that is safely on disk.
+        self.commands_needed_from = self.log.partition(_CONTROL).end
+        self._snapshot_end = self.commands_needed_from
         self.consensus = Consensus(
             me, number, members, rules, self, outbox,
             slot=self.log.state.slot + 1, last=self.log.state.last,
@@ -111,12 +138,27 @@ class Group:
         self._snapshot_regency = regency
         self.change = LeaderChange(self.consensus, signer, outbox, pace)
         self._pace = pace
-        self._snapshot_every = snapshot_every
+        # To write it takes a while, so that replicas had better not do so at the same time: one
+        # waits for all of the batches, and each of the others for a few less than the one before.
+        rank = members.index(me) if me in members else 0
+        sooner = SNAPSHOT_BATCHES * rank // (2 * len(members))
+        self._snapshot_batches = SNAPSHOT_BATCHES - sooner
+        # How many batches the last snapshot covers.
+        self._snapshot_size = self.log.tree.size
         self.readers = Readers(self.log, store, outbox)
         self.cosigning = (
             Cosigning(me, number, rules.quorum, notary, outbox) if notary is not None else None
         )
         self._others = tuple(member for member in members if member != me)
+        self.transfer: Transfer | None = None
+        if notary is not None and self.cosigning is not None:
+            self.transfer = Transfer(
+                number, members, self._others, quorum=rules.quorum,
+                offers_needed=rules.voices_to_believe, notary=notary, cosigning=self.cosigning,
+                store=store, outbox=outbox, undecided=lambda: self.consensus.slot,
+                install=self._install,
+            )  # fmt: skip
+            self.transfer.resume(self.log, signs=self.takes_part)
         self.filling = Filling(self._others, self._is_store, store, outbox)
         self._holders_needed = holders_needed
         self._store = store
@@ -174,6 +216,11 @@ class Group:
         value = Value.decode(decided.value)
         contents = [Content(_cut(placed.digests), placed.lacking) for placed in decided.placed]
         self.log.apply(decided.slot, value_digest(decided.value), decided.value, value, contents)
+        if self.steward is not None:
+            for placed in decided.placed:
+                if placed.topic == CONTROL_TOPIC_ID:
+                    payloads = self._commands_at(placed.offset, placed.count)
+                    self._carry_out(placed, payloads, value.time_us)
         # It was signed then, if it was due.
         self.log.is_seal_due()
 
@@ -195,18 +242,23 @@ class Group:
 
     def tick(self) -> None:
         now_us = self._outbox.now_us
-        self.change.tick()
-        self._tell_what_waits(now_us)
         self._retrieve(now_us)
-        self._doubt_leader(now_us)
-        self._seal_when_idle(now_us)
+        if self.takes_part:
+            self.change.tick()
+            self._tell_what_waits(now_us)
+            self._doubt_leader(now_us)
+            self._seal_when_idle(now_us)
         self.filling.tick()
+        if self.transfer is not None:
+            self.transfer.tick()
         is_stuck = self._is_busy and now_us - self._progress_us >= self._pace.standing_us
         if now_us - self._standing_us >= (
             self._pace.standing_us if is_stuck else self._pace.standing_idle_us
         ):
             self._standing_us = now_us
             self._say_standing(self._others)
+            if self._awaits_snapshot:
+                self._outbox.send_all(self._others, AskPart(self.number, 0, 0))
         self._has_news = True
 
     def flush(self) -> bool:
@@ -224,7 +276,25 @@ class Group:
         if cosigning is None or tree.size == cosigning.signed:
             return
         if now_us - self._progress_us >= SEAL_EVERY_US:
-            cosigning.seal(self._others, tree.size, tree.root(), self.log.state.time_us)
+            self._seal(self._snapshot_if_due())
+
+    def _snapshot_if_due(self) -> Snapshot | None:
+        return self.log.snapshot(self.consensus.regency) if self.log.is_snapshot_due else None
+
+    def _seal(self, snapshot: Snapshot | None) -> None:
+        """Sign the head of the log, where a snapshot is due together with that: one per size."""
+        log = self.log
+        if not self.takes_part:
+            return
+        if snapshot is not None and self.transfer is not None:
+            self.transfer.sign(snapshot, log)
+        elif self.cosigning is not None:
+            self.cosigning.seal(self._others, log.tree.size, log.tree.root(), log.state.time_us)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether we order with the others, or follow what they order."""
+        return self.consensus.takes_part
 
     @property
     def _is_busy(self) -> bool:
@@ -234,6 +304,9 @@ class Group:
 
     def on_append(self, sender: NodeId, append: Append) -> None:
         line = Line(sender, append.topic, append.partition)
+        if append.topic == CONTROL_TOPIC_ID and max(map(len, append.payloads)) > INLINE_BYTES_MAX:
+            self._outbox.report(sender, "rejected", "a command that is too large")
+            return
         digests = [*map(digest, append.payloads)]
         self.counters["batches_in"] += len(digests)
         waiting = self._take(line, append.first, digests, append.payloads)
@@ -243,6 +316,9 @@ class Group:
 
     def on_announce(self, sender: NodeId, announce: Announce) -> None:
         line = Line(sender, announce.topic, announce.partition)
+        if announce.topic == CONTROL_TOPIC_ID:
+            self._outbox.report(sender, "rejected", "a command without its payload")
+            return
         self._take(line, announce.first, announce.digests, [None] * len(announce.digests))
 
     def on_received(self, sender: NodeId, received: Received) -> None:
@@ -270,6 +346,8 @@ class Group:
         waiting = self._lines.get(line)
         last = retrieve.first + retrieve.count - 1
         is_known = waiting is not None and waiting.next <= retrieve.first <= last < waiting.end
+        if retrieve.count <= RUN_BATCHES_MAX and retrieve.first < self.log.line(line).next:
+            self._retrieve_decided(sender, line, retrieve)
         if waiting is None or not is_known or retrieve.count > RUN_BATCHES_MAX:
             return
         start, end = retrieve.first - waiting.next, last + 1 - waiting.next
@@ -285,6 +363,22 @@ class Group:
         chain = waiting.chain_at(last)
         if waiting.direct >= last and chain is not None:
             self._outbox.send(sender, Received(*line, last, chain))
+
+    def _retrieve_decided(self, sender: NodeId, line: Line, retrieve: Retrieve) -> None:
+        """A peer lacks what we have decided: if a power cut took it from all others, it is ours
+        to give."""
+        for position in self.log.line(line).recent:
+            at = retrieve.first - position.first
+            if not 0 <= at < position.batches:
+                continue
+            payloads: list[bytes] = []
+            offset = position.offset + at
+            for stretch in self.readers.read(line.target, offset, RETRIEVED_BYTES_MAX):
+                payloads += stretch.payloads
+            payloads = payloads[: min(position.batches - at, retrieve.count)]
+            if payloads:
+                digests = [*map(digest, payloads)]
+                self._outbox.send(sender, Retrieved(*line, retrieve.first, digests, payloads))
 
     def on_retrieved(self, sender: NodeId, retrieved: Retrieved) -> None:
         line = Line(retrieved.publisher, retrieved.topic, retrieved.partition)
@@ -320,6 +414,20 @@ class Group:
     def on_cosign(self, sender: NodeId, cosign: Cosign) -> None:
         if self.cosigning is not None:
             self.cosigning.on_cosign(sender, cosign)
+        if self.transfer is not None:
+            self.transfer.on_cosign(sender, cosign)
+
+    def on_offer(self, sender: NodeId, offer: OfferSnapshot) -> None:
+        if self.transfer is not None:
+            self.transfer.on_offer(sender, offer)
+
+    def on_ask(self, sender: NodeId, ask: AskPart) -> None:
+        if self.transfer is not None:
+            self.transfer.on_ask(sender, ask)
+
+    def on_part(self, sender: NodeId, part: SnapshotPart) -> None:
+        if self.transfer is not None:
+            self.transfer.on_part(sender, part)
 
     def on_fill(self, sender: NodeId, fill: Fill) -> None:
         partition = Partition(fill.topic, fill.partition)
@@ -328,22 +436,30 @@ class Group:
 
     def on_standing(self, sender: NodeId, standing: Standing) -> None:
         """A peer is stuck, or says hello: help it along."""
-        self._clocks[sender] = standing.clock_us - self._outbox.now_us
-        self.change.repeat(sender, standing.regency, standing.is_synced)
+        is_peer = self.takes_part and sender in self.members
+        if sender in self.members:
+            self._clocks[sender] = standing.clock_us - self._outbox.now_us
+        if is_peer:
+            self.change.repeat(sender, standing.regency, standing.is_synced)
         if standing.slot < self.consensus.slot and self._may_tell(sender, standing.slot):
             self._tell_decisions(sender, standing.slot)
-        if standing.regency == self.consensus.regency:
+        if is_peer and standing.regency == self.consensus.regency:
             self.consensus.repeat(sender, standing.slot)
         self._notice(sender, standing.slot - 1)
 
     def on_decision(self, sender: NodeId, decision: Decision) -> None:
         slot = self.consensus.slot
+        if self._awaits_snapshot:
+            return
         if not slot <= decision.slot < slot + DECISIONS_AHEAD_MAX:
             return
         if decision.slot > slot and len(decision.value) > EARLY_VALUE_BYTES_MAX:
             return
         self._decisions.setdefault(decision.slot, {})[sender] = decision
         before = slot
+        if decision.slot == slot and value_digest(decision.value) == self.consensus.bound.get(slot):
+            # That it is the value is beyond doubt, and the digests prove themselves.
+            self._learn(decision)
         while self._take_decision():
             pass
         if self.consensus.slot > before and not self._decisions:
@@ -366,10 +482,17 @@ class Group:
     def _learn(self, decision: Decision) -> None:
         """Take the contents of a decided value from whoever told us of it."""
         digests, at = _cut(decision.digests), 0
+        commands = iter(decision.commands)
         for span in Value.decode(decision.value).spans:
             waiting = self._line(span.line)
+            contents = digests[at : at + span.batches]
+            payloads: list[bytes | None] = [None] * span.batches
+            if span.topic == CONTROL_TOPIC_ID:
+                payloads = _matching(contents, commands)
             if not waiting.matches(span):
-                waiting.replace(span, digests[at : at + span.batches], [None] * span.batches)
+                waiting.replace(span, contents, payloads)
+            elif span.topic == CONTROL_TOPIC_ID:
+                waiting.complete(span.first, contents, payloads)
             at += span.batches
 
     # Application (see `consensus.py`)
@@ -390,7 +513,7 @@ class Group:
             spans.append(span)
             # Whoever was served goes to the end.
             self._active[waiting.line] = self._active.pop(waiting.line)
-        time_us = max(self.log.state.time_us, self._time_of_day_us())
+        time_us = max(self.log.state.time_us, self.time_of_day_us())
         return Value(time_us, tuple(spans)).encode()
 
     def _is_gathering(self, ready: "list[tuple[Waiting, Sequence]]") -> bool:
@@ -413,7 +536,7 @@ class Group:
             return False
         # The log's time may always stand still, whatever became of our clocks.
         earliest_us = self.log.state.time_us
-        latest_us = max(earliest_us, self._time_of_day_us() + CLOCK_AHEAD_US_MAX)
+        latest_us = max(earliest_us, self.time_of_day_us() + CLOCK_AHEAD_US_MAX)
         if not earliest_us <= decoded.time_us <= latest_us:
             self._outbox.report(self.consensus.leader, "bad-clock", f"time {decoded.time_us}")
             return False
@@ -428,10 +551,17 @@ class Group:
     def can_apply(self, value: bytes) -> bool:
         spans = Value.decode(value).spans
         for span in spans:
-            if not self._line(span.line).matches(span):
+            if not self._is_applicable(span):
                 self._want(span)
                 self._use_offer(span, is_certain=True)
-        return all(self._line(span.line).matches(span) for span in spans)
+        return all(self._is_applicable(span) for span in spans)
+
+    def _is_applicable(self, span: Span) -> bool:
+        """Whether we know what it names, and have it if we must carry it out."""
+        waiting = self._line(span.line)
+        if not waiting.matches(span):
+            return False
+        return not self._is_command(span.line) or not waiting.lacks(span, self._holders(span.line))
 
     def hold(self, value: bytes) -> None:
         for span in Value.decode(value).spans:
@@ -459,6 +589,9 @@ class Group:
             )
             payloads = waiting.payloads[: placed.count]
             self.readers.placed(placed, decoded.time_us, before, payloads)
+            if self.steward is not None and self._is_command(waiting.line):
+                commands = [payload for payload in payloads if payload is not None]
+                self._carry_out(placed, commands, decoded.time_us)
             self._note_missing(placed, waiting)
             waiting.advance(placed.count)
             self._after_decision(waiting)
@@ -470,11 +603,11 @@ class Group:
                 ),
             )  # fmt: skip
             self.counters["batches_ordered"] += placed.count
-        if self.log.is_seal_due() and self.cosigning is not None:
-            tree = self.log.tree
-            self.cosigning.seal(self._others, tree.size, tree.root(), decoded.time_us)
-        if slot % self._snapshot_every == 0:
-            self._outbox.persist(self.log.snapshot(self.consensus.regency), sync=False)
+        is_sealed, snapshot = self.log.is_seal_due(), self._snapshot_if_due()
+        if snapshot is not None or self._has_much_to_replay():
+            self._write_snapshot(snapshot or self.log.snapshot(self.consensus.regency))
+        if is_sealed:
+            self._seal(snapshot)
         self._progress_us = self._outbox.now_us
         self._last_batches = sum(span.batches for span in decoded.spans)
         self.change.progressed()
@@ -482,7 +615,17 @@ class Group:
         while self.log.forgotten:
             self._forget(self.log.forgotten.pop())
 
-    def _time_of_day_us(self) -> int:
+    def _has_much_to_replay(self) -> bool:
+        return self.log.tree.size - self._snapshot_size >= self._snapshot_batches
+
+    def _write_snapshot(self, snapshot: Snapshot) -> None:
+        self._snapshot_size = self.log.tree.size
+        self._outbox.persist(snapshot, sync=False)
+        # The one before this is on disk for certain: what came after it may be needed.
+        self.commands_needed_from = self._snapshot_end
+        self._snapshot_end = self.log.partition(_CONTROL).end
+
+    def time_of_day_us(self) -> int:
         """What at least one correct replica takes for the time of day, or less.
 
         A clock that is wrong, ours or another's, does no harm: of f + 1 clocks that are furthest
@@ -492,6 +635,17 @@ class Group:
         clocks = [self._wall_us(now_us), *(now_us + offset for offset in self._clocks.values())]
         clocks.sort(reverse=True)
         return clocks[min(self._holders_needed, len(clocks)) - 1]
+
+    def clocks_ahead_us(self) -> dict[NodeId, int]:
+        """By how much our clock, and those that we heard of, differ from that."""
+        now_us, time_us = self._outbox.now_us, self.time_of_day_us()
+        heard = {node: now_us + offset - time_us for node, offset in self._clocks.items()}
+        return {self.me: self._wall_us(now_us) - time_us, **heard}
+
+    @property
+    def is_sure_of_time(self) -> bool:
+        """Whether we have heard of so many clocks that one of them is a correct replica's."""
+        return len(self._clocks) + 1 >= self._holders_needed
 
     def _note_missing(self, placed: Placed, waiting: Waiting) -> None:
         """What should be here and is not is to be had from others."""
@@ -507,6 +661,9 @@ class Group:
                 self.filling.miss(partition, placed.offset + at, 1)
 
     def _is_store(self, partition: Partition) -> bool:
+        """Whether large payloads belong here. Whoever follows keeps everything."""
+        if not self.takes_part:
+            return True
         return self.me in stores_of(self.members, partition)[: self._holders_needed]
 
     # Requests in their lines
@@ -598,8 +755,10 @@ class Group:
 
     def _say_received(self) -> None:
         """Tell the leader how far we have come; it proposes what enough of us have."""
+        if not self._unsaid:
+            return
         unsaid, self._unsaid = self._unsaid, {}
-        if self.consensus.is_leader or self.rules.voices_to_propose == 1:
+        if self.consensus.is_leader or self.rules.voices_to_propose == 1 or not self.takes_part:
             return
         for line, waiting in unsaid.items():
             chain = waiting.chain_at(waiting.direct)
@@ -637,7 +796,7 @@ class Group:
 
     def _proposable(self, waiting: Waiting) -> Sequence:
         last = waiting.received_through(self.rules.voices_to_propose)
-        return waiting.available_through(last, self._holders_needed)
+        return waiting.available_through(last, self._holders(waiting.line))
 
     def _want_what_others_have(self, waiting: Waiting, received: Received) -> None:
         """So many say they received more than we have that one of them is correct."""
@@ -659,14 +818,15 @@ class Group:
         for line, (span, since_us) in list(self._wanted.items()):
             self._use_offer(span, is_certain=False)
             waiting = self._line(line)
-            is_known = waiting.matches(span) and not waiting.lacks(span, self._holders_needed)
+            needed = self._holders(line)
+            is_known = waiting.matches(span) and not waiting.lacks(span, needed)
             if span.end <= waiting.next or (is_known and self._is_authentic(waiting, span)):
                 del self._wanted[line]
                 self._offers.pop(line, None)
             elif now_us - since_us >= self._pace.retrieve_us:
                 again_us = now_us - self._pace.retrieve_us + self._pace.retrieve_again_us
                 self._wanted[line] = span, again_us
-                first = waiting.first_lacking(span, self._holders_needed)
+                first = waiting.first_lacking(span, needed)
                 retrieve = Retrieve(*line, first, span.end - first)
                 self._outbox.send_all(self._others, retrieve)
 
@@ -701,7 +861,7 @@ class Group:
         waiting = self._line(span.line)
         if span.first != waiting.next:
             return False
-        is_known = waiting.matches(span) and not waiting.lacks(span, self._holders_needed)
+        is_known = waiting.matches(span) and not waiting.lacks(span, self._holders(span.line))
         if is_known and self._is_authentic(waiting, span):
             return True
         self._want(span)
@@ -711,10 +871,51 @@ class Group:
         """As acceptable, but that it is authentic is beyond doubt already."""
         waiting = self._line(span.line)
         self._use_offer(span, is_certain=True)
-        if waiting.matches(span) and not waiting.lacks(span, self._holders_needed):
+        if waiting.matches(span) and not waiting.lacks(span, self._holders(span.line)):
             return True
         self._want(span)
         return False
+
+    # Commands
+
+    @property
+    def _awaits_snapshot(self) -> bool:
+        """We know how the cluster is now and not how it began: commands would mislead us."""
+        is_late = self.steward is not None and self.steward.control.genesis.revision > 0
+        return is_late and self.log.state.slot == 0
+
+    def _carry_out(self, placed: Placed, payloads: list[bytes], time_us: int) -> None:
+        assert self.steward is not None
+        if self.steward.carry_out(placed.publisher, placed.first, payloads, time_us):
+            # A replica that is new here begins with this.
+            self.log.want_snapshot()
+
+    def _is_command(self, line: Line) -> bool:
+        return line.topic == CONTROL_TOPIC_ID and self.steward is not None
+
+    def _holders(self, line: Line) -> int:
+        """How many others that hold a payload are as good as ourselves; of commands, none are."""
+        return len(self.members) + 1 if self._is_command(line) else self._holders_needed
+
+    def _commands_at(self, offset: int, count: int) -> list[bytes]:
+        """Commands that were carried out, from the disk; fewer if they are not kept any more."""
+        payloads: list[bytes] = []
+        while len(payloads) < count:
+            stretches = self._store.read(_CONTROL, offset + len(payloads), RETRIEVED_BYTES_MAX)
+            if not stretches:
+                break
+            for stretch in stretches:
+                payloads += stretch.payloads
+        return payloads[:count]
+
+    def pass_over_what_may_not_be(self) -> None:
+        """Access was taken from somebody: what waits of them is not proposed any more.
+
+        It is kept, since a slot may be bound to some of it already.
+        """
+        for line in [line for line in self._active if not self._may_append(line)]:
+            del self._active[line]
+            self._unsaid.pop(line, None)
 
     # Those who lag behind
 
@@ -741,10 +942,43 @@ class Group:
         return slot >= told_before or self._outbox.now_us - told_us >= self._pace.standing_us
 
     def _tell_decisions(self, peer: NodeId, slot: int) -> None:
+        first, _ = self._store.slots(self.number)
+        if slot < first and self.transfer is not None:
+            self.transfer.offer(peer, slot)
         for decided in self._store.decided(self.number, slot, DECISIONS_BYTES_MAX):
+            commands: list[bytes] = []
+            for placed in decided.placed:
+                if self.steward is not None and placed.topic == CONTROL_TOPIC_ID:
+                    commands += self._commands_at(placed.offset, placed.count)
             self._told[peer] = decided.slot + 1, self._outbox.now_us
             digests = b"".join([placed.digests for placed in decided.placed])
-            self._outbox.send(peer, Decision(self.number, decided.slot, decided.value, digests))
+            decision = Decision(self.number, decided.slot, decided.value, digests, commands)
+            self._outbox.send(peer, decision)
+
+    def _install(self, certified: Certified, state: LogState) -> None:
+        """Start over with this state, which is ahead of ours (`transfer.py`)."""
+        installed = Installed(self.number, certified.slot, certified.state, self.consensus.regency)
+        self._outbox.persist(installed)
+        self.log.start_from(state)
+        if self.steward is not None and state.control is not None:
+            self.steward.start_over(state.control)
+        self._snapshot_size = state.size
+        self.commands_needed_from = self._snapshot_end = self.log.partition(_CONTROL).end
+        self.consensus.jump(state.slot + 1, state.last)
+        for line, waiting in list(self._lines.items()):
+            now = self.log.line(line)
+            if waiting.chain_at(now.next - 1) != now.chain:
+                # What we have of it is not what was decided, or ends before that.
+                self._forget(line)
+            elif now.next > waiting.next:
+                waiting.advance(now.next - waiting.next)
+                self._after_decision(waiting)
+        self.readers.start_over()
+        self.filling.start_over()
+        self._decisions.clear()
+        self._progress_us, self._has_news = self._outbox.now_us, True
+        self.change.progressed()
+        self._say_standing(self._others)
 
 
 def _span(waiting: Waiting, last: Sequence, batches_max: int, bytes_max: int) -> Span:
@@ -757,6 +991,13 @@ def _span(waiting: Waiting, last: Sequence, batches_max: int, bytes_max: int) ->
         count += 1
     chain = waiting.chains[count - 1]
     return Span(*waiting.line, waiting.next, count, chain)
+
+
+def _matching(digests: list[Digest], payloads: Iterator[bytes]) -> list[bytes | None]:
+    """The payloads that these digests are of, as far as they were given."""
+    given = [next(payloads, b"") for _ in digests]
+    pairs = zip(digests, given, strict=True)
+    return [payload if digest(payload) == content else None for content, payload in pairs]
 
 
 def _cut(digests: bytes) -> list[Digest]:

@@ -138,8 +138,12 @@ class Waiting:
         if self.digests[: span.batches] == digests:
             self.complete(span.first, digests, payloads)
             return True
+        known = dict(zip(self.digests, self.payloads, strict=True))
         self.digests, self.chains = digests, chains
-        self.payloads = list(payloads[: span.batches])
+        self.payloads = [
+            known.get(name) if payload is None else payload
+            for name, payload in zip(digests, payloads, strict=False)
+        ]
         self.holders = [set() for _ in digests]
         self.direct = self.held = self.next - 1
         self.waiting_bytes = sum(len(payload) for payload in self.payloads if payload)

@@ -7,7 +7,7 @@ in the partition's chain, by which readers know that they see what others see.
 The state is small, whatever the length of the log: per line the next sequence number and chain,
 which is how duplicates and replays are recognised (a client that begins thousands of sessions later
 is taken for a new one when an old one comes back); per partition its end; the right edge of the
-tree. A snapshot has all of it.
+tree; and the cluster's own state, where commands are ordered. A snapshot has all of it.
 """
 
 from collections import Counter
@@ -17,8 +17,10 @@ from typing import NamedTuple
 import msgspec
 
 from quorate.core.ids import Digest, MemberId, Sequence, member_of
+from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.merkle import Tree
+from quorate.protocol.control.state import ControlState
 from quorate.protocol.ordering.records import Decided, Placed, Snapshot
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, leaves_of
 
@@ -76,18 +78,30 @@ class LogState(msgspec.Struct):
     edge: list[Digest] = []
     lines: dict[Line, LineState] = {}
     partitions: dict[Partition, PartitionState] = {}
+    # The last slot after which a snapshot was wanted that was not due by its number.
+    wanted_slot: int = 0
+    # What the cluster's commands add up to, in the group that orders them.
+    control: ControlState | None = None
 
 
 class OrderLog:
     """The state of one group, and how a decision changes it."""
 
-    def __init__(self, group: int, state: LogState | None = None) -> None:
+    def __init__(
+        self, group: int, state: LogState | None = None, snapshot_every: int = SNAPSHOT_EVERY
+    ) -> None:
         self.group = group
-        self.state = LogState() if state is None else state
-        self.tree = Tree(self.state.size, self.state.edge)
         # Lines that were forgotten, for whoever has more to forget of them.
         self.forgotten: list[Line] = []
-        self._lines_of = Counter(member_of(line.publisher) for line in self.state.lines)
+        self._snapshot_every = snapshot_every
+        self.start_from(LogState() if state is None else state)
+
+    def start_from(self, state: LogState) -> None:
+        """Go on from this state, whatever we had."""
+        self.state = state
+        self.tree = Tree(state.size, state.edge)
+        self.forgotten.clear()
+        self._lines_of = Counter(member_of(line.publisher) for line in state.lines)
 
     def line(self, line: Line) -> LineState:
         """Where this line goes on; one that was never heard of begins."""
@@ -119,13 +133,24 @@ class OrderLog:
         """Whether all replicas sign their heads after this slot; asked once after each."""
         state = self.state
         is_late = state.time_us - state.sealed_us >= SEAL_EVERY_US
-        if not is_late and state.slot - state.sealed_slot < SEAL_EVERY_SLOTS:
+        is_long = state.slot - state.sealed_slot >= SEAL_EVERY_SLOTS
+        if not (is_late or is_long or self.is_snapshot_due):
             return False
         state.sealed_slot, state.sealed_us = state.slot, state.time_us
         return True
 
-    def snapshot(self, regency: int) -> Snapshot:
-        """All of it, after the last slot that was applied."""
+    @property
+    def is_snapshot_due(self) -> bool:
+        """Whether the state after this slot is written down, and signed together with the head."""
+        slot = self.state.slot
+        return slot > 0 and (slot % self._snapshot_every == 0 or slot == self.state.wanted_slot)
+
+    def want_snapshot(self) -> None:
+        """The state after this slot is to be signed, whatever its number."""
+        self.state.wanted_slot = self.state.slot
+
+    def snapshot(self, regency: int = 1) -> Snapshot:
+        """All of it, after the last slot that was applied: the same bytes at every replica."""
         state = msgspec.msgpack.encode(self.state)
         return Snapshot(self.group, self.state.slot, state, regency)
 

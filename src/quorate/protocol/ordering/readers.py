@@ -7,6 +7,7 @@ whoever lags behind those is served from disk, at its own pace.
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 
 from quorate.core.ids import Digest, NodeId
 from quorate.core.ordering import (
@@ -31,6 +32,12 @@ TAIL_STRETCHES_MAX = 4096
 # One message, and one turn, carry so much to one reader.
 ENTRIES_BYTES_MAX = 512 * 1024
 TURN_BYTES_MAX = 2 * 1024 * 1024
+# Whoever is further behind than one decision or two hears of the chain every so many batches, and
+# can settle what it has: otherwise it would hold all that it lets its lead send ahead. One turn
+# brings only so many words.
+TELL_ONCE_BATCHES_MAX = 512
+TELL_EVERY_BATCHES = 64
+TURN_WORDS_MAX = 64
 READERS_MAX = 16_384
 
 
@@ -183,6 +190,13 @@ class Readers:
             self._tail_bytes -= oldest.size_bytes
         self._due[partition] = None
 
+    def start_over(self) -> None:
+        """The log went on without us: what we had of it does not lead to where it is now."""
+        self._tails.clear()
+        self._order.clear()
+        self._tail_bytes = 0
+        self._due = dict.fromkeys(self._readers)
+
     def flush(self) -> bool:
         """Send what is due. True if some of it is left for the next turn."""
         due, self._due = self._due, {}
@@ -237,12 +251,14 @@ class Readers:
         start, _ = self._store.bounds(partition)
         # Of what is not kept any more nobody knows the chain.
         through = max(min(end, max(reader.limit, reader.cursor)), start)
-        if through == reader.told:
-            return
-        chain = self._chain(partition, through)
-        if chain is not None:
-            reader.told = through
-            self._outbox.send(node, Chained(*partition, through, chain, start, end))
+        for offset in _steps(reader, start, through):
+            chain = self._chain(partition, offset)
+            if chain is None:
+                return
+            reader.told = offset
+            self._outbox.send(node, Chained(*partition, offset, chain, start, end))
+        if reader.told < through:
+            self._due[partition] = None
 
     def _chain(self, partition: Partition, offset: int) -> Digest | None:
         state = self._log.partition(partition)
@@ -254,3 +270,13 @@ class Readers:
             kept, at = found
             return kept.chain(at)
         return self._store.chain(partition, offset)
+
+
+def _steps(reader: Reader, start: int, through: int) -> Iterable[int]:
+    """The offsets at which to tell a reader the chain in this turn."""
+    known = max(reader.told, reader.cursor, start)
+    # Who gets payloads has the chain from them.
+    if reader.payloads or through - known <= TELL_ONCE_BATCHES_MAX:
+        return () if through == reader.told else (through,)
+    last = min(through, known + TURN_WORDS_MAX * TELL_EVERY_BATCHES)
+    return range(known + TELL_EVERY_BATCHES, last + 1, TELL_EVERY_BATCHES)

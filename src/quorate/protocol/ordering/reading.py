@@ -50,7 +50,8 @@ class Search:
 
     Replicas differ by what they have decided so far and still keep. Of the answers of n - f, the
     (f + 1)th from below is no later than what a correct replica says, and no earlier than what
-    another one does; for the end it is the (f + 1)th from above.
+    another one does; for the end it is the (f + 1)th from above. Where nobody lies, the first from
+    below is right: whoever says so has what stands there.
     """
 
     def __init__(self, topic: Topic, partition: Partition, time_us: int, outbox: Outbox) -> None:
@@ -75,8 +76,10 @@ class Search:
             self._offsets[replica] = located.offset
         if len(self._offsets) < self.topic.quorum.reachable:
             return None
-        offsets = sorted(self._offsets.values(), reverse=self._time_us == END_US)
-        return offsets[min(self.topic.f, len(offsets) - 1)]
+        is_end = self._time_us == END_US
+        offsets = sorted(self._offsets.values(), reverse=is_end)
+        is_doubtful = is_end or self.topic.contract.protection == "byzantine"
+        return offsets[min(self.topic.f, len(offsets) - 1) if is_doubtful else 0]
 
 
 class Reading:
@@ -201,10 +204,17 @@ class Reading:
         self._settle(connected)
 
     def _skip_what_is_gone(self, connected: "set[NodeId]") -> bool:
-        """Go on behind what retention took, once so many say so that one of them is correct."""
+        """Go on behind what retention took, once all say so whose word can be waited for.
+
+        A replica that started over at a snapshot lacks what others still have. So its word, with
+        those of f that lie, does not do: n - f replicas must lack it.
+        """
         starts = sorted(self._starts.values(), reverse=True)
-        kept = starts[self._others_needed] if len(starts) > self._others_needed else 0
+        needed = len(self.topic.members) - self.topic.f
+        kept = starts[needed - 1] if len(starts) >= needed else 0
         if kept <= self.position:
+            if len(starts) > self._others_needed and starts[self._others_needed] > self.position:
+                self._hear_everybody(connected)
             return False
         self._outbox.deliver(Trimmed(self.partition, self.position, kept - self.position))
         self.seek(kept, connected)
@@ -259,9 +269,8 @@ class Reading:
             self._blames.update(self._supplied_by - {self.lead})
             self._blame("sent other batches than the others have", connected)
             return
-        if self._contradicted and not self._is_wide:
-            self._is_wide = True
-            self._ask_all(connected)
+        if self._contradicted:
+            self._hear_everybody(connected)
         agreed = sorted((at for r, at in self._agreed.items() if r != self.lead), reverse=True)
         if not self._others_needed:
             self._deliver(self.received)
@@ -320,6 +329,12 @@ class Reading:
         others.sort(key=lambda replica: self._blames[replica])
         lead = [] if self.lead is None else [self.lead]
         return lead + (others if self._is_wide else others[: self.topic.f])
+
+    def _hear_everybody(self, connected: "set[NodeId]") -> None:
+        """From now on all replicas are asked, not only as many as are enough if all is well."""
+        if not self._is_wide:
+            self._is_wide = True
+            self._ask_all(connected)
 
     def _ask_all(self, connected: "set[NodeId]") -> None:
         self._asked_us = self._outbox.now_us

@@ -88,7 +88,36 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False, tag="snapshot"):
     regency: int = 1
 
 
-Record: TypeAlias = Held | Voted | Decided | Snapshot
+class Certified(msgspec.Struct, frozen=True, gc=False, tag="certified"):
+    """A state that a quorum signed (`transfer.py`): any replica can be shown that it is right.
+
+    The last one of a group is kept, and need not be synced: whoever lacks it waits for the next.
+    """
+
+    group: int
+    slot: int
+    state: bytes
+    checkpoint: str
+
+
+class Installed(msgspec.Struct, frozen=True, gc=False, tag="installed"):
+    """The group starts over with this state, after this slot; what it had before is void.
+
+    That includes slots, votes in earlier ones, and the entries of its partitions. It is synced
+    before anything leaves that rests on it.
+    """
+
+    group: int
+    slot: int
+    state: bytes
+    regency: int
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.group, self.slot, self.state, self.regency)
+
+
+Record: TypeAlias = Held | Voted | Decided | Snapshot | Certified | Installed
 
 
 class Stretch(msgspec.Struct, frozen=True, gc=False):
@@ -128,5 +157,15 @@ class Store(Protocol):
     def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
         """Slots from this one on, up to about so many bytes of records."""
 
+    def slots(self, group: int) -> tuple[int, int]:
+        """The first slot that can still be told of, and the one after the last."""
+
+    def certified(self, group: int) -> Certified | None:
+        """The last snapshot that a quorum signed."""
+
     def node(self, group: int, level: int, number: int) -> bytes:
-        """A perfect tree's hash in the order log of a group; level 0 has the leaves."""
+        """A perfect tree's hash in the order log of a group; level 0 has the leaves.
+
+        Of the leaves before a snapshot that the group started over with, only those nodes are
+        known that later leaves need for their proofs; asking for another one is an error.
+        """

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from quorate.core.cluster import Cluster
 from quorate.core.contract import EVERYONE
+from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ids import MemberId, NodeId, TopicId, member_of, topic_id
+from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.messages import Message, Operation, Request
 from quorate.core.ordering import (
     Absent,
@@ -15,6 +19,7 @@ from quorate.core.ordering import (
     Allow,
     Announce,
     Append,
+    AskPart,
     Cosign,
     Decision,
     Entries,
@@ -22,19 +27,26 @@ from quorate.core.ordering import (
     Follow,
     Line,
     Locate,
+    OfferSnapshot,
     Propose,
+    Recall,
     Received,
     Retrieve,
     Retrieved,
+    SnapshotPart,
     Standing,
     Stop,
     StopData,
     Stored,
     Sync,
+    TopologyQuery,
     Write,
 )
+from quorate.crypto.identity import public_of
+from quorate.protocol.control.machine import Control
+from quorate.protocol.control.replica import Steward
 from quorate.protocol.ordering.cosigning import Notary
-from quorate.protocol.ordering.group import SNAPSHOT_EVERY, Group, WallClock
+from quorate.protocol.ordering.group import Group, WallClock
 from quorate.protocol.ordering.leader_change import Signer
 from quorate.protocol.ordering.log import LogState
 from quorate.protocol.ordering.pace import PACE, Pace
@@ -43,7 +55,7 @@ from quorate.protocol.ordering.records import Record, Snapshot, Store
 from quorate.protocol.ordering.rules import Rules
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import GIVING_BACK, other_terms
-from quorate.protocol.topic import Topic
+from quorate.protocol.topic import Topic, topics_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,49 +81,89 @@ class Ordering:
         found: Found,
         wall_us: WallClock,
         outbox: Outbox,
+        cluster: Cluster | None = None,
         rules: Callable[[GroupKind, Any], Rules] = rules_of,
         pace: Pace = PACE,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
+        """`cluster` is what the cluster was when it began, if it has a control plane."""
         self.me = me
         self.topics = {topic.id: topic for topic in topics if topic.contract.is_log}
         self.groups: dict[int, Group] = {}
+        self.steward: Steward | None = None
+        # Told when topics or replicas have changed.
+        self.on_topology: Callable[[Cluster], None] | None = None
         self._names = names
+        self._signer = signer
+        self._notaries = notaries or {}
+        self._store = store
+        self._wall_us = wall_us
         self._outbox = outbox
+        self._rules = rules
         self._pace = pace
+        self._snapshot_every = snapshot_every
         self._next_tick_us = 0
         states = {
             group: msgspec.msgpack.decode(snapshot.state, type=LogState)
             for group, snapshot in found.snapshots.items()
         }
+        if cluster is not None and cluster.control is not None:
+            state = states.get(group_of(cluster.control))
+            before = state.control if state is not None else None
+            control = Control(cluster, before, check_replica=public_of)
+            self.steward = Steward(control, outbox)
+            self.steward.on_topology = self._adopt
+            self._adopt(control.cluster)
+            # Commands say which other groups there are.
+            self._add_group(self.topics[CONTROL_TOPIC_ID], states, found)
+        self._add_groups(states, found)
+
+    def _add_groups(self, states: Mapping[int, LogState], found: Found) -> None:
         for topic in self.topics.values():
-            kind = group_of(topic.contract)
-            if me not in topic.index or kind in self.groups:
-                continue
-            group = self.groups[kind] = Group(
-                me,
-                kind,
-                topic.members,
-                rules(kind, topic.quorum),
-                holders_needed=topic.quorum.one_correct,
-                signer=signer,
-                notary=(notaries or {}).get(kind),
-                store=store,
-                may_append=self.may_append,
-                wall_us=wall_us,
-                outbox=outbox,
-                state=states.get(kind),
-                regency=found.snapshots[kind].regency if kind in found.snapshots else 1,
-                pace=pace,
-                snapshot_every=snapshot_every,
-            )
-            group.restore([record for record in found.records if self._is_for(kind, record)])
+            if self.me in topic.index and group_of(topic.contract) not in self.groups:
+                self._add_group(topic, states, found)
+
+    def _add_group(self, topic: Topic, states: Mapping[int, LogState], found: Found) -> None:
+        kind = group_of(topic.contract)
+        group = self.groups[kind] = Group(
+            self.me,
+            kind,
+            topic.members,
+            self._rules(kind, topic.quorum),
+            holders_needed=topic.quorum.one_correct,
+            signer=self._signer,
+            notary=self._notaries.get(kind),
+            store=self._store,
+            may_append=partial(self._may_append_in, kind),
+            wall_us=self._wall_us,
+            outbox=self._outbox,
+            state=states.get(kind),
+            steward=self.steward if topic.id == CONTROL_TOPIC_ID else None,
+            regency=found.snapshots[kind].regency if kind in found.snapshots else 1,
+            pace=self._pace,
+            snapshot_every=self._snapshot_every,
+        )
+        group.restore(list(found.records))
+        is_founder = self.steward is not None and not self.steward.control.genesis.revision
+        if group.steward is not None and is_founder and kind not in found.snapshots:
+            # How the cluster began is on record from now on, whatever becomes of its file.
+            self._outbox.persist(group.log.snapshot(group.consensus.regency), sync=False)
+
+    def _adopt(self, cluster: Cluster) -> None:
+        """These are the topics and replicas from now on."""
+        self.topics = {topic.id: topic for topic in topics_of(cluster) if topic.contract.is_log}
+        for group in self.groups.values():
+            group.pass_over_what_may_not_be()
+        if self.on_topology is not None:
+            # Nothing is on disk of a group that has no topics yet.
+            self._add_groups({}, Found({}, ()))
+            self.on_topology(cluster)
 
     def tick(self, now_us: int) -> None:
         if now_us >= self._next_tick_us:
             self._next_tick_us = now_us + self._pace.tick_us
             self._outbox.wake_at(self._next_tick_us)
-            for group in self.groups.values():
+            for group in list(self.groups.values()):
                 group.tick()
 
     def step(self, sender: NodeId, message: Message) -> None:
@@ -131,7 +183,7 @@ class Ordering:
 
     def flush(self) -> bool:
         """True if something is left for the next turn."""
-        left = [group.flush() for group in self.groups.values()]
+        left = [group.flush() for group in list(self.groups.values())]
         return any(left)
 
     def topic(self, name: str) -> Topic | None:
@@ -160,6 +212,10 @@ class Ordering:
         allowed = topic.contract.publish
         return allowed == EVERYONE or name in allowed
 
+    def _may_append_in(self, kind: GroupKind, line: Line) -> bool:
+        topic = self.topics.get(line.topic)
+        return topic is not None and group_of(topic.contract) is kind and self.may_append(line)
+
     # Messages
 
     def _on_request(self, sender: NodeId, message: Append | Announce) -> None:
@@ -167,6 +223,9 @@ class Ordering:
         group = self._group_of(message.topic)
         if group is None or not self.may_append(line):
             self._refuse(sender, f"may not publish on topic {message.topic}")
+        elif not self._is_registered(line):
+            # It may be so that we have yet to come to that command. It is said again.
+            group.counters["unregistered"] += 1
         elif isinstance(message, Append):
             group.on_append(sender, message)
         else:
@@ -174,14 +233,14 @@ class Ordering:
 
     def _on_word(self, sender: NodeId, message: Any) -> None:
         group = self._group_of(message.topic)
-        if group is None or sender not in group.members:
+        if group is None or not self._may_say(sender, message, group):
             self._refuse(sender, f"{type(message).__name__} from outside its group")
             return
         _WORDS[type(message)](group, sender, message)
 
     def _on_agreement(self, sender: NodeId, message: Any) -> None:
         group = self.groups.get(message.group)
-        if group is None or sender not in group.members:
+        if group is None or not self._may_say(sender, message, group):
             self._refuse(sender, f"{type(message).__name__} from outside its group")
             return
         _AGREEMENT[type(message)](group, sender, message)
@@ -199,7 +258,31 @@ class Ordering:
         else:
             group.readers.on_allow(sender, message)
 
+    def _on_control(self, sender: NodeId, message: Recall | TopologyQuery) -> None:
+        if self.steward is None or member_of(sender) not in self._names:
+            self._refuse(sender, f"{type(message).__name__} where there is no control plane")
+        elif isinstance(message, Recall):
+            self.steward.on_recall(sender, message)
+        else:
+            self.steward.on_query(sender, message)
+
     # Guards
+
+    def _may_say(self, sender: NodeId, message: Message, group: Group) -> bool:
+        """Members of a group say anything; replicas that follow it ask for what they lack."""
+        if sender in group.members:
+            return True
+        return isinstance(message, _FOLLOWERS_SAY) and self._follows(sender)
+
+    def _follows(self, node: NodeId) -> bool:
+        cluster = self.steward.control.cluster if self.steward is not None else None
+        return cluster is not None and cluster.orderers <= node < len(cluster.replicas)
+
+    def _is_registered(self, line: Line) -> bool:
+        """Commands need no registration: they are how one registers."""
+        if self.steward is None or line.topic == CONTROL_TOPIC_ID:
+            return True
+        return self.steward.control.may_publish(line.publisher, self.topics[line.topic].name)
 
     def _may_read(self, sender: NodeId, topic: Topic) -> bool:
         name, allowed = self._names.get(member_of(sender)), topic.contract.subscribe
@@ -210,17 +293,11 @@ class Ordering:
         known = self.topics.get(topic)
         return None if known is None else self.groups.get(group_of(known.contract))
 
-    def _is_for(self, kind: GroupKind, record: Record) -> bool:
-        group = getattr(record, "group", None)
-        if group is None:
-            topic = self.topics.get(getattr(record, "topic", 0))
-            return topic is not None and group_of(topic.contract) is kind
-        return bool(group == kind)
-
     def _refuse(self, sender: NodeId, sentence: str) -> None:
         self._outbox.report(sender, "rejected", sentence)
 
 
+_FOLLOWERS_SAY = (Standing, Fill, Retrieve, AskPart)
 _WORDS: dict[type, Callable[[Group, NodeId, Any], None]] = {
     Received: Group.on_received,
     Stored: Group.on_stored,
@@ -237,6 +314,9 @@ _AGREEMENT: dict[type, Callable[[Group, NodeId, Any], None]] = {
     Standing: Group.on_standing,
     Cosign: Group.on_cosign,
     Decision: Group.on_decision,
+    OfferSnapshot: Group.on_offer,
+    AskPart: Group.on_ask,
+    SnapshotPart: Group.on_part,
     Stop: lambda group, sender, stop: group.change.on_stop(sender, stop),
     StopData: lambda group, sender, data: group.change.on_stop_data(sender, data),
     Sync: lambda group, sender, sync: group.change.on_sync(sender, sync),
@@ -249,4 +329,6 @@ HANDLERS: dict[type, Callable[[Ordering, NodeId, Any], None]] = {
     Locate: Ordering._on_reading,
     Follow: Ordering._on_reading,
     Allow: Ordering._on_reading,
+    Recall: Ordering._on_control,
+    TopologyQuery: Ordering._on_control,
 }

@@ -9,6 +9,7 @@ reader: the leaf of a batch in the order log, and the chain of a partition.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import sha256
 from itertools import accumulate
 from struct import Struct
@@ -24,6 +25,8 @@ DIGEST_BYTES = 32
 CHAIN_START = bytes(DIGEST_BYTES)
 SPANS_MAX = 4096
 SPAN_BATCHES_MAX = 4096
+# A value is looked into at every step of its slot.
+_DECODED_MAX = 4
 
 # time, number of spans
 _HEAD = Struct("<qH")
@@ -62,6 +65,7 @@ class Value(NamedTuple):
         return head + b"".join([_SPAN.pack(*span) for span in self.spans])
 
     @staticmethod
+    @lru_cache(maxsize=_DECODED_MAX)
     def decode(data: bytes) -> "Value":
         if len(data) < _HEAD.size:
             raise RemoteProtocolError(f"a value of {len(data)} bytes")
