@@ -15,9 +15,12 @@ from council import CRASH, A, B, Council
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import Accept, Line, Partition, Propose, State
 from quorate.crypto.digests import digest
-from quorate.protocol.machine import Entry, Recorded
+from quorate.protocol.machine import Answered, Entry, Recorded
+from quorate.protocol.ordering import group
 from quorate.protocol.ordering.consensus import Consensus, Promise
+from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.rules import FREE, Byzantine, Crash, Resolution
+from quorate.protocol.ordering.value import Span
 from quorate.sim import order_checkers
 from quorate.sim.campaign import campaign, command, run_seed
 from quorate.sim.checkers import Conduct
@@ -74,7 +77,7 @@ def good_record() -> LogRecord:
     record.on_outcome(CORRECT, recorded(CORRECT, 3, 1, 4))
     for replica in (0, 1):
         log = [Content(*each, digest(payload_of(*each))) for each in ORDER]
-        record.logs[replica] = {HERE: log}
+        record.logs[replica] = {HERE: dict(enumerate(log))}
     record.unpublished = {CORRECT: 0, CRASHED: 3}
     return record
 
@@ -119,8 +122,17 @@ def test_a_replica_that_has_another_batch_on_disk_disagrees() -> None:
 
 def test_a_replica_that_is_behind_disagrees_with_nobody() -> None:
     record = good_record()
-    del record.logs[1][HERE][2:]
+    for offset in range(2, len(ORDER)):
+        del record.logs[1][HERE][offset]
     assert violated(record) == set()
+
+
+def test_replicas_with_different_states_after_one_slot_are_found() -> None:
+    record = good_record()
+    record.states = {0: {8: {b"state"}, 16: {b"later"}}, 1: {8: {b"state"}}}
+    assert violated(record) == set()
+    record.states[1][16] = {b"another"}
+    assert violated(record) == {"one state"}
 
 
 def test_a_gap_breaks_the_order() -> None:
@@ -141,7 +153,7 @@ def test_batches_of_a_publisher_out_of_their_order_break_it() -> None:
         record.read[reader][HERE] = [entry(at, *batch) for at, batch in enumerate(swapped)]
     for replica in record.logs:
         log = [Content(*batch, digest(payload_of(*batch))) for batch in swapped]
-        record.logs[replica] = {HERE: log}
+        record.logs[replica] = {HERE: dict(enumerate(log))}
     record.positions[LogBatch(CORRECT, HERE, 1)] = 2
     record.positions[LogBatch(CORRECT, HERE, 2)] = 0
     assert violated(record) == {"total order"}
@@ -152,7 +164,7 @@ def everywhere(record: LogRecord, offset: int, made_up: Entry) -> None:
         record.read[reader][HERE][offset:] = [made_up]
     for replica in record.logs:
         content = Content(made_up.publisher, made_up.sequence, digest(made_up.payload))
-        record.logs[replica][HERE][offset:] = [content]
+        record.logs[replica][HERE][offset] = content
 
 
 def test_what_nobody_published_is_found() -> None:
@@ -177,7 +189,7 @@ def test_a_batch_that_stands_twice_is_found() -> None:
     record = good_record()
     for replica in record.logs:
         batch = ORDER[0]
-        record.logs[replica][HERE].append(Content(*batch, digest(payload_of(*batch))))
+        record.logs[replica][HERE][len(ORDER)] = Content(*batch, digest(payload_of(*batch)))
     assert violated(record) == {"no duplicate"}
 
 
@@ -225,6 +237,17 @@ def test_what_was_never_read_was_not_delivered() -> None:
     del record.positions[LogBatch(CORRECT, HERE, 3)]
     del read(record)[4]
     assert violated(record) == {"progress", "validity"}
+
+
+def test_a_command_that_was_never_answered_is_found() -> None:
+    record = good_record()
+    record.commands = {CORRECT: {1, 2}, FIRST: {1}, CRASHED: {1}, BYZANTINE: {1}}
+    record.on_outcome(CORRECT, Answered(1, ""))
+    record.on_outcome(CORRECT, Answered(2, "no"))
+    record.on_outcome(FIRST, Answered(1, ""))
+    assert violated(record) == set()
+    del record.answers[CORRECT][2]
+    assert violated(record) == {"answers"}
 
 
 def test_a_byzantine_publisher_is_promised_nothing() -> None:
@@ -311,6 +334,21 @@ def forgotten(_: object, promise: Promise, values: list[bytes]) -> None:
     """What a replica says is not on its disk."""
 
 
+def knows_digests(group: Group, span: Span) -> bool:
+    """A slot is carried out by whoever knows what it names, commands or not."""
+    return group._line(span.line).matches(span)
+
+
+def tells_no_commands(digests: list[bytes], payloads: object) -> list[None]:
+    """Those who lag behind are told digests only."""
+    return [None for _ in digests]
+
+
+def carry_out_blindly(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Group, "_is_applicable", knows_digests)
+    patch.setattr(group, "_matching", tells_no_commands)
+
+
 SAFETY = {checker.__name__.replace("_", " ") for checker in LOG_SAFETY}
 
 
@@ -328,7 +366,7 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     "a quorum of f + 1": (
         lambda patch: patch.setattr(Byzantine, "quorum", property(small_quorum)),
-        Setting("ordering"), range(9, 60),
+        Setting("ordering"), range(119, 170),
     ),
     "byzantine states that bind nobody": (
         lambda patch: patch.setattr(Byzantine, "resolve", always_free),
@@ -336,11 +374,14 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     ),
     "crash states that bind nobody": (
         lambda patch: patch.setattr(Crash, "resolve", always_free),
-        Setting("crash-ordering"), range(31, 90),
+        Setting("crash-ordering"), range(179, 240),
     ),
     "votes that are not written down": (
         lambda patch: patch.setattr(Consensus, "_persist", forgotten),
-        Setting("crash-ordering"), range(634, 700),
+        Setting("crash-ordering"), range(726, 790),
+    ),
+    "commands that are carried out without being there": (
+        carry_out_blindly, Setting("ordering"), range(3, 50),
     ),
 }  # fmt: skip
 
@@ -372,7 +413,7 @@ def decided_around_a_restart() -> LogRecord:
             for decided in seat.store.decided(council.number, 1, 1 << 30)
             for placed in decided.placed
         ]
-        record.logs[replica] = {HERE: log}
+        record.logs[replica] = {HERE: dict(enumerate(log))}
     return record
 
 

@@ -14,7 +14,17 @@ import msgspec
 
 from quorate.core.ids import Lane, NodeId
 from quorate.core.messages import Forward, Link, Message, Omitted, Publish, Vouch
-from quorate.core.ordering import Announce, Append, Promised, Propose, State, Stop, StopData
+from quorate.core.ordering import (
+    Announce,
+    Append,
+    OfferSnapshot,
+    Promised,
+    Propose,
+    SnapshotPart,
+    State,
+    Stop,
+    StopData,
+)
 from quorate.protocol import misbehaviour
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Drop, Equivocate, Lie, Parts, Replay, Silence, Slow
@@ -209,6 +219,39 @@ class Impatient:
         return [(0, ready)]
 
 
+class FalseState:
+    """Order as agreed, but hand those who start over a wrong state, a wrong proof, or nothing."""
+
+    def __init__(self, draw: Random) -> None:
+        self._draw = draw
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            (node, false)
+            for node, message in ready.send
+            if (false := self._falsified(message)) is not None
+        ]
+        return [(0, ready)]
+
+    def _falsified(self, message: Message) -> Message | None:
+        if isinstance(message, OfferSnapshot) and self._draw.random() < 0.3:
+            later = message.slot + self._draw.randint(1, 1 << 20)
+            text = message.checkpoint.replace(f"state {message.slot} ", f"state {later} ", 1)
+            return msgspec.structs.replace(message, slot=later, checkpoint=text)
+        if isinstance(message, SnapshotPart):
+            at, data = self._draw.randrange(len(message.data)), bytearray(message.data)
+            data[at] ^= 1 + self._draw.randrange(255)
+            wrong = msgspec.structs.replace(message, data=bytes(data))
+            short = msgspec.structs.replace(message, data=bytes(data[: at + 1]))
+            long = msgspec.structs.replace(message, data=bytes(data) + b"?")
+            return self._draw.choice((wrong, short, long, None))
+        return message
+
+
+def _false_state(draw: Random, *_: object) -> Rewrite:
+    return FalseState(draw)
+
+
 def _censor(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
     return Censor(draw.choice(sorted(nodes)))
 
@@ -224,6 +267,7 @@ def _forgetful_publisher(draw: Random, f: int, replicas: Collection[NodeId]) -> 
 
 
 DENY = "deny"
+FALSE_STATE = "false-state"
 LOG_REPLICAS: Mapping[str, Make] = {
     "slow": _slow,
     "drop": _drop,
@@ -236,6 +280,7 @@ LOG_REPLICAS: Mapping[str, Make] = {
     "replay": _replay,
     "censor": _censor,
     "impatient": _impatient,
+    FALSE_STATE: _false_state,
     TWINS: _twin,
 }
 # `Deny` is made by the stage, which has the replica's key.

@@ -6,25 +6,28 @@ replicas hold in the end:
 
 - agreement: no two readers read different batches at one offset, and no two correct replicas have
   different batches there.
+- one state: whatever correct replicas write down as their state after a slot is the same.
 - total order: a reader reads a partition without gaps, from its beginning, and the batches of a
   publisher in the order of their numbers.
 - integrity: what is read from a publisher that is not Byzantine, it was told to publish.
 - no duplicate: a publisher's batch stands at one offset.
 - no loss: at the position that a publisher was given, every reader finds that batch.
+- catching up: whoever was away comes to where the others are.
 - validity and progress: what a correct publisher was told to publish has a position, and is read
   by every reader, once the network is calm.
 
-All but the last hold at any time; that readers find what has a position is about the end.
+All but the last two hold at any time; that readers find what has a position is about the end.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ids import NodeId, Sequence
 from quorate.core.ordering import Partition
 from quorate.crypto.digests import digest
-from quorate.protocol.machine import Entry, Outcome, Recorded
+from quorate.protocol.machine import Answered, Entry, Outcome, Recorded
 from quorate.sim.checkers import Conduct
 
 
@@ -65,7 +68,14 @@ class LogRecord:
     read: dict[NodeId, dict[Partition, list[Entry]]] = field(default_factory=dict)
     positions: dict[LogBatch, int] = field(default_factory=dict)
     # What correct replicas have on disk, looked at now and then.
-    logs: dict[NodeId, dict[Partition, list[Content]]] = field(default_factory=dict)
+    logs: dict[NodeId, dict[Partition, dict[int, Content]]] = field(default_factory=dict)
+    # How far those have come that are there in the end, by the number of their last decision.
+    ends: dict[NodeId, int] = field(default_factory=dict)
+    # Their snapshots, by slot.
+    states: dict[NodeId, dict[int, set[bytes]]] = field(default_factory=dict)
+    # What clients commanded, and what was answered, by their own numbers.
+    commands: dict[NodeId, set[int]] = field(default_factory=dict)
+    answers: dict[NodeId, dict[int, str]] = field(default_factory=dict)
     # Positions that contradict an earlier one.
     moved: list[tuple[LogBatch, int, int]] = field(default_factory=list)
 
@@ -73,6 +83,11 @@ class LogRecord:
         if isinstance(outcome, Entry) and node in self.readers:
             partitions = self.read.setdefault(node, {})
             partitions.setdefault(outcome.partition, []).append(outcome)
+        elif isinstance(outcome, Answered):
+            self.answers.setdefault(node, {})[outcome.number] = outcome.sentence
+        elif isinstance(outcome, Recorded) and outcome.line.topic == CONTROL_TOPIC_ID:
+            # Of a command, its answer counts.
+            return
         elif isinstance(outcome, Recorded) and node in self.conducts:
             for at in range(outcome.count):
                 batch = LogBatch(node, outcome.line.target, outcome.first + at)
@@ -98,7 +113,7 @@ class LogRecord:
                     yield f"reader {reader}", partition, entry.offset, content
         for replica, logs in self.logs.items():
             for partition, log in logs.items():
-                for offset, content in enumerate(log):
+                for offset, content in log.items():
                     yield f"replica {replica}", partition, offset, content
 
 
@@ -124,6 +139,17 @@ def agreement(record: LogRecord) -> Iterator[LogViolation]:
                 f"{known.publisher}"
             )
             yield LogViolation("agreement", sentence, batch)
+
+
+def one_state(record: LogRecord) -> Iterator[LogViolation]:
+    seen: dict[int, tuple[NodeId, bytes]] = {}
+    for replica, slots in record.states.items():
+        for slot, states in slots.items():
+            for state in states:
+                first, known = seen.setdefault(slot, (replica, state))
+                if known != state:
+                    sentence = f"replicas {first} and {replica} differ in their state after {slot}"
+                    yield LogViolation("one state", sentence)
 
 
 def total_order(record: LogRecord) -> Iterator[LogViolation]:
@@ -222,7 +248,25 @@ def validity(record: LogRecord) -> Iterator[LogViolation]:
             yield LogViolation("validity", sentence, batch)
 
 
+def answers(record: LogRecord) -> Iterator[LogViolation]:
+    """Every command of a correct client was carried out, or refused."""
+    for client, numbers in record.commands.items():
+        if record.conducts.get(client, Conduct.CORRECT) is not Conduct.CORRECT:
+            continue
+        given = record.answers.get(client, {})
+        for number in sorted(numbers - set(given)):
+            yield LogViolation("answers", f"command {number} of {client} was never answered")
+
+
+def catching_up(record: LogRecord) -> Iterator[LogViolation]:
+    furthest = max(record.ends.values(), default=0)
+    for replica, end in record.ends.items():
+        if end < furthest:
+            sentence = f"replica {replica} came to {end}, others to {furthest}"
+            yield LogViolation("catching up", sentence)
+
+
 LOG_SAFETY: tuple[LogChecker, ...] = (
-    agreement, total_order, integrity, no_duplicate, positions,
+    agreement, one_state, total_order, integrity, no_duplicate, positions,
 )  # fmt: skip
-LOG_LIVENESS: tuple[LogChecker, ...] = (no_loss, progress, validity)
+LOG_LIVENESS: tuple[LogChecker, ...] = (no_loss, progress, validity, answers, catching_up)

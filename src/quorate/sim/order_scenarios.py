@@ -8,7 +8,12 @@ differs is that replicas have disks:
   at most f are away at a time (with the hostile ones), so that the log goes on; in some all of
   them may be, or the power fails everywhere at one moment, and only what was acknowledged must be
   there afterwards.
+- In some seeds replicas have a short memory: they keep so few slots that whoever was away starts
+  over at a snapshot, and lacks what was there before. What fewer than f + 1 correct replicas have
+  (or one, where nobody lies) no reader can be sure of. So at most n - f - 1 are struck by faults
+  or hostile, one after the other is away for long, and nobody dies.
 - Clocks of replicas differ, and jump in some seeds.
+- A quarter of the seeds have a control plane: publishers register, and clients give commands.
 - Half of the seeds are restless: replicas lose their patience within milliseconds, so that leaders
   change in the middle of everything.
 """
@@ -16,17 +21,20 @@ differs is that replicas have disks:
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any, NamedTuple
 
 from quorate.core import batch
+from quorate.core.cluster import Cluster
 from quorate.core.contract import Contract
 from quorate.core.ids import NodeId
 from quorate.core.limits import Windows
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.topic import Topic
-from quorate.sim.adversaries import LOG_PUBLISHERS, LOG_REPLICA_NAMES, TWIN_SOURCE
+from quorate.sim.adversaries import FALSE_STATE, LOG_PUBLISHERS, LOG_REPLICA_NAMES, TWIN_SOURCE
 from quorate.sim.checkers import Conduct
 from quorate.sim.faults import FaultKind
 from quorate.sim.links import Network
+from quorate.sim.order_commands import PlannedCommand, draw_commands, simulated_cluster
 from quorate.sim.scenarios import (
     BEGIN_US,
     FIRST_CLIENT,
@@ -37,9 +45,16 @@ from quorate.sim.scenarios import (
     draw_network,
 )
 
+# How many seeds have a control plane.
+WITH_COMMANDS = 0.25
 STORM_US = (1_000_000, 4_000_000)
 # How long it is on average from one fault to the next, and how long a fault lasts.
 _WEATHER = ((300_000, 400_000), (100_000, 200_000), (30_000, 40_000))
+_NO_CRASHES = (FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.LOSS)
+# How many seeds have a short memory, and how short it is: after how many slots there is a
+# snapshot, and how many are kept.
+SHORT_MEMORIES = 0.3
+_MEMORIES = ((2, 4), (4, 8), (8, 16))
 _CONTRACTS: dict[str, dict[str, object]] = {
     "ordering": {"protection": "byzantine", "order": "total"},
     "crash-ordering": {"protection": "crash", "order": "total"},
@@ -56,6 +71,13 @@ class PlannedAppend:
     partition: int
     payload: bytes
     twin_payload: bytes | None
+
+
+class Absence(NamedTuple):
+    replica: NodeId
+    from_us: int
+    until_us: int
+    amnesia: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +100,14 @@ class OrderScenario:
     calm_us: int
     pace: Pace
     snapshot_every: int
+    slots_kept: int
+    # Who is away for long: from when to when, and whether its disk is empty then.
+    absences: tuple[Absence, ...]
     # When the power fails everywhere at once, for a moment.
     blackouts_us: tuple[int, ...]
+    # What the cluster is at the beginning, and what its clients command; None without commands.
+    cluster: Cluster | None
+    commands: tuple[PlannedCommand, ...]
 
     @property
     def everybody(self) -> tuple[NodeId, ...]:
@@ -98,6 +126,11 @@ class _Drawing:
         self._setting = setting
         self._seed = seed
         self._random = Random(f"{seed}:order scenario")
+        # Drawn apart, so that all other seeds are as they would be without.
+        self._memory = Random(f"{seed}:memory")
+        share = 1 if setting.adversary == FALSE_STATE else SHORT_MEMORIES
+        self._is_short = setting.protocol != "broken-ordering" and self._memory.random() < share
+        self._snapshot_every, self._slots_kept = self._memory.choice(_MEMORIES)
         self._byzantine = setting.protocol == "ordering"
         self._is_broken = setting.protocol == "broken-ordering"
         self._is_restless = self._random.random() < 0.5 or self._is_broken
@@ -107,6 +140,7 @@ class _Drawing:
         self._hostile = self._draw_hostile()
         self._forgetful = self._draw_forgetful()
         self._dying = self._draw_dying()
+        self._laggards = self._draw_laggards()
         self._publishers = self._draw_publishers()
         readers = FIRST_CLIENT + len(self._publishers)
         self._readers = tuple(range(readers, readers + self._random.randint(1, 2)))
@@ -127,9 +161,48 @@ class _Drawing:
             jumps_us=dict(self._draw_jumps()),
             calm_us=self._calm_us,
             pace=self._draw_pace(),
-            snapshot_every=self._random.choice((4, 16, 4096)),
+            snapshot_every=self._draw_snapshot_every(),
+            slots_kept=self._slots_kept if self._is_short else 1 << 62,
+            absences=tuple(self._draw_absences()),
             blackouts_us=tuple(self._draw_blackouts()),
+            **self._draw_control(),
         )
+
+    def _draw_control(self) -> dict[str, Any]:
+        # Drawn apart, so that all other seeds are as they would be without.
+        random = Random(f"{self._seed}:commands")
+        if self._is_broken or random.random() >= WITH_COMMANDS:
+            return {"cluster": None, "commands": ()}
+        publishers = tuple(part.node for part in self._publishers)
+        return {
+            "cluster": simulated_cluster(self._topic, (*publishers, *self._readers)),
+            "commands": tuple(
+                draw_commands(random, self._topic, publishers, self._readers, self._calm_us)
+            ),
+        }
+
+    def _draw_absences(self) -> Iterator[Absence]:
+        """One after the other, so that the log goes on meanwhile."""
+        away = (*self._laggards, *self._forgetful)
+        share_us = (self._calm_us - BEGIN_US) // max(1, len(away))
+        for at, replica in enumerate(away):
+            begin_us = BEGIN_US + at * share_us
+            from_us = begin_us + self._memory.randrange(share_us // 4)
+            until_us = begin_us + self._memory.randrange(share_us // 2, share_us)
+            yield Absence(replica, from_us, until_us, replica in self._forgetful)
+
+    def _draw_snapshot_every(self) -> int:
+        drawn = self._random.choice((4, 16, 4096))
+        return self._snapshot_every if self._is_short else drawn
+
+    def _draw_laggards(self) -> tuple[NodeId, ...]:
+        """With a short memory: who may be away so long that it starts over."""
+        if not self._is_short:
+            return ()
+        bad = {*self._hostile, *self._forgetful}
+        innocent = [replica for replica in self._members if replica not in bad]
+        most = len(self._members) - self._setting.f - 1 - len(bad)
+        return tuple(self._memory.sample(innocent, most))
 
     def _draw_blackouts(self) -> Iterator[int]:
         if self._random.random() < 0.3 or self._is_broken:
@@ -157,10 +230,15 @@ class _Drawing:
         pinned, f = self._setting.adversary, self._setting.f
         if not self._byzantine or pinned in LOG_PUBLISHERS or pinned == "none":
             return {}
-        allowed = LOG_REPLICA_NAMES if pinned is None else (pinned,)
+        # A false state is told only where somebody needs one.
+        usual = tuple(name for name in LOG_REPLICA_NAMES if name != FALSE_STATE)
+        allowed = usual if pinned is None else (pinned,)
         count = f if pinned is not None else self._random.choice((0, 1, f, f))
         replicas = self._random.sample(self._members, count)
-        return {replica: self._random.choice(allowed) for replica in replicas}
+        hostile = {replica: self._random.choice(allowed) for replica in replicas}
+        if self._is_short and pinned is None and self._memory.random() < 0.5:
+            return dict.fromkeys(hostile, FALSE_STATE)
+        return hostile
 
     def _draw_forgetful(self) -> tuple[NodeId, ...]:
         """Those that may lose their disk: as bad as hostile, where lying is to be expected."""
@@ -172,6 +250,8 @@ class _Drawing:
 
     def _draw_dying(self) -> dict[NodeId, int]:
         """Some crash for good; with the hostile and the forgetful ones at most f."""
+        if self._is_short:
+            return {}
         bad = {*self._hostile, *self._forgetful}
         innocent = [replica for replica in self._members if replica not in bad]
         count = self._random.randint(0, self._setting.f - len(bad))
@@ -201,6 +281,9 @@ class _Drawing:
         spare = self._setting.f - len(bad)
         power_cuts = self._random.random() < 0.25
         between_us, length_us = self._random.choice(_WEATHER)
+        if self._is_short:
+            others = [each for each in others if each in (*self._laggards, *self._forgetful)]
+            power_cuts = False
         if self._is_broken:
             # What is wrong with it shows when a replica forgets what it decided, which takes a
             # crash between a decision and the sync that takes it along.
@@ -209,8 +292,10 @@ class _Drawing:
         yield Storm(
             purpose="faults of replicas",
             group=others,
-            faulty_max=len(others) if power_cuts else max(spare, 1),
+            faulty_max=len(others) if power_cuts else min(len(others), max(spare, 1)),
             calm_after_us=self._calm_us,
+            # Whoever is away for long is not to be brought back before its time.
+            kinds=_NO_CRASHES if self._is_short else tuple(FaultKind),
             crashable=crashable,
             amnesiacs=self._forgetful,
             between_mean_us=between_us,
@@ -235,7 +320,8 @@ class _Drawing:
     def _draw_appends(self) -> Iterator[PlannedAppend]:
         """In bursts: what is published at one instant travels as one run."""
         count = self._random.randint(20, 120) * (2 if self._is_restless else 1)
-        bursts = (1,) if self._is_restless else (1, 1, 4, 12)
+        count += 200 if self._is_short else 0
+        bursts = (1,) if self._is_restless or self._is_short else (1, 1, 4, 12)
         while count > 0:
             burst = min(count, self._random.choice(bursts))
             count -= burst
@@ -248,6 +334,10 @@ class _Drawing:
 
     def _draw_payload(self, at_us: int) -> bytes:
         size = self._random.choice((0, 1, 20, 253, 253, 1_000, 5_000, 9_000))
+        if self._is_short:
+            # What only f + 1 replicas store is lost when all of them start over. Real ones do so
+            # only when nothing is retained any more that they would lose.
+            size = min(size, 1_000)
         return batch.encode_one(None, self._random.randbytes(size), (), at_us, False)
 
     def _moment(self) -> int:

@@ -13,6 +13,7 @@ from random import Random
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from quorate.core.control import CONTROL_TOPIC
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
 from quorate.crypto.checkpoint import Cosigner
@@ -20,11 +21,12 @@ from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import Entry, Machine, Outcome, Recorded
 from quorate.protocol.ordering.placement import GroupKind, rules_of
-from quorate.protocol.ordering.records import DIGEST_BYTES
+from quorate.protocol.ordering.records import DIGEST_BYTES, Certified, Decided, Installed, Snapshot
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.ordering.rules import Unsynchronised
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.source import Source
+from quorate.protocol.topic import Topic, topics_of
 from quorate.sim.adversaries import (
     DENY,
     LOG_PUBLISHERS,
@@ -45,6 +47,7 @@ from quorate.sim.order_checkers import (
     LogViolation,
     check_log,
 )
+from quorate.sim.order_commands import PlannedCommand
 from quorate.sim.order_scenarios import OrderScenario, PlannedAppend
 from quorate.sim.stage import Overhear, Overheard, simulated_macs
 from quorate.sim.stores import SimStore
@@ -92,7 +95,7 @@ class SimNotary:
         return _private_key(self._me).sign(data)
 
 
-def _notaries(replica: NodeId, members: tuple[NodeId, ...]) -> dict[GroupKind, SimNotary]:
+def notaries_of(replica: NodeId, members: tuple[NodeId, ...]) -> dict[GroupKind, SimNotary]:
     return {kind: SimNotary(replica, members) for kind in GroupKind}
 
 
@@ -125,6 +128,8 @@ class OrderStage:
         self._overhear = overhear
         self._on_outcome = on_outcome
         self._adversaries: Counter[str] = Counter()
+        # Who started over, and with the state after which slot.
+        self._installed: set[tuple[NodeId, int]] = set()
         self._arrived_us = 0
         self._waiting: defaultdict[NodeId, dict[Side, deque[PlannedAppend]]] = defaultdict(dict)
         self._add_replicas()
@@ -133,6 +138,23 @@ class OrderStage:
         self._plan_faults()
         for planned in scenario.appends:
             self._plan(planned)
+        for command in scenario.commands:
+            self.world.call(command.at_us, command.node, partial(self._command, command))
+
+    @property
+    def _topics(self) -> list[Topic]:
+        """The topic, and the one of commands if there are any."""
+        scenario = self.scenario
+        if scenario.cluster is None:
+            return [scenario.topic]
+        return [
+            scenario.topic,
+            *(t for t in topics_of(scenario.cluster) if t.name == CONTROL_TOPIC),
+        ]
+
+    def _command(self, planned: PlannedCommand, machine: Source | Destination) -> None:
+        number = machine.commands.give(planned.command, self.world.now_us)
+        self.record.commands.setdefault(planned.node, set()).add(number)
 
     def perform(self) -> list[LogViolation]:
         """Through the storm, and on until everything that is due has come, or is late."""
@@ -151,7 +173,11 @@ class OrderStage:
     @property
     def faults(self) -> Counter[str]:
         lost = Counter({kind: self.world.traffic[kind] for kind in ("lost", "doubled")})
-        return self.world.faults + self._adversaries + lost
+        return self.world.faults + self._adversaries + lost + self._started_over
+
+    @property
+    def _started_over(self) -> Counter[str]:
+        return Counter({"started over": len(self._installed)})
 
     @property
     def published(self) -> int:
@@ -183,15 +209,16 @@ class OrderStage:
         names = {node: f"client-{node}" for node in scenario.everybody}
         broken = scenario.setting.protocol == "broken-ordering"
 
-        store = SimStore(disk)
+        store = SimStore(disk, scenario.slots_kept)
 
         def ordering(outbox: Outbox) -> Ordering:
             return Ordering(
                 replica,
-                [scenario.topic],
+                self._topics,
                 names,
+                cluster=scenario.cluster,
                 signer=SimSigner(replica),
-                notaries=_notaries(replica, scenario.topic.members),
+                notaries=notaries_of(replica, scenario.topic.members),
                 store=store,
                 found=store.found(),
                 wall_us=partial(self._wall_us, replica),
@@ -213,7 +240,7 @@ class OrderStage:
         topic = self.scenario.topic
         for part in self.scenario.publishers:
             macs = simulated_macs(part.node, self.scenario.everybody)
-            make = partial(Source, part.node, [topic], macs, session=1)
+            make = partial(Source, part.node, self._topics, macs, session=1)
             self._add(part.node, make, part.adversary, topic.members, topic.members)
             self.world.call(0, part.node, lambda source: source.register(topic.name))
             if part.crash_at_us is not None:
@@ -224,7 +251,7 @@ class OrderStage:
         publishers = [part.node for part in self.scenario.publishers]
         for node in self.scenario.readers:
             macs = simulated_macs(node, self.scenario.everybody)
-            make = partial(Destination, node, [topic], macs, publishers)
+            make = partial(Destination, node, self._topics, macs, publishers)
             self._add(node, make, None, (), topic.members)
             for partition in range(topic.contract.partitions):
                 read = partial(Destination.read, name=topic.name, partition=partition, offset=0)
@@ -277,6 +304,10 @@ class OrderStage:
             self.planned += storm.apply(world)
         for replica, at_us in scenario.dying.items():
             world.inject(at_us, partial(world.crash, replica))
+        for absence in scenario.absences:
+            world.inject(absence.from_us, partial(world.crash, absence.replica))
+            again = partial(world.restart, absence.replica, amnesia=absence.amnesia)
+            world.inject(absence.until_us, again)
         for at_us in scenario.blackouts_us:
             world.inject(at_us, self._black_out)
         world.inject(scenario.calm_us, world.heal)
@@ -334,19 +365,29 @@ class OrderStage:
 
     def _look_at_disks(self) -> None:
         """What the disks of correct replicas say stands where."""
-        kind = GroupKind.BYZANTINE if self.scenario.setting.protocol == "ordering" else 0
         for replica in self.scenario.topic.members:
             if replica in self.scenario.hostile:
                 continue
-            store = SimStore(self.world.disk(replica))
-            logs: dict[Partition, list[Content]] = {}
-            for decided in store.decided(kind, 1, 1 << 40):
-                for placed in decided.placed:
-                    log = logs.setdefault(Partition(placed.topic, placed.partition), [])
+            logs: dict[Partition, dict[int, Content]] = {}
+            last = 0
+            states = self.record.states[replica] = {}
+            for record in self.world.disk(replica).read():
+                if isinstance(record, Installed):
+                    self._installed.add((replica, record.slot))
+                if isinstance(record, Decided | Installed):
+                    last = record.slot
+                if isinstance(record, Snapshot | Certified | Installed):
+                    states.setdefault(record.slot, set()).add(record.state)
+                for placed in record.placed if isinstance(record, Decided) else ():
+                    log = logs.setdefault(Partition(placed.topic, placed.partition), {})
                     for at in range(placed.count):
                         content = placed.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
-                        log.append(Content(placed.publisher, placed.first + at, content))
+                        log[placed.offset + at] = Content(
+                            placed.publisher, placed.first + at, content
+                        )
             self.record.logs[replica] = logs
+            if replica not in self.scenario.dying:
+                self.record.ends[replica] = last
 
     def _hear(self, receiver: NodeId, sender: NodeId, message: object) -> None:
         if self._overhear is not None:

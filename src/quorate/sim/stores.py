@@ -2,19 +2,27 @@
 
 from bisect import bisect_left
 
+import msgspec
+
+from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.merkle import node_hash
+from quorate.protocol.ordering.log import LogState
 from quorate.protocol.ordering.records import (
     DIGEST_BYTES,
+    Certified,
     Decided,
     Held,
+    Installed,
     Placed,
     Record,
     Snapshot,
     Stretch,
+    Voted,
 )
 from quorate.protocol.ordering.replica import Found
+from quorate.protocol.ordering.value import CHAIN_START
 from quorate.sim.disks import SimDisk
 
 
@@ -38,41 +46,69 @@ class Slot:
         self.payload = payload
 
 
-class SimStore:
-    """Reads what was written to a simulated disk, as soon as it was."""
+class Kept:
+    """What is kept of one partition: batches from `start` on, and the chain behind the last."""
 
-    def __init__(self, disk: SimDisk) -> None:
+    __slots__ = ("chain", "slots", "start")
+
+    def __init__(self, start: int = 0, chain: Digest = CHAIN_START) -> None:
+        self.start = start
+        self.slots: list[Slot] = []
+        self.chain = chain
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.slots)
+
+
+class SimStore:
+    """Reads what was written to a simulated disk, as soon as it was.
+
+    With `slots_kept`, slots that are further back than that can no longer be told of, once there
+    is a snapshot for whoever lacks them.
+    """
+
+    def __init__(self, disk: SimDisk, slots_kept: int = 1 << 62) -> None:
         self._disk = disk
+        self._slots_kept = slots_kept
         self._read_bytes = 0
         self._held: dict[tuple[Line, Sequence], bytes] = {}
-        self._partitions: dict[Partition, list[Slot]] = {}
-        self._chains: dict[Partition, Digest] = {}
-        self._decided: dict[tuple[int, int], Decided] = {}
-        self._leaves: dict[int, list[bytes]] = {}
+        self._partitions: dict[Partition, Kept] = {}
+        # By group: what was decided, slot by slot, and the last snapshot that was signed.
+        self._decided: dict[int, dict[int, Decided]] = {}
+        self._certified: dict[int, Certified] = {}
+        self._trees: dict[int, Leaves] = {}
         self._places: dict[tuple[NodeId, int, int, Sequence], Slot] = {}
         self._all: list[Record] = []
 
     def found(self) -> Found:
         """What a replica that starts with this disk begins with."""
         self._catch_up()
-        snapshots = {r.group: r for r in self._all if isinstance(r, Snapshot)}
+        snapshots: dict[int, Snapshot] = {}
+        for record in self._all:
+            if isinstance(record, Snapshot | Installed):
+                snapshot = record.snapshot if isinstance(record, Installed) else record
+                snapshots[record.group] = snapshot
         records = [record for record in self._all if not self._is_covered(record, snapshots)]
         return Found(snapshots, records)
 
     @staticmethod
     def _is_covered(record: Record, snapshots: dict[int, Snapshot]) -> bool:
         """Whether a snapshot makes up for a record."""
-        if isinstance(record, Snapshot):
-            return True
         if isinstance(record, Held):
             return False
+        if not isinstance(record, Voted | Decided):
+            return True
         snapshot = snapshots.get(record.group)
         return snapshot is not None and record.slot < snapshot.slot + isinstance(record, Decided)
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
         self._catch_up()
         found: list[Stretch] = []
-        for slot in self._partitions.get(partition, [])[offset:]:
+        kept = self._partition(partition)
+        if offset < kept.start:
+            return found
+        for slot in kept.slots[offset - kept.start :]:
             if slot.payload is None or bytes_max <= 0:
                 break
             bytes_max -= len(slot.payload)
@@ -87,44 +123,66 @@ class SimStore:
 
     def chain(self, partition: Partition, offset: int) -> Digest | None:
         self._catch_up()
-        slots = self._partitions.get(partition, [])
-        if offset < len(slots):
-            return slots[offset].before
-        return self._chains.get(partition) if offset == len(slots) else None
+        kept = self._partition(partition)
+        if offset == kept.end:
+            return kept.chain
+        return kept.slots[offset - kept.start].before if kept.start <= offset < kept.end else None
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         self._catch_up()
-        return 0, len(self._partitions.get(partition, []))
+        kept = self._partition(partition)
+        return kept.start, kept.end
 
     def offset_at(self, partition: Partition, time_us: int) -> int:
         self._catch_up()
-        slots = self._partitions.get(partition, [])
-        return bisect_left(slots, time_us, key=lambda slot: slot.time_us)
+        kept = self._partition(partition)
+        return kept.start + bisect_left(kept.slots, time_us, key=lambda slot: slot.time_us)
 
     def absent(self) -> list[tuple[Partition, int, int]]:
         self._catch_up()
         return [
             (partition, offset, 1)
-            for partition, slots in self._partitions.items()
-            for offset, slot in enumerate(slots)
+            for partition, kept in self._partitions.items()
+            for offset, slot in enumerate(kept.slots, kept.start)
             if slot.payload is None
         ]
 
     def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
-        self._catch_up()
         found: list[Decided] = []
-        while bytes_max > 0 and (record := self._decided.get((group, slot))) is not None:
+        first, end = self.slots(group)
+        while bytes_max > 0 and first <= slot < end:
+            record = self._decided[group][slot]
             found.append(record)
             bytes_max -= len(record.value) + sum(len(p.digests) for p in record.placed)
             slot += 1
         return found
 
+    def slots(self, group: int) -> tuple[int, int]:
+        self._catch_up()
+        decided, certified = self._decided.get(group, {}), self._certified.get(group)
+        if not decided:
+            after = certified.slot + 1 if certified is not None else 0
+            return after, after
+        first, last = min(decided), max(decided)
+        covered = 0 if certified is None else certified.slot
+        return max(first, min(last - self._slots_kept, covered) + 1), last + 1
+
+    def certified(self, group: int) -> Certified | None:
+        self._catch_up()
+        return self._certified.get(group)
+
     def node(self, group: int, level: int, number: int) -> bytes:
         self._catch_up()
-        if level == 0:
-            return self._leaves[group][number]
-        left = self.node(group, level - 1, 2 * number)
-        return node_hash(left, self.node(group, level - 1, 2 * number + 1))
+        return self._trees[group].node(level, number)
+
+    def history(self) -> list[Record]:
+        """Everything that was ever written and is still there."""
+        self._catch_up()
+        return self._all
+
+    def _partition(self, partition: Partition) -> Kept:
+        kept = self._partitions.get(partition)
+        return Kept() if kept is None else kept
 
     def _catch_up(self) -> None:
         records, self._read_bytes = self._disk.read_from(self._read_bytes)
@@ -134,6 +192,10 @@ class SimStore:
                 self._hold(record)
             elif isinstance(record, Decided):
                 self._place(record)
+            elif isinstance(record, Certified):
+                self._certified[record.group] = record
+            elif isinstance(record, Installed):
+                self._start_over(record)
 
     def _hold(self, held: Held) -> None:
         line = Line(held.publisher, held.topic, held.partition)
@@ -144,20 +206,62 @@ class SimStore:
                 slot.payload = payload
 
     def _place(self, decided: Decided) -> None:
-        self._decided[decided.group, decided.slot] = decided
+        self._decided.setdefault(decided.group, {})[decided.slot] = decided
+        tree = self._trees.setdefault(decided.group, Leaves(0, []))
         for placed in decided.placed:
             partition = Partition(placed.topic, placed.partition)
             line = Line(placed.publisher, *partition)
-            slots = self._partitions.setdefault(partition, [])
-            before = self._chains.get(partition, bytes(DIGEST_BYTES))
-            leaves = self._leaves.setdefault(decided.group, [])
+            kept = self._partitions.setdefault(partition, Kept())
+            if placed.offset != kept.end:
+                raise LocalProtocolError(f"offset {placed.offset}, but {kept.end} is next")
             for at in range(placed.count):
                 sequence, cut = placed.first + at, slice(at * DIGEST_BYTES, (at + 1) * DIGEST_BYTES)
                 held = self._held.get((line, sequence))
                 payload = None if at in placed.lacking else held
-                slot = Slot(placed, sequence, decided.time_us, before, payload)
-                slots.append(slot)
+                slot = Slot(placed, sequence, decided.time_us, kept.chain, payload)
+                kept.slots.append(slot)
+                kept.chain = placed.chains[cut]
                 self._places[*line, sequence] = slot
-                before = placed.chains[cut]
-                leaves.append(placed.leaves[cut])
-            self._chains[partition] = before
+                tree.leaves.append(placed.leaves[cut])
+
+    def _start_over(self, installed: Installed) -> None:
+        """As `DiskStore` does: everything that this group had before is void."""
+        state = msgspec.msgpack.decode(installed.state, type=LogState)
+        self._decided[installed.group] = {}
+        self._trees[installed.group] = Leaves(state.size, state.edge)
+        for partition, now in state.partitions.items():
+            self._partitions[partition] = Kept(now.end, now.chain)
+        for line, goes_on in state.lines.items():
+            for known in [known for known in self._held if known[0] == line]:
+                if known[1] < goes_on.next:
+                    del self._held[known]
+
+
+class Leaves:
+    """A tree that begins with the right edge of another."""
+
+    def __init__(self, start: int, edge: list[Digest]) -> None:
+        self.start = start
+        self.leaves: list[Digest] = []
+        self._edge = list(edge)
+
+    def node(self, level: int, number: int) -> Digest:
+        first, end = number << level, (number + 1) << level
+        if end <= self.start:
+            return self._known(level, number)
+        if level == 0:
+            return self.leaves[first - self.start]
+        left = self.node(level - 1, 2 * number)
+        return node_hash(left, self.node(level - 1, 2 * number + 1))
+
+    def _known(self, level: int, number: int) -> Digest:
+        at = 0
+        for height, node in zip(_heights(self.start), self._edge, strict=True):
+            if (height, at) == (level, number << level):
+                return node
+            at += 1 << height
+        raise LocalProtocolError(f"node {number} of level {level} lies before leaf {self.start}")
+
+
+def _heights(size: int) -> list[int]:
+    return [bit for bit in reversed(range(size.bit_length())) if size >> bit & 1]

@@ -1,0 +1,103 @@
+"""What clients of a simulated log topic command, in the seeds that have a control plane.
+
+Every publisher registers and says now and then that it is still there, or replicas take nothing
+from it. Beside that, clients create and alter topics, join groups, leave them, and commit offsets
+that may be wrong: a refusal is an answer, too, and replicas must refuse alike.
+"""
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from quorate.core.cluster import Client, Cluster, Replica
+from quorate.core.control import (
+    LEASE_US_MAX,
+    AlterTopic,
+    Command,
+    Commit,
+    CreateTopic,
+    Join,
+    Leave,
+    Register,
+    Renew,
+)
+from quorate.core.ids import NodeId
+from quorate.protocol.topic import Topic
+
+RENEW_EVERY_US = 10_000_000
+RENEWALS = 12
+COMMANDS_MAX = 40
+GROUPS = ("first", "second")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCommand:
+    """What a client is told to command."""
+
+    at_us: int
+    node: NodeId
+    command: Command
+
+
+def simulated_cluster(topic: Topic, clients: tuple[NodeId, ...]) -> Cluster:
+    """The cluster file of a world without secrets. Every client is an operator."""
+    return Cluster(
+        name="simulated",
+        f=topic.f,
+        replicas=tuple(
+            Replica(
+                number=node, name=f"r{node}", party="all", host="r", port=1 + node, **_pins(node)
+            )
+            for node in topic.members
+        ),
+        clients=tuple(
+            Client(number=node, name=f"client-{node}", party="all", operator=True, **_pins(node))
+            for node in clients
+        ),
+        topics={topic.name: topic.contract},
+    )
+
+
+def draw_commands(
+    random: Random,
+    topic: Topic,
+    publishers: tuple[NodeId, ...],
+    readers: tuple[NodeId, ...],
+    calm_us: int,
+) -> Iterator[PlannedCommand]:
+    for node in publishers:
+        yield PlannedCommand(0, node, Register(topic.name, LEASE_US_MAX))
+        for number in range(1, RENEWALS):
+            yield PlannedCommand(number * RENEW_EVERY_US, node, Renew())
+    for number in range(random.randint(1, COMMANDS_MAX)):
+        node = random.choice((*publishers, *readers))
+        yield PlannedCommand(random.randint(1, calm_us), node, _draw(random, topic, number))
+
+
+def _draw(random: Random, topic: Topic, number: int) -> Command:
+    group, made = random.choice(GROUPS), f"made-{random.randrange(4)}"
+    partition = random.randrange(topic.contract.partitions + 1)
+    return random.choice(
+        (
+            CreateTopic(made, {"order": "total", "protection": topic.contract.protection}),
+            AlterTopic(made, {"partitions": 1 + random.randrange(4)}),
+            AlterTopic(topic.name, {"publishers_max": 100 + number}),
+            Join(group, [topic.name], LEASE_US_MAX),
+            Join(group, [topic.name, made], random.choice((1_000_000, LEASE_US_MAX))),
+            Leave(group),
+            Commit(group, random.randrange(6), [(topic.name, partition, random.randrange(50))]),
+            Renew(),
+        )
+    )
+
+
+def _pins(node: NodeId) -> dict[str, Any]:
+    key = node.to_bytes(32, "big")
+    body = base64.b64encode(key).decode()
+    return {
+        "sign_key": key,
+        "mac_key": key[::-1],
+        "certificate": f"-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n",
+    }
