@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from quorate.core.ids import NodeId
-from quorate.core.messages import Message
+from quorate.core.ids import Lane, NodeId
+from quorate.core.messages import Message, StatusQuery, Taken
 from quorate.protocol.machine import Ready
 from quorate.runtime.driver import Driver, now_us
 
@@ -104,3 +104,37 @@ def test_every_time_that_a_machine_asks_for_counts() -> None:
         return seen
 
     assert asyncio.run(story()) == 1
+
+
+def test_a_question_about_the_process_is_answered_when_its_turn_is_over() -> None:
+    """A replica that was held up has much to step at once, and all of it would seem to wait."""
+
+    class Queue(Clockwork):
+        def __init__(self) -> None:
+            super().__init__()
+            self.waiting = 0
+
+        def step(self, sender: NodeId, message: Message) -> None:
+            self.waiting += 1
+
+        def take(self) -> Ready:
+            self.waiting = 0
+            return super().take()
+
+    async def story() -> list[int]:
+        machine, seen = Queue(), list[int]()
+        answered = asyncio.Event()
+
+        def answer(peer: NodeId, query: StatusQuery) -> None:
+            seen.append(machine.waiting)
+            answered.set()
+
+        owner = Driver(machine, handlers={StatusQuery: answer})
+        owner.received(NodeId(1), [Taken(7, 1, Lane.EVENTS, number) for number in range(200)])
+        owner.received(NodeId(2), [StatusQuery(1)])
+        async with asyncio.timeout(PATIENCE_S):
+            await answered.wait()
+        owner.stop()
+        return seen
+
+    assert asyncio.run(story()) == [0]

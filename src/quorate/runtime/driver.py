@@ -66,7 +66,8 @@ class Disk(Protocol):
 class Driver:
     """Steps a machine with what a transport brings, and carries out what it wants.
 
-    `handlers` take messages that are for the process rather than for the machine.
+    `handlers` take messages that are for the process rather than for the machine. They come at the
+    end of a turn: within one, what has just arrived looks as if it waited for somebody.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Driver:
         self._handlers = dict(handlers or {})
         self._name_of = name_of
         self._inbox: list[tuple[NodeId, list[Message]]] = []
+        self._for_process: list[tuple[NodeId, Message]] = []
         self._loop = asyncio.get_running_loop()
         self._transport: Transport | None = None
         self._scheduled = False
@@ -177,6 +179,7 @@ class Driver:
             # The machine stands still, or what it wants would pile up.
             self._inbox = self._messages_for_process()
             self._step_all()
+            self._handle_all()
             return
         now = now_us()
         self.machine.tick(now)
@@ -186,20 +189,25 @@ class Driver:
                 self._loop.call_later(delay_us / 1e6, self._carry_out, ready)
             else:
                 self._carry_out(ready)
+        self._handle_all()
 
     def _step_all(self) -> None:
         inbox, self._inbox = self._inbox, []
         for peer, messages in inbox:
             for message in messages:
-                self._step(peer, message)
+                if type(message) in self._handlers:
+                    self._for_process.append((peer, message))
+                else:
+                    self._guarded(self.machine.step, peer, message)
 
-    def _step(self, peer: NodeId, message: Message) -> None:
-        handler = self._handlers.get(type(message))
+    def _handle_all(self) -> None:
+        asked, self._for_process = self._for_process, []
+        for peer, message in asked:
+            self._guarded(self._handlers[type(message)], peer, message)
+
+    def _guarded(self, step: Handler, peer: NodeId, message: Message) -> None:
         try:
-            if handler is not None:
-                handler(peer, message)
-            else:
-                self.machine.step(peer, message)
+            step(peer, message)
         except Exception:
             # A peer must not be able to stop us, not even through a mistake of ours.
             self.counters["internal_errors"] += 1

@@ -28,6 +28,8 @@ from quorate.crypto.identity import (
 )
 
 CLUSTER_FILE = "cluster.toml"
+# Beside a file that commands have changed: how the cluster began.
+FOUNDING_FILE = "founding.toml"
 FILE_BYTES_MAX = 64 * 1024 * 1024
 
 _Parsed = TypeVar("_Parsed")
@@ -86,6 +88,12 @@ def write_cluster(path: Path, cluster: Cluster) -> None:
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster file, and check that every certificate belongs to its member."""
     return _parsed(path, _parse_cluster)
+
+
+def read_founding(path: Path, cluster: Cluster) -> Cluster:
+    """How the cluster of this file began, as far as that is known here."""
+    founding = path.parent / FOUNDING_FILE
+    return read_cluster(founding) if cluster.revision and founding.exists() else cluster
 
 
 def read_text(path: Path) -> str:

@@ -63,11 +63,16 @@ class Credentials:
         if session is None:
             session = 0 if isinstance(own, Replica) else 1 + secrets.randbelow(SESSION_MAX)
         self.node = node_of(own.number, session)
-        self._cluster = cluster
         self._identity = identity
-        self._digest = cluster_digest(cluster)
-        self._members = {member.number: member for member in cluster.members}
         self._secrets: dict[MemberId, bytes] = {}
+        self._digest = cluster_digest(cluster)
+        self.adopt(cluster)
+
+    def adopt(self, cluster: Cluster) -> None:
+        """The cluster has other members, or members with other keys, from now on."""
+        self._cluster = cluster
+        self._members = {member.number: member for member in cluster.members}
+        self._secrets.clear()
 
     def hello(self) -> Hello:
         """Our Hello for one new connection."""
@@ -132,17 +137,14 @@ def check_magic(start: bytes) -> None:
 
 
 def cluster_digest(cluster: Cluster) -> bytes:
-    """What two members must agree on before they can talk: the replicas and how links work.
+    """What two members must agree on before they can talk: what never changes.
 
-    Clients are left out, so that adding one does not cut off whoever has the older file.
+    Members are left out, so that one that comes, or has new keys, does not cut off whoever has the
+    older file. Each proves who it is by the keys that are pinned for it.
     """
     hasher = blake3()
-    replicas = (
-        (str(replica.number).encode(), replica.name.encode(), replica.sign_key, replica.mac_key)
-        for replica in cluster.replicas
-    )
-    general = (cluster.name, str(cluster.f), cluster.link_security, cluster.mac)
-    for part in (*(text.encode() for text in general), *(p for pins in replicas for p in pins)):
+    general = (cluster.name, str(cluster.f), str(cluster.orderers))
+    for part in (*general, cluster.link_security, cluster.mac):
         hasher.update(len(part).to_bytes(8, "little"))
-        hasher.update(part)
+        hasher.update(part.encode())
     return hasher.digest()

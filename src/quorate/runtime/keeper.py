@@ -7,29 +7,34 @@ business: they change nothing that was agreed.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import msgspec
+
 from quorate.core.cluster import Cluster
+from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
+from quorate.crypto.digests import digest
 from quorate.crypto.identity import Identity
 from quorate.protocol.broker import Broker
-from quorate.protocol.ordering.group import SNAPSHOT_EVERY
-from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.group import Group
+from quorate.protocol.ordering.placement import GroupKind, group_of
 from quorate.protocol.ordering.replica import Found, Ordering
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
+from quorate.runtime.metrics import Sample
 from quorate.runtime.signing import ClusterNotary, ClusterSigner
 from quorate.runtime.topics import client_names
 from quorate.storage.errors import DiskFullError
 from quorate.storage.store import DiskStore
 
-# Slots that replicas which were away for a while can still be told of, one by one.
-SLOTS_KEPT = 16 * SNAPSHOT_EVERY
 TRIM_EVERY_S = 5.0
 CLEAN_EVERY_S = 30.0
 SYNC_EVERY_S = 0.1
+GROUPS_SHOWN = 100
+TOPICS_SHOWN = 1000
 
 _log = logging.getLogger("quorate.keeper")
 
@@ -40,28 +45,38 @@ class LogKeeper:
     def __init__(
         self,
         cluster: Cluster,
+        founding: Cluster,
         me: NodeId,
         identity: Identity,
         topics: Iterable[Topic],
         store: DiskStore,
     ) -> None:
         self.store = store
+        # By how much the time of day is wrong on purpose.
+        self.clock_ahead_us = 0
         self._cluster = cluster
+        self._founding = founding
         self._me = me
+        self._topics = list(topics)
         self._signer = ClusterSigner(cluster, identity)
         self._notaries = {kind: ClusterNotary(cluster, identity, kind) for kind in GroupKind}
-        self._topics = {topic.id: topic for topic in topics if topic.contract.is_log}
 
     @staticmethod
     def open(
-        cluster: Cluster, me: NodeId, identity: Identity, topics: Iterable[Topic], data: Path
+        cluster: Cluster,
+        founding: Cluster,
+        me: NodeId,
+        identity: Identity,
+        topics: Iterable[Topic],
+        data: Path,
     ) -> "LogKeeper | None":
-        """The store in this directory, if this replica has log topics to keep."""
+        """The store in this directory, if this replica has log topics or commands to keep."""
         topics = list(topics)
-        if not any(topic.contract.is_log and me in topic.index for topic in topics):
+        keeps = any(topic.contract.is_log and me in topic.index for topic in topics)
+        if not keeps and cluster.control is None:
             return None
         store = DiskStore(data, fsync=cluster.fsync)  # type: ignore[arg-type]
-        return LogKeeper(cluster, me, identity, topics, store)
+        return LogKeeper(cluster, founding, me, identity, topics, store)
 
     def make_ordering(self, outbox: Outbox) -> Ordering:
         recovered = self.store.recover()
@@ -69,19 +84,28 @@ class LogKeeper:
         found = Found(recovered.snapshots, list(recovered.records))
         ordering = Ordering(
             self._me,
-            self._topics.values(),
+            self._topics,
             client_names(self._cluster),
             signer=self._signer,
             notaries=self._notaries,
             store=self.store,
             found=found,
-            wall_us=_wall_us,
+            wall_us=self._wall_us,
             outbox=outbox,
+            cluster=self._founding,
+            snapshot_every=self._cluster.snapshot_every,
         )
         if recovered.replayed:
             took_ms = (time.monotonic() - began) * 1000
             _log.info("%s records replayed in %.0f ms", recovered.replayed, took_ms)
         return ordering
+
+    def adopt(self, cluster: Cluster) -> None:
+        """The cluster has changed: replicas may have other keys."""
+        self._cluster = cluster
+        self._signer.adopt(cluster)
+        for notary in self._notaries.values():
+            notary.adopt(cluster)
 
     async def keep(self, broker: Broker) -> None:
         """Until cancelled: sync at intervals, if that is the policy, and throw away what is old."""
@@ -103,7 +127,7 @@ class LogKeeper:
 
     def status(self, broker: Broker) -> dict[str, object]:
         """What `quorate status` shows of the log."""
-        groups = broker.ordering.groups if broker.ordering is not None else {}
+        groups = _groups(broker)
         return {
             "fsync": self._cluster.fsync,
             "gives_up": self.store.gives_up,
@@ -114,32 +138,109 @@ class LogKeeper:
                     "slot": group.consensus.slot,
                     "batches": group.log.tree.size,
                     "root": group.log.tree.root().hex(),
+                    "time_us": group.log.state.time_us,
+                    "clocks_ahead_s": {
+                        self._cluster.name_of(node): round(ahead_us / 1e6, 3)
+                        for node, ahead_us in sorted(group.clocks_ahead_us().items())
+                    },
                     "readers": group.readers.count,
                     "missing": group.filling.count,
                     "checkpoint": group.cosigning.checkpoint if group.cosigning else "",
+                    "oldest_slot": self.store.slots(number)[0],
+                    "snapshot": group.transfer.covered if group.transfer else 0,
+                    "started_over": group.transfer.count if group.transfer else 0,
                 }
                 for number, group in groups.items()
             },
+            "topics": self._topic_status(broker),
+            "control": self._control_status(broker),
         }
+
+    def _topic_status(self, broker: Broker) -> dict[str, dict[str, int]]:
+        """How much each log topic has had, and how much of that is kept here."""
+        topics = broker.ordering.topics if broker.ordering is not None else {}
+        found: dict[str, dict[str, int]] = {}
+        for partition in self.store.partitions():
+            topic = topics.get(partition.topic)
+            if topic is None or (topic.name not in found and len(found) >= TOPICS_SHOWN):
+                continue
+            row = found.setdefault(topic.name, {"batches": 0, "kept": 0, "bytes": 0})
+            start, end = self.store.bounds(partition)
+            row["batches"] += end
+            row["kept"] += end - start
+            row["bytes"] += self.store.bytes_held(partition)
+        return found
+
+    def _control_status(self, broker: Broker) -> dict[str, object] | None:
+        """Of the cluster's own state; replicas that carried out the same say the same."""
+        steward = broker.ordering.steward if broker.ordering is not None else None
+        if steward is None:
+            return None
+        state = steward.control.state
+        return {
+            "revision": state.revision,
+            "digest": digest(msgspec.msgpack.encode(state)).hex(),
+            "sessions": len(state.sessions),
+            "groups": {
+                name: msgspec.to_builtins(steward.control.describe_group(name))
+                for name in list(state.groups)[:GROUPS_SHOWN]
+            },
+        }
+
+    def samples(self, broker: Broker) -> Iterator[Sample]:
+        """The same for Prometheus."""
+        for number, group in _groups(broker).items():
+            log = {"log": GroupKind(number).name.lower()}
+            yield "log_batches", log, group.log.tree.size
+            yield "log_signed_batches", log, group.cosigning.size if group.cosigning else 0
+            yield "log_missing_batches", log, group.filling.count
+            yield "log_regency", log, group.consensus.regency
 
     def _trim(self, broker: Broker) -> None:
         """Drop what is beyond its topic's retention."""
+        ordering, groups = broker.ordering, _groups(broker)
+        if ordering is None:
+            return
         for partition in self.store.partitions():
-            topic = self._topics.get(partition.topic)
+            topic = ordering.topics.get(partition.topic)
             if topic is not None:
-                self.store.trim(partition, self._keep_from(topic, partition))
-        groups = broker.ordering.groups if broker.ordering is not None else {}
+                group = groups.get(group_of(topic.contract))
+                self.store.trim(partition, self._keep_from(topic, partition, group))
         for number, group in groups.items():
-            self.store.keep_slots_from(number, max(1, group.consensus.slot - SLOTS_KEPT))
+            self.store.keep_slots_from(number, self._keep_slots_from(number, group, ordering))
 
-    def _keep_from(self, topic: Topic, partition: Partition) -> int:
+    def _keep_slots_from(self, number: int, group: Group, ordering: Ordering) -> int:
+        """Whoever lacks a slot that goes can be given the state behind it, and starts over there.
+
+        Nothing must be lost by that. So slots are kept as long as anything that they put in order;
+        commands are in the state.
+        """
+        covered = group.transfer.covered if group.transfer is not None else 0
+        oldest = min(group.consensus.slot - self._cluster.slots_kept, covered + 1)
+        if oldest <= self.store.slots(number)[0]:
+            return max(1, oldest)
+        times = [
+            self.store.first_time_us(partition)
+            for partition in self.store.partitions()
+            if (topic := ordering.topics.get(partition.topic)) is not None
+            and topic.id != CONTROL_TOPIC_ID
+            and group_of(topic.contract) == number
+        ]
+        kept = [time_us for time_us in times if time_us is not None]
+        return min(oldest, self.store.slot_at(number, min(kept))) if kept else oldest
+
+    def _keep_from(self, topic: Topic, partition: Partition, group: Group | None) -> int:
         contract = topic.contract
         offset, _ = self.store.bounds(partition)
-        if contract.retention_us:
-            oldest_us = time.time_ns() // 1000 - contract.retention_us
+        # A clock that is wrong must not make anything look old: f + 1 of them have to say so.
+        if contract.retention_us and group is not None and group.is_sure_of_time:
+            oldest_us = group.time_of_day_us() - contract.retention_us
             offset = max(offset, self.store.expired(partition, oldest_us))
         if contract.retention_bytes:
             offset = max(offset, self.store.surplus(partition, contract.retention_bytes))
+        if topic.id == CONTROL_TOPIC_ID and group is not None:
+            # A restart carries out again what the last snapshot does not have.
+            offset = min(offset, group.commands_needed_from)
         return offset
 
     def _clean(self) -> None:
@@ -151,6 +252,9 @@ class LogKeeper:
         if cleaned.segments_deleted:
             _log.info("%s segments deleted", cleaned.segments_deleted)
 
+    def _wall_us(self, _: int) -> int:
+        return time.time_ns() // 1000 + self.clock_ahead_us
 
-def _wall_us(_: int) -> int:
-    return time.time_ns() // 1000
+
+def _groups(broker: Broker) -> Mapping[int, Group]:
+    return broker.ordering.groups if broker.ordering is not None else {}

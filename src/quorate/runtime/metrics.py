@@ -23,11 +23,17 @@ WORDS = {
     "dropped_frames_total": "Frames dropped because their peer did not read.",
     "internal_errors_total": "Errors of our own making. Should be 0: please report them.",
     "queued_events": "Events that wait for subscribers, over all of them.",
+    "longest_queue_events": "Events that wait for the subscriber that is furthest behind.",
     "subscribers": "Sessions that subscribe to the topic here.",
     "publishers": "Sessions that publish on the topic here.",
     "offered_events_total": "Events put into queues, once per subscriber.",
     "discarded_events_total": "Events dropped because a queue was full, as the contract says.",
     "expired_events_total": "Events dropped because they waited longer than the contract allows.",
+    "disk_full": "1 while there is no room on the disk, and so nothing is acknowledged.",
+    "log_batches": "Batches that the order log has.",
+    "log_signed_batches": "Batches that its last checkpoint covers, with a quorum's signatures.",
+    "log_missing_batches": "Batches of the log whose payloads are yet to be fetched from others.",
+    "log_regency": "How many leaders the order log has had.",
     "offences_total": "What members did that no correct one does.",
 }
 

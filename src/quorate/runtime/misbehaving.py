@@ -20,18 +20,17 @@ from quorate.protocol.misbehaviour import (
     behave,
 )
 
-BEHAVIOURS = ("behave", "slow", "lie", "drop", "silent", "equivocate", "replay")
+BEHAVIOURS = ("behave", "slow", "lie", "drop", "silent", "equivocate", "replay", "clock")
 DELAY_MS_MAX = 60_000
+AHEAD_S_MAX = 10 * 365 * 24 * 3600
 
 
 def wrapper_for(order: Misbehave, cluster: Cluster, me: NodeId, chance: Random) -> Rewrite:
     """The wrapper that the order asks for; a sentence if there is none."""
-    if not 0 <= order.percent <= 100:
-        raise LocalProtocolError(f"{order.percent} percent; allowed are 0 to 100")
-    if not 0 <= order.delay_ms <= DELAY_MS_MAX:
-        raise LocalProtocolError(f"a delay of {order.delay_ms} ms; allowed are 0 to {DELAY_MS_MAX}")
+    _refuse_what_is_out_of_bounds(order)
     match order.behaviour:
-        case "behave":
+        case "behave" | "clock":
+            # Whoever has a wrong clock says what it takes for true.
             return behave
         case "slow":
             return Slow(int(order.delay_ms * 1000))
@@ -49,6 +48,16 @@ def wrapper_for(order: Misbehave, cluster: Cluster, me: NodeId, chance: Random) 
     raise LocalProtocolError(f"cannot {order.behaviour!r} on purpose; allowed are {allowed}")
 
 
+def _refuse_what_is_out_of_bounds(order: Misbehave) -> None:
+    if not 0 <= order.percent <= 100:
+        raise LocalProtocolError(f"{order.percent} percent; allowed are 0 to 100")
+    if not 0 <= order.delay_ms <= DELAY_MS_MAX:
+        raise LocalProtocolError(f"a delay of {order.delay_ms} ms; allowed are 0 to {DELAY_MS_MAX}")
+    if not -AHEAD_S_MAX <= order.ahead_s <= AHEAD_S_MAX:
+        allowed = f"allowed are {-AHEAD_S_MAX} to {AHEAD_S_MAX}"
+        raise LocalProtocolError(f"a clock that is {order.ahead_s} s ahead; {allowed}")
+
+
 def describe(order: Misbehave) -> str:
     """The order in a few words, for `status` and the log."""
     if order.behaviour == "behave":
@@ -60,6 +69,7 @@ def describe(order: Misbehave) -> str:
         "replay": f"replays after {order.percent:g} % of its turns",
         "silent": "silent towards " + (", ".join(order.towards) or "f replicas and all clients"),
         "equivocate": "tells lies to " + (", ".join(order.towards) or "f replicas"),
+        "clock": f"has a clock that is {order.ahead_s:g} s ahead",
     }
     return words[order.behaviour]
 

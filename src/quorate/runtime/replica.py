@@ -23,12 +23,13 @@ from quorate.core.cluster import Client, Cluster, Replica
 from quorate.core.errors import ConfigError, QuorateError
 from quorate.core.ids import NodeId, member_of
 from quorate.core.messages import Misbehave, Reply, StatusQuery, StatusReport
-from quorate.crypto.identity import Identity
+from quorate.crypto.identity import Identity, public_of
 from quorate.protocol.broker import Broker
-from quorate.protocol.machine import Report
+from quorate.protocol.channel import Channel
+from quorate.protocol.machine import Outcome, Report, Topology
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.runtime.driver import Driver
-from quorate.runtime.files import read_cluster, read_identity
+from quorate.runtime.files import read_cluster, read_founding, read_identity
 from quorate.runtime.keeper import LogKeeper
 from quorate.runtime.loop import run
 from quorate.runtime.metrics import Sample, serve_metrics
@@ -38,6 +39,7 @@ from quorate.runtime.transport import Transport
 
 SAMPLE_EVERY_S = 1.0
 OFFENDERS_SHOWN = 20
+QUEUES_SHOWN = 20
 LOGGED_PER_SECOND_MAX = 5
 
 _log = logging.getLogger("quorate.replica")
@@ -47,14 +49,14 @@ class Offences:
     """Who did what no correct member does: counted for metrics, logged within a rate."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self.counts: Counter[tuple[str, str]] = Counter()
         self.last: deque[str] = deque(maxlen=OFFENDERS_SHOWN)
         self._logged = 0
         self._logged_at = 0.0
 
     def note(self, node: NodeId | None, kind: str, sentence: str) -> None:
-        who = "stranger" if node is None else self._cluster.name_of(node)
+        who = "stranger" if node is None else self.cluster.name_of(node)
         self.counts[who, kind] += 1
         self.last.append(f"{who}: {kind}: {sentence}")
         second = time.monotonic() // 1
@@ -68,27 +70,31 @@ class Offences:
 class ReplicaProcess:
     """Everything that one replica is made of."""
 
-    def __init__(self, cluster: Cluster, identity: Identity, data: Path) -> None:
+    def __init__(self, cluster: Cluster, founding: Cluster, identity: Identity, data: Path) -> None:
         me = cluster.named(identity.public.name)
         if not isinstance(me, Replica):
             raise ConfigError(f"{me.name} is a client of cluster {cluster.name}, not a replica")
         self.cluster, self.me = cluster, me
+        self._identity = identity
+        self._macs = macs_of(cluster, identity)
         topics = topics_of(cluster)
-        self.keeper = LogKeeper.open(cluster, me.number, identity, topics, data)
+        self.keeper = LogKeeper.open(cluster, founding, me.number, identity, topics, data)
         self.broker = Broker(
             me.number,
             topics,
             client_names(cluster),
-            macs_of(cluster, identity),
+            self._macs,
             self.keeper.make_ordering if self.keeper is not None else None,
         )
-        self._failed: asyncio.Event | None = None
+        self._until: asyncio.Event | None = None
+        self._disk_error: Exception | None = None
         self.offences = Offences(cluster)
         self.misbehaviour = "none"
         self._rates: dict[str, float] = {}
         self._started = time.monotonic()
         self._driver = Driver(
             self.broker,
+            on_outcomes=self._on_outcomes,
             on_report=self._on_report,
             on_offence=self._on_offence,
             handlers={StatusQuery: self._on_status, Misbehave: self._on_misbehave},
@@ -97,17 +103,21 @@ class ReplicaProcess:
             on_disk_error=self._on_disk_error,
         )
         self._transport = Transport(cluster, identity, self._driver)
+        if self.broker.ordering is not None and self.broker.ordering.steward is not None:
+            self._adopt(self.broker.ordering.steward.control.cluster)
 
     async def run(self, until: asyncio.Event) -> None:
-        self._failed = until
+        """Serve until then, or until the disk fails, which is an error."""
+        self._until = until
+        # Whoever finds our port open finds everything else, too.
+        metrics = None
+        if self.me.metrics_port is not None:
+            metrics = await serve_metrics(self.me.host, self.me.metrics_port, self._samples)
         await self._transport.listen(self.me.host, self.me.port)
         # Of two replicas, the one with the higher number dials.
         for replica in self.cluster.replicas[: self.me.number]:
             self._transport.dial(replica.number)
         self._driver.start(self._transport)
-        metrics = None
-        if self.me.metrics_port is not None:
-            metrics = await serve_metrics(self.me.host, self.me.metrics_port, self._samples)
         sampler = asyncio.create_task(self._sample_rates())
         keeping = asyncio.create_task(self.keeper.keep(self.broker)) if self.keeper else None
         if keeping is not None:
@@ -123,6 +133,8 @@ class ReplicaProcess:
         await self._transport.close()
         if self.keeper is not None:
             self.keeper.close()
+        if self._disk_error is not None:
+            raise self._disk_error
 
     def _on_keeper_end(self, keeping: "asyncio.Task[None]") -> None:
         error = None if keeping.cancelled() else keeping.exception()
@@ -132,8 +144,9 @@ class ReplicaProcess:
     def _on_disk_error(self, error: Exception) -> None:
         """What cannot be written cannot be promised: better to stop than to lie."""
         _log.critical("%s stops, since its disk failed: %s", self.me.name, error)
-        if self._failed is not None:
-            self._failed.set()
+        self._disk_error = error
+        if self._until is not None:
+            self._until.set()
 
     # What others may ask
 
@@ -150,10 +163,15 @@ class ReplicaProcess:
             return "this cluster's file does not say allow_misbehaviour = true"
         if not isinstance(client, Client) or not client.operator:
             return f"{client.name} is not an operator of this cluster"
+        if order.behaviour == "clock" and self.keeper is None:
+            return f"{self.me.name} keeps no log topic, and nothing else looks at its clock"
         try:
             self._driver.rewrite = wrapper_for(order, self.cluster, self.me.number, random.Random())
         except QuorateError as error:
             return str(error)
+        if self.keeper is not None:
+            wrong = order.ahead_s if order.behaviour == "clock" else 0.0
+            self.keeper.clock_ahead_us = int(wrong * 1e6)
         self.misbehaviour = describe(order)
         _log.warning("misbehaving on purpose from now on: %s", self.misbehaviour)
         return ""
@@ -169,6 +187,7 @@ class ReplicaProcess:
             "log": self.keeper.status(self.broker) if self.keeper is not None else None,
             "disk": self._driver.disk_full,
             "memory_mb": round(memory_bytes() / 1e6, 1),
+            "processor_s": round(time.process_time(), 2),
             "links": len(self._driver.connected_peers),
             "rates": {name: round(rate, 1) for name, rate in self._rates.items()},
             "topics": {
@@ -182,12 +201,26 @@ class ReplicaProcess:
                 }
                 for served in self.broker.topics.values()
             },
+            "queues": {
+                served.scope.topic.name: dict(queues.most_common(QUEUES_SHOWN))
+                for served in self.broker.topics.values()
+                if (queues := self._queues(served.scope.channel))
+            },
             "rejected": sum(self.offences.counts.values()),
             "offenders": [
                 f"{who}: {count} x {kind}"
                 for (who, kind), count in self.offences.counts.most_common(OFFENDERS_SHOWN)
             ],
         }
+
+    def _queues(self, channel: Channel) -> Counter[str]:
+        """For whom events wait, and how many, at the longest queue of each member's sessions."""
+        queues: Counter[str] = Counter()
+        for subscriber, outlet in channel.outlets.items():
+            if outlet.events:
+                name = self.cluster.name_of(subscriber)
+                queues[name] = max(queues[name], outlet.events)
+        return queues
 
     def _health(self) -> str:
         if self._driver.disk_full:
@@ -199,6 +232,46 @@ class ReplicaProcess:
         groups = self.broker.ordering.groups if self.broker.ordering is not None else {}
         group = groups.get(GroupKind.BYZANTINE) or next(iter(groups.values()), None)
         return None if group is None else group.consensus.regency
+
+    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Topology):
+                self._adopt(outcome.cluster)
+
+    def _adopt(self, cluster: Cluster) -> None:
+        """Commands have changed the cluster; what is older than our file we know already."""
+        if cluster.revision <= self.cluster.revision:
+            return
+        before, self.cluster = self.cluster, cluster
+        own = cluster.replicas[self.me.number]
+        if public_of(own) != self._identity.public:
+            self._give_way(cluster)
+            return
+        if self._until is None:
+            self.me = own
+        elif (own.host, own.port) != (self.me.host, self.me.port):
+            _log.warning("others look for %s at %s:%s now", own.name, own.host, own.port)
+        self.offences.cluster = cluster
+        if self.keeper is not None:
+            self.keeper.adopt(cluster)
+        if cluster.replicas != before.replicas:
+            self._macs.adopt(macs_of(cluster, self._identity))
+            self._transport.adopt(cluster)
+        _log.info(
+            "the cluster has changed (revision %s): %s replicas, %s topics",
+            cluster.revision, len(cluster.replicas), len(cluster.topics),
+        )  # fmt: skip
+
+    def _give_way(self, cluster: Cluster) -> None:
+        """Somebody else has our name now."""
+        sentence = (
+            f"{self.me.name} has other keys since revision {cluster.revision} of the cluster; "
+            f"start it with those, and with the file that 'quorate cluster current' writes"
+        )
+        if self._until is None:
+            raise ConfigError(sentence)
+        _log.critical("this process ends: %s", sentence)
+        self._until.set()
 
     # Reporting
 
@@ -236,11 +309,16 @@ class ReplicaProcess:
         for served in self.broker.topics.values():
             channel, labels = served.scope.channel, {"topic": served.scope.topic.name}
             yield "queued_events", labels, channel.depth_events
+            longest = max((outlet.events for outlet in channel.outlets.values()), default=0)
+            yield "longest_queue_events", labels, longest
             yield "subscribers", labels, len(channel.outlets)
             yield "publishers", labels, len(channel.publishers)
             yield "offered_events_total", labels, channel.counters["offered"]
             yield "discarded_events_total", labels, channel.counters["discarded"]
             yield "expired_events_total", labels, channel.counters["expired"]
+        if self.keeper is not None:
+            yield "disk_full", {}, bool(self._driver.disk_full)
+            yield from self.keeper.samples(self.broker)
         for (who, kind), count in self.offences.counts.items():
             yield "offences_total", {"member": who, "kind": kind}, count
 
@@ -266,21 +344,22 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         cluster, identity = read_cluster(given.cluster), read_identity(given.key)
+        founding = read_founding(given.cluster, cluster)
         if identity.public.name != given.name:
             raise ConfigError(f"{given.key} holds the keys of {identity.public.name}")
-        run(_serve(cluster, identity, given.data))
+        run(_serve(cluster, founding, identity, given.data))
     except (QuorateError, OSError) as error:
         _log.error("%s cannot run: %s", given.name, error)
         return 2
     return 0
 
 
-async def _serve(cluster: Cluster, identity: Identity, data: Path) -> None:
+async def _serve(cluster: Cluster, founding: Cluster, identity: Identity, data: Path) -> None:
     until = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, until.set)
-    await ReplicaProcess(cluster, identity, data).run(until)
+    await ReplicaProcess(cluster, founding, identity, data).run(until)
 
 
 if __name__ == "__main__":

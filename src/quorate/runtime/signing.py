@@ -20,6 +20,10 @@ class ClusterSigner:
     def __init__(self, cluster: Cluster, identity: Identity) -> None:
         self._identity = identity
         self._prefix = _CONTEXT + cluster.name.encode() + b"\0"
+        self.adopt(cluster)
+
+    def adopt(self, cluster: Cluster) -> None:
+        """Replicas have other keys from now on."""
         self._keys = {
             replica.number: Ed25519PublicKey.from_public_bytes(replica.sign_key)
             for replica in cluster.replicas
@@ -45,6 +49,10 @@ class ClusterNotary:
     def __init__(self, cluster: Cluster, identity: Identity, kind: GroupKind) -> None:
         self._identity = identity
         self.origin = origin_of(cluster, kind)
+        self.adopt(cluster)
+
+    def adopt(self, cluster: Cluster) -> None:
+        """Replicas have other keys from now on: what they signed before counts no more."""
         self.cosigners: Mapping[NodeId, Cosigner] = {
             replica.number: Cosigner(replica.name, replica.sign_key) for replica in cluster.replicas
         }

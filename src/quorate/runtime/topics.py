@@ -1,33 +1,18 @@
 """From the cluster file to what the machines need."""
 
 from quorate.core.cluster import Cluster
-from quorate.core.errors import ConfigError
 from quorate.core.ids import MemberId
 from quorate.crypto.identity import Identity, public_of
 from quorate.crypto.macs import PairwiseMacs
+from quorate.protocol import topic
 from quorate.protocol.topic import Topic
 
 
 def topics_of(cluster: Cluster) -> list[Topic]:
     """Every topic with the replicas that serve it and the faults that they tolerate."""
     for name, contract in cluster.topics.items():
-        # A guarantee that is not kept must not be believed in.
-        missing = {"validated": contract.validated, "order_group": contract.order_group}
-        for key, asked in missing.items():
-            if asked:
-                raise ConfigError(
-                    f"topic '{name}' asks for {key}, which this version of Quorate does not have "
-                    f"yet; leave it out"
-                )
-    return [
-        Topic(
-            name,
-            contract,
-            cluster.placement(name),
-            cluster.f if contract.protection != "none" else 0,
-        )
-        for name, contract in cluster.topics.items()
-    ]
+        contract.check_available(name)
+    return topic.topics_of(cluster)
 
 
 def client_names(cluster: Cluster) -> dict[MemberId, str]:

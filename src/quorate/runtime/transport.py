@@ -46,6 +46,7 @@ class Transport:
         session: int | None = None,
     ) -> None:
         self._cluster = cluster
+        self._identity = identity
         self._back_off_s = back_off_s
         self._random = random if random is not None else SystemRandom()
         self._hub = Hub(
@@ -80,6 +81,24 @@ class Transport:
             raise LocalProtocolError("this transport is closed")
         if peer not in self._diallers:
             self._diallers[peer] = asyncio.create_task(self._keep_up(replica))
+
+    def adopt(self, cluster: Cluster) -> None:
+        """The cluster has other replicas, or replicas with other keys or addresses, from now on.
+
+        Links to those that have changed end, and are dialled anew.
+        """
+        before, self._cluster = self._cluster, cluster
+        self._hub.credentials.adopt(cluster)
+        if cluster.link_security == "tls":
+            self._hub.certificates = Certificates(cluster, self._identity)
+        for old, new in zip(before.replicas, cluster.replicas, strict=False):
+            if old == new or new.number == self.node:
+                continue
+            if (dialler := self._diallers.pop(new.number, None)) is not None:
+                dialler.cancel()
+                self.dial(new.number)
+            if (link := self._hub.up.get(new.number)) is not None:
+                link.drop("its keys or its address have changed")
 
     def send(self, peer: NodeId, frames: list[bytes]) -> bool:
         """Hand the frames of one turn to a peer; False when no link to it is up.

@@ -1,0 +1,82 @@
+"""What a replica process does for its log topics beside the machine: what is old goes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from quorate.core.contract import Contract
+from quorate.core.ids import topic_id
+from quorate.core.ordering import Partition, Standing
+from quorate.protocol.broker import Broker
+from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.records import Decided, Held, Placed
+from quorate.runtime.keeper import LogKeeper
+from quorate.runtime.local import make_local_cluster
+from quorate.runtime.topics import client_names, macs_of, topics_of
+
+HOUR_US = 3_600_000_000
+PARTITION = Partition(topic_id("log"), 0)
+
+
+@contextmanager
+def kept(data: Path) -> Iterator[tuple[LogKeeper, Broker]]:
+    """The first of four replicas, whose log keeps what is less than an hour old."""
+    contract = Contract.parse("log", {"order": "total", "retention": "1h"})
+    local = make_local_cluster(topics={"log": contract})
+    cluster, identity = local.cluster, local.identities["r0"]
+    topics = topics_of(cluster)
+    keeper = LogKeeper.open(cluster, cluster, 0, identity, topics, data)
+    assert keeper is not None
+    with closing(keeper):
+        macs = macs_of(cluster, identity)
+        yield keeper, Broker(0, topics, client_names(cluster), macs, keeper.make_ordering)
+
+
+def decide(keeper: LogKeeper, *ages_us: int) -> None:
+    """Batches that were decided so long ago."""
+    for number, age_us in enumerate(ages_us):
+        each = number.to_bytes(32, "big")
+        placed = Placed(3, *PARTITION, number + 1, number, number, each, each, each)
+        decided = Decided(GroupKind.BYZANTINE, number + 1, now_us() - age_us, b"value", [placed])
+        keeper.store.append([Held(3, *PARTITION, number + 1, [each]), decided])
+
+
+def hear_clocks(broker: Broker, *ahead_us: int) -> None:
+    broker.tick(0)
+    for replica, ahead in enumerate(ahead_us, 1):
+        broker.step(replica, Standing(GroupKind.BYZANTINE, 1, 1, True, now_us() + ahead))
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def test_what_is_older_than_its_topic_keeps_goes(tmp_path: Path) -> None:
+    with kept(tmp_path) as (keeper, broker):
+        decide(keeper, 3 * HOUR_US, 2 * HOUR_US, HOUR_US // 2)
+        hear_clocks(broker, 0, 0, 0)
+        keeper._trim(broker)
+        assert keeper.store.bounds(PARTITION) == (2, 3)
+
+
+def test_a_clock_that_is_ahead_makes_nothing_look_old(tmp_path: Path) -> None:
+    with kept(tmp_path) as (keeper, broker):
+        decide(keeper, HOUR_US // 2, 0)
+        keeper.clock_ahead_us = 1000 * HOUR_US
+        # Neither when it is the only clock that we know of,
+        keeper._trim(broker)
+        assert keeper.store.bounds(PARTITION) == (0, 2)
+        # nor when we have heard of others.
+        hear_clocks(broker, 0, 0, 0)
+        keeper._trim(broker)
+        assert keeper.store.bounds(PARTITION) == (0, 2)
+
+
+def test_a_clock_that_is_behind_keeps_nothing_for_longer(tmp_path: Path) -> None:
+    with kept(tmp_path) as (keeper, broker):
+        decide(keeper, 2 * HOUR_US, 0)
+        keeper.clock_ahead_us = -1000 * HOUR_US
+        hear_clocks(broker, 0, 0, 0)
+        keeper._trim(broker)
+        assert keeper.store.bounds(PARTITION) == (1, 2)
