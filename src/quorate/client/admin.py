@@ -1,24 +1,71 @@
-"""Asking replicas how they are, and making them misbehave on purpose."""
+"""What operators do: change topics, ask replicas how they are, make them misbehave on purpose."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
-from quorate.client.session import Session
+from quorate.client.session import ClusterLike, IdentityLike, Session
+from quorate.core.cluster import Cluster, Replica
+from quorate.core.control import (
+    CONTROL_TOPIC,
+    AddReplica,
+    AlterTopic,
+    CreateTopic,
+    ReplaceReplica,
+    Setting,
+)
 from quorate.core.errors import QuorumError, RefusedError
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message, Misbehave, Reply, StatusQuery, StatusReport
-from quorate.protocol.machine import Outcome, Ready
+from quorate.protocol.control.client import Commands
+from quorate.protocol.machine import Answered, Outcome, Topology
+from quorate.protocol.source import Source
 from quorate.runtime.driver import Handler
+from quorate.runtime.topics import topics_of
 
 TIMEOUT_S = 3.0
 
 
 class Admin(Session):
-    """An operator's view of single replicas; nothing is voted on here."""
+    """An operator's view of a cluster.
+
+    Commands (`create_topic` and the like) are ordered and carried out by all replicas alike.
+    `status` and `misbehave` are about single replicas, and nothing is voted on there.
+    """
 
     _number = 0
+
+    def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
+        super().__init__(cluster, identity)
+        self._waiting: dict[int, asyncio.Future[str | dict[str, object]]] = {}
+        self._source = Source(self.node, topics_of(self.cluster), self._macs, session=1)
+
+    async def create_topic(self, topic: str, contract: Mapping[str, Setting]) -> None:
+        """Let there be a topic; `contract` is what the cluster file would say of it."""
+        await self.command(CreateTopic(topic, dict(contract)))
+
+    async def alter_topic(self, topic: str, changes: Mapping[str, Setting]) -> None:
+        """Change keys of a topic's contract, those that can be changed."""
+        await self.command(AlterTopic(topic, dict(changes)))
+
+    async def founding(self) -> Cluster:
+        """The cluster as it was when it began, which a replica with an empty disk has to know."""
+        commands = self._commands()
+        number = commands.ask_founding()
+        self.driver.wake()
+        await self._answer(number, self.cluster.placement(CONTROL_TOPIC), "how the cluster began")
+        assert commands.founding is not None
+        return commands.founding
+
+    async def replace_replica(self, replica: Replica) -> None:
+        """From now on the replica of this name has these keys and this address."""
+        await self.command(ReplaceReplica(**_place_and_keys(replica)))
+
+    async def add_replica(self, replica: Replica) -> None:
+        """Let there be one more replica; operators of other parties may have to ask for it, too."""
+        await self.command(AddReplica(party=replica.party, **_place_and_keys(replica)))
 
     async def status(self, timeout_s: float = TIMEOUT_S) -> dict[str, dict[str, object]]:
         """What each replica says of itself, and of those that say nothing, why."""
@@ -35,10 +82,14 @@ class Admin(Session):
         fields: Iterable[str] = (),
         delay_ms: float = 0.0,
         towards: Iterable[str] = (),
+        ahead_s: float = 0.0,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Make a replica behave like this from now on; `behave` ends it."""
-        order = Misbehave(self._next(), behaviour, percent, list(fields), delay_ms, list(towards))
+        number = self._next()
+        order = Misbehave(
+            number, behaviour, percent, list(fields), delay_ms, list(towards), ahead_s
+        )
         node = self.cluster.named(replica).number
         sentence = await self._ask(node, order, order.number, timeout_s)
         if sentence:
@@ -76,15 +127,21 @@ class Admin(Session):
 
     # Session
 
-    def _machine(self) -> "Idle":
-        self._waiting: dict[int, asyncio.Future[str | dict[str, object]]] = {}
-        return Idle()
+    def _machine(self) -> Source:
+        return self._source
+
+    def _commands(self) -> Commands:
+        return self._source.commands
 
     def _handlers(self) -> dict[type, Handler]:
         return {StatusReport: self._on_status, Reply: self._on_reply}
 
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        """An idle machine has none."""
+        for outcome in outcomes:
+            if isinstance(outcome, Answered):
+                self._on_answered(outcome)
+            elif isinstance(outcome, Topology):
+                self._adopt(outcome.cluster)
 
     def _on_status(self, sender: NodeId, report: StatusReport) -> None:
         future = self._waiting.get(report.number)
@@ -103,18 +160,13 @@ class Admin(Session):
             future.set_result(reply.sentence)
 
 
-class Idle:
-    """A machine for a node that takes part in no protocol."""
-
-    def step(self, sender: NodeId, message: Message) -> None: ...
-
-    def tick(self, now_us: int) -> None: ...
-
-    def connected(self, peer: NodeId) -> None: ...
-
-    def disconnected(self, peer: NodeId) -> None: ...
-
-    def writable(self, peer: NodeId, writable: bool) -> None: ...
-
-    def take(self) -> Ready:
-        return Ready()
+def _place_and_keys(replica: Replica) -> dict[str, Any]:
+    return {
+        "name": replica.name,
+        "host": replica.host,
+        "port": replica.port,
+        "metrics_port": replica.metrics_port,
+        "sign_key": replica.sign_key,
+        "mac_key": replica.mac_key,
+        "certificate": replica.certificate,
+    }

@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from quorate.client.consumer import QUEUE_EVENTS, Consumer, Record, Start
+from quorate.client.consumer import AUTO_COMMIT_S, QUEUE_EVENTS, Consumer, Record, Start
 from quorate.client.producer import Producer, Receipt
 from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core.cluster import Cluster
@@ -181,10 +181,22 @@ class BlockingConsumer(_Blocking[Consumer]):
         cluster: ClusterLike,
         identity: IdentityLike,
         *,
+        group: str | None = None,
+        auto_commit_s: float | None = AUTO_COMMIT_S,
         queue_events: int = QUEUE_EVENTS,
     ) -> None:
         self._ahead: deque[Record] = deque()
-        super().__init__(lambda: Consumer(cluster, identity, queue_events=queue_events))
+        # What a group's member has read ahead would count as read.
+        self._read_ahead_events = READ_AHEAD if group is None else 1
+        super().__init__(
+            lambda: Consumer(
+                cluster,
+                identity,
+                group=group,
+                auto_commit_s=auto_commit_s,
+                queue_events=queue_events,
+            )
+        )
 
     def subscribe(
         self,
@@ -208,6 +220,14 @@ class BlockingConsumer(_Blocking[Consumer]):
 
     def unsubscribe(self, topic: str) -> None:
         self._call(self._client.unsubscribe(topic))
+
+    def commit(self) -> None:
+        """Have the cluster remember how far this member of its group is."""
+        self._call(self._client.commit())
+
+    def assignment(self) -> list[tuple[str, int]]:
+        """The partitions that are this member's of its group now."""
+        return self._client.assignment()
 
     def poll(self, timeout_s: float | None = None) -> Record | None:
         """The next record, or None if there is none within the time."""
@@ -250,7 +270,9 @@ class BlockingConsumer(_Blocking[Consumer]):
     async def _read_ahead(self, count: int, timeout_s: float | None) -> None:
         # The records are put where the next call finds them. If they were returned, those that
         # arrive in the moment of a Ctrl-C would be lost.
-        self._ahead.extend(await self._client.poll_many(max(count, READ_AHEAD), timeout_s))
+        self._ahead.extend(
+            await self._client.poll_many(max(count, self._read_ahead_events), timeout_s)
+        )
 
 
 class _LoopThread:

@@ -9,6 +9,8 @@ then: producers are slowed, or the oldest or newest events of this subscriber ar
 """
 
 import asyncio
+import contextlib
+import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -17,22 +19,45 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
+from quorate.client.sharing import Member, Progress, refuse_without
 from quorate.core import batch
 from quorate.core.batch import Batch
-from quorate.core.errors import ClosedError, LocalProtocolError, QuorumError, RemoteProtocolError
+from quorate.core.control import CONTROL_TOPIC, LEASE_US, LEASE_US_MAX, LEASE_US_MIN
+from quorate.core.errors import (
+    ClosedError,
+    LocalProtocolError,
+    QuorumError,
+    RefusedError,
+    RemoteProtocolError,
+)
 from quorate.core.event import Event
 from quorate.core.filter import Filter
 from quorate.core.ids import NodeId, TopicId, topic_id
 from quorate.core.ordering import BEGIN_US, END_US, Partition
+from quorate.protocol.control.client import Commands
 from quorate.protocol.destination import Destination
-from quorate.protocol.machine import Answered, Begun, Delivery, Entry, Outcome, Skipped, Trimmed
-from quorate.runtime.topics import client_names, macs_of, topics_of
+from quorate.protocol.machine import (
+    Answered,
+    Begun,
+    Delivery,
+    Entry,
+    Outcome,
+    Shared,
+    Skipped,
+    Topology,
+    Trimmed,
+)
+from quorate.runtime.topics import client_names, topics_of
 
 if TYPE_CHECKING:
     import pyarrow
 
 QUEUE_EVENTS = 100_000
 QUEUE_BYTES = 64 * 1024 * 1024
+AUTO_COMMIT_S = 1.0
+LEAVE_TIMEOUT_S = 3.0
+
+_log = logging.getLogger("quorate.client")
 
 _TIMES_US = {"begin": BEGIN_US, "end": END_US}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -65,8 +90,9 @@ Start: TypeAlias = Literal["begin", "end"] | int | datetime
 class Consumer(Session):
     """Subscribes to any number of topics of one cluster.
 
-    Live topics have no consumer groups, because nothing is kept for a group to share; a
-    `group` is for log topics.
+    Live topics have no consumer groups, because nothing is kept for a group to share; the members
+    of a `group` share the partitions of log topics, and go on where the group was. What they are
+    through with is committed every `auto_commit_s`, and by `commit`; with None, by that alone.
     """
 
     def __init__(
@@ -75,22 +101,42 @@ class Consumer(Session):
         identity: IdentityLike,
         *,
         group: str | None = None,
+        auto_commit_s: float | None = AUTO_COMMIT_S,
+        lease_s: float = LEASE_US / 1e6,
         queue_events: int = QUEUE_EVENTS,
     ) -> None:
         super().__init__(cluster, identity)
         if queue_events < 1:
             raise LocalProtocolError(f"a queue of {queue_events} events; at least 1 is needed")
-        if group is not None:
+        if not LEASE_US_MIN <= lease_s * 1e6 <= LEASE_US_MAX:
             raise LocalProtocolError(
-                f"group '{group}': this version of Quorate has no consumer groups yet; "
-                f"leave it out, and every consumer reads everything"
+                f"a lease of {lease_s:g} s; allowed are {LEASE_US_MIN / 1e6:g} to "
+                f"{LEASE_US_MAX / 1e6:g} s"
             )
+        self._progress = Progress()
+        self._lease_us = int(lease_s * 1e6)
+        self._auto_commit_s = auto_commit_s
+        self._committer: asyncio.Task[None] | None = None
+        self._membership: Member | None = None
+        if group is not None:
+            self._membership = Member(
+                group,
+                self,
+                self._progress,
+                lease_us=self._lease_us,
+                commits_by_itself=auto_commit_s is not None,
+            )
+        # Subscriptions that wait until we have asked which topics there are.
+        self._put_off: list[tuple[list[str], Filter, Start]] = []
+        self._start: Start = "end"
+        # The batch whose events are handed out now.
+        self._open: tuple[str, int, int] | None = None
         self.counters: Counter[str] = Counter()
         self._queue_events = queue_events
         self._destination = Destination(
             self.node,
             topics_of(self.cluster),
-            macs_of(self.cluster, self._identity),
+            self._macs,
             client_names(self.cluster),
         )
         self._wanted: dict[str, Filter] = {}
@@ -126,27 +172,106 @@ class Consumer(Session):
             raise LocalProtocolError(f"subscribe takes a list of topics: [{topics!r}]")
         wanted = Filter(key_prefix, dict(headers or {}))
         _check_start(start)
+        topics = list(topics)
+        known = (*self.cluster.topics, CONTROL_TOPIC)
+        if self.cluster.control is not None and any(topic not in known for topic in topics):
+            self._put_off.append((topics, wanted, start))
+        else:
+            self._subscribe(topics, wanted, start)
+        if self._driver is not None:
+            self._driver.wake()
+
+    def _subscribe(self, topics: list[str], wanted: Filter, start: Start) -> None:
         for topic in topics:
-            self.cluster.placement(topic)
+            contract = self.cluster.contract(topic)
+            if self._membership is not None and not contract.is_log:
+                raise LocalProtocolError(
+                    f"group '{self._membership.group}' cannot share '{topic}': groups are for log "
+                    f"topics, and this one is live"
+                )
+        for topic in topics:
             self._wanted[topic] = wanted
             self._names[topic_id(topic)] = topic
             self._asked[topic] = self._destination.subscribe(topic, wanted)
-            if self.cluster.topics[topic].is_log:
-                for partition in range(self.cluster.topics[topic].partitions):
+            if self._membership is not None:
+                self._start = start
+                self._membership.want(topic)
+            elif self.cluster.contract(topic).is_log:
+                for partition in range(self.cluster.contract(topic).partitions):
                     self._drop_queued(topic, partition)
                     self._read(topic, partition, start)
-        if self._driver is not None:
-            self._driver.wake()
 
     def seek(self, topic: str, partition: int, start: Start) -> None:
         """Go on with a partition of a log topic from there. What is queued of it is dropped."""
         self._check_place(topic, partition, start)
+        if self._membership is not None and (topic, partition) not in self._membership.held:
+            raise LocalProtocolError(
+                f"partition {partition} of '{topic}' is not this member's of group "
+                f"'{self._membership.group}'"
+            )
+        self._progress.forget((topic, partition))
+        if isinstance(start, int):
+            self._progress.done[topic, partition] = start
         self._drop_queued(topic, partition)
         self._read(topic, partition, start)
         if self._driver is not None:
             self._driver.wake()
 
+    # Groups
+
+    def assignment(self) -> list[tuple[str, int]]:
+        """The partitions that are this member's of its group now."""
+        return [] if self._membership is None else list(self._membership.held)
+
+    def position(self, topic: str, partition: int) -> int | None:
+        """The offset to go on with after what the program is through with, if it has read any."""
+        return self._progress.done.get((topic, partition))
+
+    async def commit(self) -> None:
+        """Have the cluster remember how far this member is. All that was handed out counts."""
+        self._progress.come_back()
+        await refuse_without(self._membership).commit()
+
+    async def _join(self, membership: Member) -> None:
+        """Become a member, and say so again now and then."""
+        await membership.join()
+        self._keep_lease(self._lease_us)
+        if self._auto_commit_s is not None and self._committer is None:
+            commits = self._commit_now_and_then(membership, self._auto_commit_s)
+            self._committer = asyncio.create_task(commits)
+
+    async def _commit_now_and_then(self, membership: Member, every_s: float) -> None:
+        while not self._closed:
+            await asyncio.sleep(every_s)
+            await membership.commit_quietly()
+
+    async def _renew(self) -> None:
+        if self._membership is not None:
+            await self._membership.renew()
+
+    async def _take_again(self) -> None:
+        if self._membership is not None:
+            self._destination.commands.leave(self._membership.group)
+            await self._membership.join_again()
+
+    def has(self, place: tuple[str, int]) -> bool:
+        topic, number = place
+        return number < self.cluster.contract(topic).partitions
+
+    def begin(self, place: tuple[str, int], offset: int | None) -> None:
+        self._read(*place, self._start if offset is None else offset)
+        self._begun.set()
+
+    def end(self, place: tuple[str, int]) -> None:
+        topic, number = place
+        self._destination.stop_reading_partition(topic, number)
+        self._unbegun.discard(Partition(topic_id(topic), number))
+        self._begun.set()
+        self._drop_queued(topic, number)
+
     def _drop_queued(self, topic: str, partition: int) -> None:
+        if self._open is not None and self._open[:2] == (topic, partition):
+            self._open = None
         kept = [
             arrival
             for arrival in self._deliveries
@@ -163,6 +288,8 @@ class Consumer(Session):
 
     def _check_place(self, topic: str, partition: int, start: Start) -> None:
         contract = self.cluster.topics.get(topic)
+        if topic == CONTROL_TOPIC:
+            contract = self.cluster.control
         if contract is None or not contract.is_log:
             raise LocalProtocolError(f"'{topic}' is no log topic, and cannot be read from anywhere")
         if not 0 <= partition < contract.partitions:
@@ -186,9 +313,15 @@ class Consumer(Session):
 
     async def subscribed(self) -> None:
         """Wait until every subscription is in force; raise if one is refused."""
+        while self._put_off:
+            topics, wanted, start = self._put_off.pop(0)
+            await self._know(topics)
+            self._subscribe(topics, wanted, start)
         for topic, number in list(self._asked.items()):
             await self._answer(number, self.cluster.placement(topic), f"to subscribe to '{topic}'")
             self._asked.pop(topic, None)
+        if self._membership is not None and self._membership.is_joining:
+            await self._join(self._membership)
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 while self._unbegun:
@@ -203,8 +336,10 @@ class Consumer(Session):
     async def unsubscribe(self, topic: str) -> None:
         self._wanted.pop(topic, None)
         self._asked.pop(topic, None)
-        if self.cluster.topics[topic].is_log:
-            for partition in range(self.cluster.topics[topic].partitions):
+        if self._membership is not None:
+            await self._membership.drop(topic)
+        if self.cluster.contract(topic).is_log:
+            for partition in range(self.cluster.contract(topic).partitions):
                 self._drop_queued(topic, partition)
                 self._unbegun.discard(Partition(topic_id(topic), partition))
         number = self._destination.unsubscribe(topic)
@@ -215,11 +350,19 @@ class Consumer(Session):
 
     async def poll(self, timeout_s: float | None = None) -> Record | None:
         """The next record, or None if there is none within the time."""
+        self._progress.come_back()
         while not self._records:
             if not await self._more(timeout_s):
                 return None
             self._unpack()
-        return self._records.popleft()
+        return self._next_record()
+
+    def _next_record(self) -> Record:
+        record = self._records.popleft()
+        if not self._records and self._open is not None:
+            self._progress.hand_out(*self._open)
+            self._open = None
+        return record
 
     async def poll_many(self, count: int, timeout_s: float | None = None) -> list[Record]:
         """Up to so many records: those that are here, or the first to come."""
@@ -231,7 +374,7 @@ class Consumer(Session):
                     break
                 self._unpack()
                 continue
-            found.append(self._records.popleft())
+            found.append(self._next_record())
         return found
 
     async def poll_table(
@@ -248,12 +391,16 @@ class Consumer(Session):
         self, timeout_s: float | None = None, *, events_max: int = 1_000_000
     ) -> list[tuple[Arrival, Batch]]:
         """Everything that is here as checked batches, with where each comes from."""
+        self._progress.come_back()
         if not await self._more(timeout_s):
             return []
         found: list[tuple[Arrival, Batch]] = []
         while self._deliveries and events_max > 0:
             delivery = self._take()
             opened = self._opened(delivery)
+            if isinstance(delivery, Entry):
+                topic = self._names[delivery.partition.topic]
+                self._progress.hand_out(topic, delivery.partition.number, delivery.offset)
             if opened is not None:
                 found.append((delivery, opened))
                 events_max -= opened.count
@@ -269,6 +416,13 @@ class Consumer(Session):
         return record
 
     async def close(self) -> None:
+        """Commit what the program is through with, leave the group, and disconnect."""
+        if self._committer is not None:
+            self._committer.cancel()
+        if self._membership is not None and self._driver is not None and not self._closed:
+            with contextlib.suppress(QuorumError, RefusedError, TimeoutError):
+                async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                    await self._membership.leave()
         await super().close()
         self._arrived.set()
 
@@ -276,6 +430,9 @@ class Consumer(Session):
 
     def _machine(self) -> Destination:
         return self._destination
+
+    def _commands(self) -> Commands:
+        return self._destination.commands
 
     def _replies(self, number: int) -> Mapping[NodeId, str]:
         return self._destination.replies(number)
@@ -287,26 +444,36 @@ class Consumer(Session):
                 self._deliveries.append((outcome, count))
                 self._events += count
                 self._bytes += len(outcome.payload)
-            elif isinstance(outcome, Answered):
-                self._on_answered(outcome)
-            elif isinstance(outcome, Begun):
-                self._unbegun.discard(outcome.partition)
-                self._begun.set()
-            elif isinstance(outcome, Trimmed):
-                # Retention took what this consumer had yet to read.
-                self.counters["trimmed"] += outcome.count
-            elif isinstance(outcome, Skipped):
-                self.counters["skipped"] += outcome.count
+            else:
+                self._on_news(outcome)
         if self._deliveries:
             self._arrived.set()
         if self._events > self._queue_events or self._bytes > QUEUE_BYTES:
             self._pause(True)
 
+    def _on_news(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Answered):
+            self._on_answered(outcome)
+        elif isinstance(outcome, Begun):
+            self._unbegun.discard(outcome.partition)
+            self._begun.set()
+        elif isinstance(outcome, Trimmed):
+            # Retention took what this consumer had yet to read.
+            self.counters["trimmed"] += outcome.count
+        elif isinstance(outcome, Skipped):
+            self.counters["skipped"] += outcome.count
+        elif isinstance(outcome, Topology):
+            self._adopt(outcome.cluster)
+            self._destination.adopt(outcome.cluster)
+        elif isinstance(outcome, Shared) and self._membership is not None and not self._closed:
+            self._membership.on_shared(outcome)
+
     # Parts
 
     async def _more(self, timeout_s: float | None) -> bool:
         """Wait for a delivery; False when the time is up."""
-        if self._asked or self._unbegun:
+        joins = self._membership is not None and self._membership.is_joining
+        if self._asked or self._unbegun or self._put_off or joins:
             await self.subscribed()
         if not self._wanted:
             raise LocalProtocolError("subscribe to a topic before reading from it")
@@ -375,6 +542,12 @@ class Consumer(Session):
                         *place,
                     )
                 )
+        if isinstance(delivery, Entry):
+            self._open = topic, delivery.partition.number, delivery.offset
+            if not self._records:
+                # Its filter left nothing of it.
+                self._progress.hand_out(*self._open)
+                self._open = None
 
     def _voucher_names(self, vouchers: tuple[NodeId, ...]) -> tuple[str, ...]:
         return tuple(self.cluster.member(replica).name for replica in vouchers)

@@ -7,6 +7,7 @@ fills no memory.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,14 @@ import msgspec
 
 from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core import batch
-from quorate.core.errors import BusyError, ClosedError, LocalProtocolError, QuorumError
+from quorate.core.control import LEASE_US, Register, Unregister
+from quorate.core.errors import (
+    BusyError,
+    ClosedError,
+    LocalProtocolError,
+    QuorumError,
+    RefusedError,
+)
 from quorate.core.event import Event
 from quorate.core.ids import Lane, NodeId, TopicId, topic_id
 from quorate.core.limits import BATCH_BYTES_MAX
@@ -24,11 +32,12 @@ from quorate.core.messages import Status
 from quorate.core.table import from_table
 from quorate.crypto.digests import digest
 from quorate.protocol import machine
+from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Answered, Outcome
 from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.outgoing import Outgoing
 from quorate.protocol.source import Source
-from quorate.runtime.topics import macs_of, topics_of
+from quorate.runtime.topics import topics_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -37,6 +46,7 @@ BATCH_EVENTS = 1000
 BATCH_BYTES = 256 * 1024
 CLOSED_BATCHES_MAX = 8
 CHECK_EVERY_S = 0.25
+GIVE_BACK_S_MAX = 2.0
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -133,9 +143,7 @@ class Producer(Session):
         self._outlets: dict[str, list[Outlet]] = {}
         self._by_id: dict[TopicId, list[Outlet]] = {}
         self._next_partition = 0
-        self._source = Source(
-            self.node, topics_of(self.cluster), macs_of(self.cluster, self._identity), session=1
-        )
+        self._source = Source(self.node, topics_of(self.cluster), self._macs, session=1)
         self._checker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -146,12 +154,16 @@ class Producer(Session):
 
     async def register(self, topic: str) -> None:
         """Ask to publish on a topic. `send` does it by itself; this shows a refusal early."""
+        await self._know([topic])
         number = self._source.register(topic)
         if topic not in self._outlets:
             self._by_id[topic_id(topic)] = self._outlets[topic] = self._make_outlets(topic)
         self.driver.wake()
         try:
             await self._answer(number, self.cluster.placement(topic), f"to register on '{topic}'")
+            if self.cluster.topics[topic].is_log and self.cluster.control is not None:
+                await self.command(Register(topic))
+                self._keep_lease(LEASE_US)
         except Exception:
             self._outlets.pop(topic, None)
             raise
@@ -171,6 +183,8 @@ class Producer(Session):
         number = self._source.unregister(topic)
         self.driver.wake()
         await self._answer(number, self.cluster.placement(topic), f"to unregister from '{topic}'")
+        if self.cluster.topics[topic].is_log and self.cluster.control is not None:
+            await self.command(Unregister(topic))
 
     async def send(
         self,
@@ -284,9 +298,24 @@ class Producer(Session):
             await self.flush()
         if self._checker is not None:
             self._checker.cancel()
+        if self._driver is not None and flush:
+            await self._give_back()
         await super().close()
         for outlet in self._all_outlets():
             outlet.abandon()
+
+    async def _give_back(self) -> None:
+        """Others need not wait for our lease to end before they take our place."""
+        with contextlib.suppress(QuorumError, RefusedError, TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_S_MAX):
+                for topic in self._logs():
+                    await self.command(Unregister(topic))
+
+    def _logs(self) -> list[str]:
+        """The log topics that we hold a lease for."""
+        if self.cluster.control is None:
+            return []
+        return [topic for topic in self._outlets if self.cluster.topics[topic].is_log]
 
     def _all_outlets(self, topic: str | None = None) -> list[Outlet]:
         """Those of a topic, or of all."""
@@ -298,6 +327,13 @@ class Producer(Session):
 
     def _machine(self) -> Source:
         return self._source
+
+    def _commands(self) -> Commands:
+        return self._source.commands
+
+    async def _take_again(self) -> None:
+        for topic in self._logs():
+            await self.command(Register(topic))
 
     def _replies(self, number: int) -> Mapping[NodeId, str]:
         return self._source.replies(number)
@@ -312,6 +348,9 @@ class Producer(Session):
                 self._on_room(outcome)
             elif isinstance(outcome, Answered):
                 self._on_answered(outcome)
+            elif isinstance(outcome, machine.Topology):
+                self._adopt(outcome.cluster)
+                self._source.adopt(outcome.cluster)
 
     def _on_receipt(self, receipt: machine.Receipt) -> None:
         outlets = self._by_id.get(receipt.stream.topic)

@@ -4,19 +4,25 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
+import msgspec
+
 from quorate.core.cluster import Client, Cluster
+from quorate.core.control import CONTROL_TOPIC, Command, Renew
 from quorate.core.errors import ClosedError, ConfigError, QuorumError, RefusedError
 from quorate.core.ids import SESSION_MAX, NodeId, node_of
 from quorate.crypto.identity import Identity
+from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Answered, Outcome, Report
 from quorate.runtime.driver import Driver, Handler, Paced
 from quorate.runtime.files import cluster_file, key_file, read_cluster, read_identity
+from quorate.runtime.topics import macs_of
 from quorate.runtime.transport import Transport
 
 ClusterLike: TypeAlias = Cluster | str | Path
@@ -25,6 +31,8 @@ IdentityLike: TypeAlias = Identity | str | Path
 _log = logging.getLogger("quorate.client")
 
 ANSWER_TIMEOUT_S = 15.0
+# A lease is renewed so often before it would end.
+LEASE_PARTS = 3
 CLOSE_TIMEOUT_S = 3.0
 
 
@@ -56,6 +64,7 @@ class Session(ABC):
         if not isinstance(member, Client):
             raise ConfigError(f"{member.name} is a replica; clients have an identity of their own")
         self.member = member
+        self._macs = macs_of(self.cluster, self._identity)
         self.session = 1 + secrets.randbelow(SESSION_MAX)
         self.node = node_of(member.number, self.session)
         self.reports: dict[str, int] = {}
@@ -63,6 +72,8 @@ class Session(ABC):
         self._driver: Driver | None = None
         self._transport: Transport | None = None
         self._closed = False
+        # Says now and then that we are here, while we hold something.
+        self._lease: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -98,6 +109,8 @@ class Session(ABC):
         if self._closed:
             return
         self._closed = True
+        if self._lease is not None:
+            self._lease.cancel()
         if self._driver is not None and self._transport is not None:
             self._driver.stop()
             # uvloop may never tell the end of a connection that was still being made.
@@ -106,7 +119,66 @@ class Session(ABC):
         for future in self._answers.values():
             _fail(future, ClosedError(f"{type(self).__name__} was closed"))
 
+    # The control plane
+
+    async def command(self, command: Command) -> None:
+        """Have the cluster carry this out; raise what it refuses."""
+        number = self._commands().give(command, time.time_ns() // 1000)
+        self.driver.wake()
+        words = " ".join(map(str, msgspec.to_builtins(command).values()))[:80]
+        await self._answer(number, self.cluster.placement(CONTROL_TOPIC), f"to '{words}'")
+
+    async def update_topology(self) -> Cluster:
+        """Ask which topics and replicas there are now; they count from here on."""
+        number = self._commands().ask_topology()
+        self.driver.wake()
+        await self._answer(number, self.cluster.placement(CONTROL_TOPIC), "which topics there are")
+        return self.cluster
+
+    async def _know(self, topics: Iterable[str]) -> None:
+        """Topics may have come about after our cluster file was written."""
+        unknown = [topic for topic in topics if topic not in (*self.cluster.topics, CONTROL_TOPIC)]
+        if unknown and self.cluster.control is not None:
+            await self.update_topology()
+        for topic in unknown:
+            self.cluster.placement(topic)
+
+    def _adopt(self, cluster: Cluster) -> None:
+        """The cluster is known to be like this now."""
+        self.cluster = cluster
+        self._macs.adopt(macs_of(cluster, self._identity))
+        self.transport.adopt(cluster)
+        for replica in cluster.replicas:
+            self.transport.dial(replica.number)
+
+    def _keep_lease(self, lease_us: int) -> None:
+        """From now on we hold something, and have to say now and then that we are here."""
+        if self._lease is None:
+            self._lease = asyncio.create_task(self._renew_lease(lease_us / LEASE_PARTS / 1e6))
+
+    async def _renew_lease(self, every_s: float) -> None:
+        while not self._closed:
+            await asyncio.sleep(every_s)
+            try:
+                await self._renew()
+            except RefusedError:
+                # We were away for too long, and what we held is free.
+                with contextlib.suppress(QuorumError, RefusedError):
+                    await self._take_again()
+            except QuorumError as error:
+                _log.warning("the lease of %s was not renewed: %s", self.member.name, error)
+
+    async def _renew(self) -> None:
+        await self.command(Renew())
+
     # For subclasses
+
+    async def _take_again(self) -> None:  # noqa: B027
+        """Ask again for all that a lease was for. Some clients hold nothing."""
+
+    def _commands(self) -> Commands:
+        """The machine's end of the control plane."""
+        raise ClosedError(f"a {type(self).__name__} gives no commands")
 
     @abstractmethod
     def _machine(self) -> Paced:

@@ -1,0 +1,223 @@
+"""A consumer as a member of a group: what it reads of the group's partitions, and how far it is.
+
+The cluster assigns each partition to one member and keeps the offset that was committed last, in
+its order log, so that no replica can hand a partition out twice or forget a commit. A member that
+is to give a partition up stops reading it, commits how far it came, and says with the same command
+that it has let go: its successor begins exactly there.
+
+An event counts as read when the program comes back for the next one; so after a crash the events
+that it was busy with come again, and none is left out.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Protocol, TypeAlias
+
+from quorate.core.control import Command, Commit, Join, Leave, Renew
+from quorate.core.errors import ClosedError, LocalProtocolError, QuorumError, RefusedError
+from quorate.protocol.machine import Shared
+
+# Offsets that fit one command, whatever the names of their topics are.
+OFFSETS_PER_COMMIT = 12
+
+_log = logging.getLogger("quorate.client")
+
+# A topic, and one of its partitions.
+Place: TypeAlias = tuple[str, int]
+
+
+class Progress:
+    """How far the program has come with each partition of log topics."""
+
+    def __init__(self) -> None:
+        # Handed to the program, which may still be busy with it.
+        self._handed: dict[Place, int] = {}
+        # What it is through with: the offset to go on with.
+        self.done: dict[Place, int] = {}
+
+    def hand_out(self, topic: str, partition: int, offset: int) -> None:
+        """The last event of the batch at this offset goes to the program."""
+        self._handed[topic, partition] = offset + 1
+
+    def come_back(self) -> None:
+        """The program asks for more: it is through with what it had."""
+        if self._handed:
+            self.done |= self._handed
+            self._handed.clear()
+
+    def forget(self, place: Place) -> None:
+        self._handed.pop(place, None)
+        self.done.pop(place, None)
+
+
+class Reader(Protocol):
+    """What a member does with its share."""
+
+    def has(self, place: Place) -> bool:
+        """Whether this partition is one that we know of."""
+
+    def begin(self, place: Place, offset: int | None) -> None:
+        """Read this partition from there on, or from where it was asked for."""
+
+    def end(self, place: Place) -> None:
+        """Read it no more, and drop what is queued of it."""
+
+    async def update_topology(self) -> object: ...
+
+    async def command(self, command: Command) -> None: ...
+
+
+class Member:
+    """One member of one group. Without `commits_by_itself`, only the program says what is read."""
+
+    def __init__(
+        self,
+        group: str,
+        reader: Reader,
+        progress: Progress,
+        *,
+        lease_us: int,
+        commits_by_itself: bool,
+    ) -> None:
+        self.group = group
+        self.topics: list[str] = []
+        # What is ours to read now.
+        self.held: dict[Place, None] = {}
+        self.is_joining = False
+        self._reader = reader
+        self._progress = progress
+        self._lease_us = lease_us
+        self._commits_by_itself = commits_by_itself
+        self._epoch = 0
+        # What the cluster has been told: offsets, and that we hold no more than in this epoch.
+        self._committed: dict[Place, int] = {}
+        self._acknowledged = 0
+        self._committing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Joining
+
+    def want(self, topic: str) -> None:
+        """Ask for a share of this topic too, with the next `join`."""
+        self.topics = [*dict.fromkeys((*self.topics, topic))]
+        self.is_joining = True
+
+    async def drop(self, topic: str) -> None:
+        self.topics = [name for name in self.topics if name != topic]
+        await (self.join() if self.topics else self._leave())
+
+    async def join(self) -> None:
+        self.is_joining = False
+        await self._reader.command(Join(self.group, self.topics, self._lease_us))
+
+    async def join_again(self) -> None:
+        """Our lease ended: whatever we held is somebody else's."""
+        for place in list(self.held):
+            self._lose(place)
+            self._progress.forget(place)
+        self.held.clear()
+        self._committed.clear()
+        await self.join()
+
+    async def leave(self) -> None:
+        """Say how far we are, and that others may have what was ours."""
+        if not self.topics or self.is_joining:
+            return
+        if self._commits_by_itself:
+            await self.commit()
+        await self._leave()
+
+    async def _leave(self) -> None:
+        await self._reader.command(Leave(self.group))
+
+    # Sharing
+
+    def on_shared(self, shared: Shared) -> None:
+        """The cluster says what is ours to read now."""
+        places: dict[Place, int | None] = {(t, number): at for t, number, at in shared.partitions}
+        if not all(self._reader.has(place) for place in places):
+            self._spawn(self._learn_of_topics(shared))
+            return
+        lost = [place for place in self.held if place not in places]
+        gained = [place for place in places if place not in self.held]
+        self._epoch, self.held = shared.epoch, dict.fromkeys(places)
+        for place in lost:
+            self._lose(place)
+        for place in gained:
+            offset = places[place]
+            if offset is not None:
+                self._committed[place] = offset
+            self._reader.begin(place, offset)
+        # Also tells the cluster that we let go of what we lost.
+        self._spawn(self._let_go(lost))
+
+    async def _learn_of_topics(self, shared: Shared) -> None:
+        """A topic has more partitions than we knew of."""
+        with contextlib.suppress(QuorumError, ClosedError):
+            await self._reader.update_topology()
+            self.on_shared(shared)
+
+    def _lose(self, place: Place) -> None:
+        self._reader.end(place)
+
+    async def _let_go(self, lost: list[Place]) -> None:
+        await self.commit_quietly()
+        for place in lost:
+            if place not in self.held:
+                self._progress.forget(place)
+                self._committed.pop(place, None)
+
+    # Committing
+
+    async def commit(self) -> None:
+        """Say how far we are."""
+        await self._say(self._progress.done)
+
+    async def commit_quietly(self) -> None:
+        """The same, as far as we do that by ourselves; what cannot be said now is said later."""
+        with contextlib.suppress(ClosedError):
+            try:
+                await self._say(self._progress.done if self._commits_by_itself else {})
+            except (QuorumError, RefusedError) as error:
+                _log.warning("a member of group %s did not commit: %s", self.group, error)
+
+    async def renew(self) -> None:
+        """Say that we are here, and what we have yet to say."""
+        if self._acknowledged != self._epoch:
+            await self._say({})
+        else:
+            await self._reader.command(Renew())
+
+    async def _say(self, done: dict[Place, int]) -> None:
+        async with self._committing:
+            for commit in self._news(done):
+                await self._reader.command(commit)
+                self._acknowledged = max(self._acknowledged, commit.epoch)
+                self._committed |= {(topic, at): offset for topic, at, offset in commit.offsets}
+
+    def _news(self, done: dict[Place, int]) -> list[Commit]:
+        """How far we are where the cluster does not know, and that we hold only what is ours."""
+        news = [
+            (*place, offset)
+            for place, offset in done.items()
+            if self._committed.get(place) != offset
+        ]
+        parts = [
+            news[at : at + OFFSETS_PER_COMMIT] for at in range(0, len(news), OFFSETS_PER_COMMIT)
+        ]
+        if not parts and self._acknowledged != self._epoch:
+            parts = [[]]
+        return [Commit(self.group, self._epoch, part) for part in parts]
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def refuse_without(member: Member | None) -> Member:
+    if member is None:
+        raise LocalProtocolError("only a member of a group commits: Consumer(..., group=NAME)")
+    return member
