@@ -10,15 +10,10 @@ import pyarrow.parquet
 import pytest
 from rich.console import Console
 
+from bench_rows import KEYS
 from quorate.bench import plots, report
 from quorate.bench.experiments import Experiment, full_plan
 from quorate.bench.rows import Row, as_json, failed_row, merged, setting, with_costs
-
-KEYS = [
-    "experiment", "protocol", "replicas", "topics", "events_per_batch", "event_bytes", "fault",
-    "events_per_s", "mb_per_s", "pipe_frames_per_s", "pipe_mb_per_s", "ratio_to_pipe",
-    "p50_ms", "p99_ms", "thesis",
-]  # fmt: skip
 
 
 def row(experiment: Experiment | None = None, **figures: Any) -> Row:
@@ -110,6 +105,28 @@ def test_the_table_has_our_figure_the_pipe_the_ratio_and_the_thesis_in_one_line(
 
     line = next(line for line in text.splitlines() if "vote" in line)
     assert all(figure in line for figure in ("23,456", "345,678", "0.068", "10,362"))
+
+
+def test_a_peer_stands_in_the_line_and_its_source_below() -> None:
+    text = shown([row(Experiment(protocol="ordering", fsync="always"))])
+
+    line = next(line for line in text.splitlines() if "ordering" in line)
+    assert "1,300..2,500" in line
+    assert "4,201" in line
+    assert "BFT-SMaRt 2.0, p50 54..74 ms" in text
+    assert "not this run" in text
+
+
+def test_a_peer_stands_only_beside_what_it_did() -> None:
+    others = [
+        Experiment(protocol="ordering", fsync="always", events_per_batch=100),
+        Experiment(protocol="crash-ordering", replicas=3, fsync="always"),
+        Experiment(protocol="ordering", fsync="always", fault="altering"),
+        Experiment(protocol="vote"),
+    ]
+
+    assert all(row(each).peer is None for each in others)
+    assert "peer" not in shown([row(each) for each in others])
 
 
 def test_the_table_says_why_a_row_has_no_figures() -> None:

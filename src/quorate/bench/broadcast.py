@@ -8,19 +8,18 @@ same size serves both.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from statistics import median
 
 import msgspec
 
 from quorate.bench import clients
-from quorate.bench.clients import Published, Received, Task, Window
+from quorate.bench.clients import RECEIPT_SECONDS_MAX, Published, Received, Task, Window
 from quorate.bench.clusters import memory_mb_max, running_cluster, suffering
 from quorate.bench.experiments import CRASH, ONE_IN_FLIGHT, Experiment
 from quorate.bench.pipe import PipeRate, measure_rate, measure_round_trip_ms
-from quorate.bench.processes import Worker
+from quorate.bench.processes import Worker, started
 from quorate.bench.rows import Row, failed_row, merged, setting, with_costs
 from quorate.core.errors import QuorateError
 from quorate.runtime.launcher import Launcher
@@ -99,7 +98,7 @@ class Yardstick:
         """The median of a few pipes, each of fresh processes: single ones differ by a factor."""
         part_s = max(PIPE_SECONDS_MIN, self._seconds / PIPE_SAMPLES)
         rates = [await measure_rate(frame_bytes, part_s) for _ in range(PIPE_SAMPLES)]
-        self._last = PipeRate(frame_bytes, median(rate.frames_per_s for rate in rates))
+        self._last = PipeRate.median_of(rates)
         return self._last
 
     async def best_frames_per_s(self, frame_bytes: int) -> float:
@@ -116,36 +115,30 @@ class Yardstick:
 async def _attempt(experiment: Experiment, timing: Timing, yardstick: Yardstick) -> Row:
     """A benchmark of an hour does not end because one experiment fails: its row says why."""
     try:
-        return await _measure(experiment, timing, yardstick)
+        return await measured(experiment, yardstick, lambda: _run(experiment, timing))
     except QuorateError as error:
         return failed_row(experiment, str(error))
 
 
-async def _measure(experiment: Experiment, timing: Timing, yardstick: Yardstick) -> Row:
+async def measured(
+    experiment: Experiment, yardstick: Yardstick, run: Callable[[], Awaitable[Found]]
+) -> Row:
+    """What a run found, and the raw pipe before and after it."""
     frame_bytes = clients.frame_bytes(experiment.events_per_batch, experiment.event_bytes)
     best = await yardstick.best_frames_per_s(frame_bytes)
     one_in_flight = experiment.name == ONE_IN_FLIGHT
     round_trip_ms = await yardstick.round_trip_ms(frame_bytes) if one_in_flight else None
     before = await yardstick.before(frame_bytes)
-    found = await _run(experiment, timing)
+    found = await run()
     after = await yardstick.after(frame_bytes)
-    pipe = PipeRate(frame_bytes, median([before.frames_per_s, after.frames_per_s]))
-    return _row(experiment, found, pipe, best, round_trip_ms)
+    return _row(experiment, found, PipeRate.median_of([before, after]), best, round_trip_ms)
 
 
 async def _run(experiment: Experiment, timing: Timing) -> Found:
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(running_cluster(experiment))
-        task = Task(
-            cluster=str(launcher.directory),
-            run=secrets.token_hex(8),
-            topics=list(launcher.cluster.topics),
-            events_per_batch=experiment.events_per_batch,
-            event_bytes=experiment.event_bytes,
-            in_flight=experiment.in_flight,
-            publishers=experiment.publishers,
-        )
-        subscriber, publisher = await _ready(stack, task)
+        task = task_of(experiment, launcher)
+        subscriber, publisher = await ready(stack, task)
         window = await _publish(experiment, timing, launcher, subscriber, publisher)
         published = await publisher.hear(ANSWER_SECONDS_MAX)
         subscriber.say(published["receipts"])
@@ -157,17 +150,36 @@ async def _run(experiment: Experiment, timing: Timing) -> Found:
     )  # fmt: skip
 
 
-async def _ready(stack: AsyncExitStack, task: Task) -> tuple[Worker, Worker]:
+def task_of(
+    experiment: Experiment,
+    launcher: Launcher,
+    *,
+    receipt_s_max: float = RECEIPT_SECONDS_MAX,
+    notes: str = "",
+) -> Task:
+    """What the clients of an experiment are told."""
+    return Task(
+        cluster=str(launcher.directory),
+        run=secrets.token_hex(8),
+        topics=list(launcher.cluster.topics),
+        events_per_batch=experiment.events_per_batch,
+        event_bytes=experiment.event_bytes,
+        in_flight=experiment.in_flight,
+        publishers=experiment.publishers,
+        receipt_s_max=receipt_s_max,
+        notes=notes,
+    )
+
+
+async def ready(
+    stack: AsyncExitStack, task: Task, module: str = "quorate.bench.clients"
+) -> tuple[Worker, Worker]:
     """Start both clients, and wait until both may begin."""
-    described = msgspec.json.encode(task).decode()
-    workers = []
-    for role in ("subscribe", "publish"):
-        worker = await Worker.start("quorate.bench.clients", role, described)
-        stack.push_async_callback(worker.stop)
-        workers.append(worker)
-    for worker in workers:
+    subscriber = await started(stack, module, "subscribe", task)
+    publisher = await started(stack, module, "publish", task)
+    for worker in (subscriber, publisher):
         await worker.hear(ANSWER_SECONDS_MAX)
-    return workers[0], workers[1]
+    return subscriber, publisher
 
 
 async def _publish(

@@ -3,8 +3,8 @@
 They use what any program uses, `Producer` and `Consumer`. Parent and child talk in lines
 (`quorate.bench.processes`), in this order:
 
-    publisher    says "ready" once it may publish on every topic; hears "go"; publishes until it
-                 hears "stop"; says how much of it has a receipt
+    publisher    says "ready" once it may publish on every topic; as often as it hears "go", it
+                 publishes until it hears "stop", and says how much of all has a receipt
     subscriber   says "ready" once its subscriptions are in force; hears which window of time to
                  measure; hears how much there is to receive; says what arrived
 """
@@ -13,10 +13,10 @@ import asyncio
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -39,6 +39,11 @@ BURSTS = 4
 # After so long without anything new, what is missing is lost.
 DRAIN_SECONDS_MAX = 4.0
 
+# Who published, which of its batches, when the receipt came, and the receipt.
+NoteReceipt: TypeAlias = Callable[[NodeId, int, int, Receipt], None]
+# When batches arrived, and what they are.
+NoteArrivals: TypeAlias = Callable[[int, Sequence[tuple[Arrival, Batch]]], None]
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What both clients know of their experiment."""
@@ -51,6 +56,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     # How many publish on each topic; together they keep so many batches in flight.
     publishers: int = 1
+    receipt_s_max: float = RECEIPT_SECONDS_MAX
+    # A directory for those who write down every batch.
+    notes: str = ""
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -93,28 +101,31 @@ def frame_bytes(events_per_batch: int, event_bytes: int) -> int:
 class Publisher:
     """Publishes as fast as receipts come in, never with more than so many batches in flight."""
 
-    def __init__(self, producer: Producer, task: Task) -> None:
+    def __init__(self, producer: Producer, task: Task, note: NoteReceipt | None = None) -> None:
         self.stopped = False
         self.receipts = 0
         self.failures = 0
         self.receipts_ns: list[int] = []
         self._producer = producer
         self._task = task
+        self._note = note
         self._values = Values(task.event_bytes, task.run)
-        self._pending: deque[tuple[int, asyncio.Future[Receipt]]] = deque()
+        self._next = enumerate(_round_robin(task.topics))
+        self._pending: deque[tuple[int, int, asyncio.Future[Receipt]]] = deque()
 
     async def publish(self) -> None:
+        """Until it is stopped. Called again, it goes on where it was."""
         task, pending = self._task, self._pending
+        self.stopped = False
         in_flight = max(1, task.in_flight // task.publishers)
         burst = max(1, in_flight // BURSTS)
-        for number, (counter, topic) in enumerate(_round_robin(task.topics)):
-            if self.stopped:
-                break
+        while not self.stopped:
+            number, (counter, topic) = next(self._next)
             if len(pending) >= in_flight:
                 await self._oldest()
             stamp_ns = time.monotonic_ns()
             future = await self._submit(topic, self._values.make(counter, stamp_ns))
-            pending.append((stamp_ns, future))
+            pending.append((counter, stamp_ns, future))
             if number % burst == 0:
                 await asyncio.sleep(0)
         while pending:
@@ -130,40 +141,45 @@ class Publisher:
         """Wait for the oldest receipt, and take all others that are there too."""
         pending = self._pending
         with suppress(QuorateError):
-            await pending[0][1]
+            await pending[0][2]
         now_ns = time.monotonic_ns()
-        while pending and pending[0][1].done():
-            stamp_ns, future = pending.popleft()
-            if future.exception() is None:
-                self.receipts += 1
-                self.receipts_ns.append(now_ns - stamp_ns)
-            else:
+        while pending and pending[0][2].done():
+            counter, stamp_ns, future = pending.popleft()
+            if future.exception() is not None:
                 self.failures += 1
+                continue
+            self.receipts += 1
+            self.receipts_ns.append(now_ns - stamp_ns)
+            if self._note is not None:
+                self._note(self._producer.node, counter, now_ns, future.result())
 
 
-async def publish(task: Task) -> None:
+async def publish(task: Task, note: NoteReceipt | None = None) -> None:
     parent = await Parent.connect()
-    options: dict[str, Any] = {"batch_events": 1, "timeout_s": RECEIPT_SECONDS_MAX}
+    options: dict[str, Any] = {"batch_events": 1, "timeout_s": task.receipt_s_max}
     async with AsyncExitStack() as stack:
         publishers = []
         for _ in range(task.publishers):
             producer = await stack.enter_async_context(Producer(task.cluster, "alice", **options))
             for topic in task.topics:
                 await producer.register(topic)
-            publishers.append(Publisher(producer, task))
+            publishers.append(Publisher(producer, task, note))
         parent.say("ready")
-        await parent.hear()
-        publishing = [asyncio.create_task(publisher.publish()) for publisher in publishers]
-        await parent.hear()
-        for publisher in publishers:
-            publisher.stopped = True
-        await asyncio.gather(*publishing)
-        found = Published(
-            sum(publisher.receipts for publisher in publishers),
-            sum(publisher.failures for publisher in publishers),
-            summarise([ns for publisher in publishers for ns in publisher.receipts_ns]),
-        )
-        parent.say(msgspec.to_builtins(found))
+        while await parent.hear() is not None:
+            parent.say(msgspec.to_builtins(await _publish_until_told(parent, publishers)))
+
+
+async def _publish_until_told(parent: Parent, publishers: list[Publisher]) -> Published:
+    publishing = [asyncio.create_task(publisher.publish()) for publisher in publishers]
+    await parent.hear()
+    for publisher in publishers:
+        publisher.stopped = True
+    await asyncio.gather(*publishing)
+    return Published(
+        sum(publisher.receipts for publisher in publishers),
+        sum(publisher.failures for publisher in publishers),
+        summarise([ns for publisher in publishers for ns in publisher.receipts_ns]),
+    )
 
 
 def _round_robin(topics: list[str]) -> Iterator[tuple[int, str]]:
@@ -257,13 +273,13 @@ class Tally:
         )
 
 
-async def subscribe(task: Task) -> None:
+async def subscribe(task: Task, note: NoteArrivals | None = None) -> None:
     parent = await Parent.connect()
     async with Consumer(task.cluster, "bob") as consumer:
         consumer.subscribe(task.topics)
         await consumer.subscribed()
         tally = Tally(task)
-        reading = asyncio.create_task(_read_into(tally, consumer))
+        reading = asyncio.create_task(_read_into(tally, consumer, note))
         parent.say("ready")
         window = msgspec.convert(await parent.hear(), Window)
         expected: int = await parent.hear() or 0
@@ -274,10 +290,13 @@ async def subscribe(task: Task) -> None:
         parent.say(msgspec.to_builtins(tally.received(window)))
 
 
-async def _read_into(tally: Tally, consumer: Consumer) -> None:
+async def _read_into(tally: Tally, consumer: Consumer, note: NoteArrivals | None) -> None:
     while True:
         deliveries = await consumer.poll_batches()
-        tally.add(time.monotonic_ns(), deliveries)
+        now_ns = time.monotonic_ns()
+        tally.add(now_ns, deliveries)
+        if note is not None:
+            note(now_ns, deliveries)
         tally.news.set()
 
 

@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
 from quorate.bench.experiments import ALTERING, CRASH, DROPPING, Experiment
 from quorate.bench.processes import BenchError
 from quorate.client import Admin
+from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import (
@@ -26,6 +29,7 @@ _PORTS = range(12_000, 31_000, 10)
 _PORT_ATTEMPTS = 50
 _DOWN_SECONDS = 1.0
 _UP_SECONDS = 2.0
+LOOK_SECONDS_MAX = 3.0
 
 _BEHAVIOURS = {DROPPING: "silent", ALTERING: "lie"}
 
@@ -67,9 +71,56 @@ async def suffering(experiment: Experiment, launcher: Launcher) -> AsyncIterator
 async def memory_mb_max(launcher: Launcher) -> float:
     """What the largest replica takes."""
     async with Admin(launcher.directory, OPERATOR) as admin:
-        reports = await admin.status()
-    sizes = [report.get("memory_mb", 0.0) for report in reports.values()]
-    return max((size for size in sizes if isinstance(size, float)), default=0.0)
+        standings = await look(admin)
+    return max((standing.memory_mb for standing in standings.values()), default=0.0)
+
+
+class OrderStanding(msgspec.Struct, frozen=True):
+    """How far a replica is with the log topics of one protection."""
+
+    leader: str
+    regency: int
+    slot: int
+
+
+class TopicStanding(msgspec.Struct, frozen=True):
+    batches: int
+
+
+class LogStanding(msgspec.Struct, frozen=True):
+    groups: dict[str, OrderStanding]
+    topics: dict[str, TopicStanding]
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What a benchmark wants to know of a replica's own report."""
+
+    memory_mb: float
+    processor_s: float
+    log: LogStanding | None = None
+
+    @property
+    def order(self) -> OrderStanding:
+        """Of the only group that a benchmark's cluster has."""
+        assert self.log is not None
+        (group,) = self.log.groups.values()
+        return group
+
+    @property
+    def batches(self) -> int:
+        """What its log topics have had so far, without the cluster's own commands."""
+        topics = self.log.topics if self.log is not None else {}
+        return sum(each.batches for name, each in topics.items() if name != CONTROL_TOPIC)
+
+
+async def look(admin: Admin, timeout_s: float = LOOK_SECONDS_MAX) -> dict[str, Standing]:
+    """How the replicas are that answer, by name."""
+    reports = await admin.status(timeout_s)
+    return {
+        name: msgspec.convert(report, Standing)
+        for name, report in reports.items()
+        if report.get("health") != "down"
+    }
 
 
 def _make(experiment: Experiment) -> LocalCluster:

@@ -36,7 +36,7 @@ from quorate.bench.clients import Progress, frame_bytes
 from quorate.bench.experiments import EVENT_BYTES
 from quorate.bench.latencies import summarise
 from quorate.bench.pipe import PipeRate, measure_rate
-from quorate.bench.processes import BenchError, Parent, Worker
+from quorate.bench.processes import BenchError, Parent, Worker, started
 from quorate.bench.values import Values
 from quorate.client import Admin, Consumer, Producer, Receipt
 from quorate.core import batch
@@ -184,7 +184,8 @@ async def endure(events: int, tell: Callable[[Sample, int], None] = lambda *_: N
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = Task(str(launcher.directory), secrets.token_hex(8), rounds)
         workers = [
-            await _started(stack, role, task) for role in ("subscribe", "publish", "torment")
+            await started(stack, __name__, role, task)
+            for role in ("subscribe", "publish", "torment")
         ]
         for worker in workers:
             await worker.hear(RECEIPT_SECONDS_MAX)
@@ -260,13 +261,6 @@ async def _running_cluster() -> AsyncIterator[Launcher]:
             yield launcher
         finally:
             await asyncio.to_thread(launcher.stop_all)
-
-
-async def _started(stack: AsyncExitStack, role: str, task: Task) -> Worker:
-    described = msgspec.json.encode(task).decode()
-    worker = await Worker.start(__name__, role, described)
-    stack.push_async_callback(worker.stop)
-    return worker
 
 
 # Publishing

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, TypeAlias
 
+from quorate.bench.peers import Peer, peer_for
 from quorate.bench.theses import Case, Figure, figure_for
 from quorate.core.contract import Contract
 
@@ -84,7 +85,7 @@ class Experiment:
         if self.publishers > 1:
             topics += f" with {self.publishers} publishers each"
         if self.is_log:
-            topics += ", fsync" if self.fsync == "always" else ", in memory"
+            topics += f", {disk_words(self.fsync)}"
         return f"{self.protocol}{history}, {self.replicas} replicas, {topics}" + (
             f"{batches}{one}{tls}{fault}"
         )
@@ -94,8 +95,16 @@ class Experiment:
         """What a thesis measured in such a case, if one did. All of them did so under load."""
         if self.name != THROUGHPUT:
             return None
-        case = Case(self.protocol, self.history_every, self.f, self.events_per_batch, self.fault)
-        return figure_for(case, self.topics, self.publishers)
+        return figure_for(self._case, self.topics, self.publishers)
+
+    @property
+    def peer(self) -> Peer | None:
+        """What another system reached in such a case, if we know of one."""
+        return peer_for(self._case) if self.name == THROUGHPUT else None
+
+    @property
+    def _case(self) -> Case:
+        return Case(self.protocol, self.history_every, self.f, self.events_per_batch, self.fault)
 
     def contracts(self) -> dict[str, Contract]:
         """The topics of this experiment, by name."""
@@ -112,6 +121,11 @@ class Experiment:
             table["broadcast"] = self.protocol
             table["history_every"] = self.history_every
         return {name: Contract.parse(name, table) for name in names}
+
+
+def disk_words(fsync: str) -> str:
+    """What happens before a receipt, in short."""
+    return "fsync" if fsync == "always" else "in memory"
 
 
 def quick_plan() -> list[Experiment]:

@@ -3,12 +3,14 @@
 FIT-Broker's tables 5.3 to 5.7 for its ordered channels, and the crash-ordered cases that its
 future work asks for: 1 to 10 publishers on each of 10 topics, f = 1 and 2, a replica that crashes
 and recovers, one that lies, batches of 1, 100 and 1000; each in memory and with every decision
-synced to disk. The thesis' own channels were kept in memory.
+synced to disk. The thesis' own channels were kept in memory. Three more have a command each: the
+leader is killed, a consumer reads history, a log grows.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
+from quorate.bench import growth, history, leader_crash
 from quorate.bench.experiments import (
     ALTERING,
     CRASH,
@@ -40,6 +42,33 @@ def quick_plan() -> list[Experiment]:
 
 def full_plan() -> list[Experiment]:
     return [*_matrix(), *_one_in_flight()]
+
+
+def leader_crash_plan() -> list[Experiment]:
+    """Several publishers, so that there is an order to agree on."""
+    killed = Experiment(
+        name=leader_crash.LEADER_CRASH,
+        protocol=ORDERING,
+        fault=leader_crash.FAULT,
+        fsync=SYNCED,
+        publishers=leader_crash.PUBLISHERS,
+    )
+    return [killed, _crash(killed)]
+
+
+def history_plan() -> list[Experiment]:
+    read = Experiment(
+        name=history.HISTORY,
+        protocol=ORDERING,
+        events_per_batch=history.EVENTS_PER_BATCH,
+        fsync=SYNCED,
+    )
+    return [read, _crash(read)]
+
+
+def growth_plan() -> list[Experiment]:
+    grown = Experiment(name=growth.GROWTH, protocol=ORDERING, fsync=SYNCED)
+    return [grown, _crash(grown)]
 
 
 def _matrix() -> Iterable[Experiment]:

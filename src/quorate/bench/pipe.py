@@ -17,8 +17,10 @@ import argparse
 import asyncio
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from statistics import median
 from struct import Struct
 from typing import TypeAlias, cast
 
@@ -45,16 +47,29 @@ class PipeRate:
 
     frame_bytes: int
     frames_per_s: float
+    # What its receiver, the end that has more to do, spent on a megabyte of processor time.
+    processor_ms_per_mb: float = 0.0
 
     @property
     def mb_per_s(self) -> float:
         return self.frames_per_s * self.frame_bytes / 1e6
 
+    @staticmethod
+    def median_of(rates: "Sequence[PipeRate]") -> "PipeRate":
+        """Of several pipes with frames of one size."""
+        return PipeRate(
+            rates[0].frame_bytes,
+            median(rate.frames_per_s for rate in rates),
+            median(rate.processor_ms_per_mb for rate in rates),
+        )
+
 
 async def measure_rate(frame_bytes: int, seconds: float, kind: str = YARDSTICK) -> PipeRate:
     """Let a pipe run for so long."""
     counted = await _run_pipe(kind, frame_bytes, seconds)
-    return PipeRate(frame_bytes, counted["frames"] / counted["seconds"])
+    megabytes = counted["frames"] * frame_bytes / 1e6
+    spent_ms = 1e3 * counted["processor_s"] / megabytes
+    return PipeRate(frame_bytes, counted["frames"] / counted["seconds"], spent_ms)
 
 
 async def measure_round_trip_ms(frame_bytes: int, seconds: float) -> float:
@@ -90,7 +105,7 @@ class Counter(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self.closed = asyncio.Event()
         self.frames = 0
-        self.began_s = time.perf_counter()
+        self.began_s, self.spent_s = time.perf_counter(), time.process_time()
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._end = 0
@@ -174,7 +189,7 @@ async def _receive_coalesced() -> None:
     server = await loop.create_server(lambda: end, HOST, 0)
     parent.say(server.sockets[0].getsockname()[1])
     await end.closed.wait()
-    parent.say({"frames": end.frames, "seconds": time.perf_counter() - end.began_s})
+    parent.say(_counted(end.frames, end.began_s, end.spent_s))
     server.close()
 
 
@@ -202,14 +217,14 @@ async def _receive_plain() -> None:
 
 
 async def _count(reader: asyncio.StreamReader) -> _Counted:
-    frames, began_s = 0, time.perf_counter()
+    frames, began_s, spent_s = 0, time.perf_counter(), time.process_time()
     try:
         while True:
             (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
             await reader.readexactly(length)
             frames += 1
     except asyncio.IncompleteReadError:
-        return {"frames": frames, "seconds": time.perf_counter() - began_s}
+        return _counted(frames, began_s, spent_s)
 
 
 async def _send_plain(port: int, frame_bytes: int, seconds: float) -> None:
@@ -259,6 +274,11 @@ async def _ping(port: int, frame_bytes: int, seconds: float) -> None:
     writer.close()
     round_trips_ns.sort()
     parent.say({"p50_ms": percentile(round_trips_ns, 50) / 1e6, "count": len(round_trips_ns)})
+
+
+def _counted(frames: int, began_s: float, spent_s: float) -> _Counted:
+    seconds, processor_s = time.perf_counter() - began_s, time.process_time() - spent_s
+    return {"frames": frames, "seconds": seconds, "processor_s": processor_s}
 
 
 def _frames_per_turn(frame_bytes: int) -> int:

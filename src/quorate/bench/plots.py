@@ -1,14 +1,18 @@
-"""The same rows as pictures: throughput, latency, and what faults cost.
-
-matplotlib comes with the extra `bench` and is imported only here, when a picture is drawn.
-"""
+"""The same rows as pictures: throughput, latency, and what faults cost."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quorate.bench import machine
-from quorate.bench.experiments import FAULTS, THROUGHPUT
+from quorate.bench.drawing import (
+    COLOURS,
+    INK,
+    legend_below,
+    panels_for,
+    require_matplotlib,
+    saved,
+)
+from quorate.bench.experiments import FAULTS, THROUGHPUT, disk_words
 from quorate.bench.latencies import QUANTILES
 from quorate.bench.rows import Row
 
@@ -16,34 +20,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = ("#2f6f9f", "#e08a2c", "#4a9d6e", "#b5485d", "#7a68a6", "#8c6d4f", "#5b8fa8", "#9a9a9a")
-_THESIS = "#222222"
 _COST_MAX = 0.2
-
-
-def require_matplotlib() -> None:
-    """Say that it is missing before an hour of measuring rather than after it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
 
 
 def write_plots(directory: Path, rows: Sequence[Row]) -> list[Path]:
     """Draw what the rows are enough for."""
     require_matplotlib()
-    directory.mkdir(parents=True, exist_ok=True)
     good = [row for row in rows if row.link_security == "mac" and not row.problem]
     drawn = {
         "throughput.png": _throughput([row for row in good if row.experiment == THROUGHPUT]),
         "latency.png": _latency(good),
         "faults.png": _faults(good),
     }
-    written = []
-    for name, figure in drawn.items():
-        if figure is not None:
-            figure.savefig(directory / name, dpi=140)
-            written.append(directory / name)
-    return written
+    return saved(directory, drawn)
 
 
 # Throughput
@@ -55,13 +44,13 @@ def _throughput(rows: Sequence[Row]) -> "Figure | None":
     counts = sorted({row.events_per_batch for row in rows})
     if not counts:
         return None
-    figure, panels = _panels(len(counts), "Throughput, delivered to one subscriber")
+    figure, panels = panels_for(len(counts), "Throughput, delivered to one subscriber")
     for axes, count in zip(panels, counts, strict=True):
         _bars_by_replicas(axes, [row for row in rows if row.events_per_batch == count])
         axes.set_title("single events" if count == 1 else f"batches of {count}")
         axes.set_ylabel("events per second")
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    _legend_below(figure, panels[0])
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -73,9 +62,7 @@ def _bars_by_replicas(axes: "Axes", rows: Sequence[Row]) -> None:
         chosen = [row for row in rows if row.replicas == replicas]
         places = [names.index(_label(row)) + (number + 0.5) * width - 0.4 for row in chosen]
         heights = [row.events_per_s for row in chosen]
-        axes.bar(
-            places, heights, width * 0.92, color=_COLOURS[number], label=f"{replicas} replicas"
-        )
+        axes.bar(places, heights, width * 0.92, color=COLOURS[number], label=f"{replicas} replicas")
         for place, row in zip(places, chosen, strict=True):
             _write_ratio(axes, place, row)
         _mark_theses(axes, places, chosen, width, named=number == 0)
@@ -103,9 +90,9 @@ def _mark_theses(
     for place, row in zip(places, rows, strict=True):
         if row.thesis:
             half = width * 0.46
-            axes.hlines(row.thesis, place - half, place + half, color=_THESIS, linewidth=2)
+            axes.hlines(row.thesis, place - half, place + half, color=INK, linewidth=2)
     if named:
-        axes.plot([], [], color=_THESIS, linewidth=2, label="thesis, on its machines")
+        axes.plot([], [], color=INK, linewidth=2, label="thesis, on its machines")
         axes.plot([], [], " ", label="above a bar: ratio to the raw pipe")
 
 
@@ -122,21 +109,23 @@ def _latency(rows: Sequence[Row]) -> "Figure | None":
     ]  # fmt: skip
     if not chosen:
         return None
-    figure, (axes,) = _panels(1, "Latency of single events, 4 replicas, from publish to delivery")
+    figure, (axes,) = panels_for(
+        1, "Latency of single events, 4 replicas, from publish to delivery"
+    )
     for number, row in enumerate(chosen):
-        colour = _COLOURS[number % len(_COLOURS)]
-        style = "-" if number < len(_COLOURS) else "--"
+        colour = COLOURS[number % len(COLOURS)]
+        style = "-" if number < len(COLOURS) else "--"
         shares = range(len(row.latency_quantiles_ms))
         axes.plot(row.latency_quantiles_ms, shares, style, color=colour, label=_measured(row))
         if row.thesis_p99_ms:
             axes.plot(row.thesis_p99_ms, 99, "d", color=colour, markersize=7)
-    axes.plot([], [], "d", color=_THESIS, label="99th percentile of the thesis")
+    axes.plot([], [], "d", color=INK, label="99th percentile of the thesis")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("milliseconds")
     axes.set_ylabel("per cent of events")
     axes.set_ylim(0, QUANTILES + 2)
-    _legend_below(figure, axes, columns=2)
+    legend_below(figure, axes, columns=2)
     return figure
 
 
@@ -154,15 +143,15 @@ def _faults(rows: Sequence[Row]) -> "Figure | None":
     panels_wanted = sorted({(row.replicas, row.events_per_batch) for row in rows})
     if not panels_wanted:
         return None
-    figure, panels = _panels(len(panels_wanted), "What faults cost, with f faulty replicas")
+    figure, panels = panels_for(len(panels_wanted), "What faults cost, with f faulty replicas")
     for axes, (replicas, count) in zip(panels, panels_wanted, strict=True):
         here = [row for row in rows if (row.replicas, row.events_per_batch) == (replicas, count)]
         _bars_by_fault(axes, here)
         batches = "single events" if count == 1 else f"batches of {count}"
         axes.set_title(f"{replicas} replicas, {batches}")
         axes.set_ylabel("throughput lost, per cent")
-    panels[0].plot([], [], "--", color=_THESIS, linewidth=1, label="a fifth: no more than this")
-    _legend_below(figure, panels[0])
+    panels[0].plot([], [], "--", color=INK, linewidth=1, label="a fifth: no more than this")
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -173,8 +162,8 @@ def _bars_by_fault(axes: "Axes", rows: Sequence[Row]) -> None:
         chosen = [row for row in rows if row.fault == fault]
         places = [names.index(_label(row)) + (number + 0.5) * width - 0.4 for row in chosen]
         costs = [100 * (row.cost_of_fault or 0.0) for row in chosen]
-        axes.bar(places, costs, width * 0.92, color=_COLOURS[number], label=fault)
-    axes.axhline(100 * _COST_MAX, color=_THESIS, linestyle="--", linewidth=1)
+        axes.bar(places, costs, width * 0.92, color=COLOURS[number], label=fault)
+    axes.axhline(100 * _COST_MAX, color=INK, linestyle="--", linewidth=1)
     axes.axhline(0, color="#999999", linewidth=0.8)
     _name_bars(axes, names)
 
@@ -182,51 +171,13 @@ def _bars_by_fault(axes: "Axes", rows: Sequence[Row]) -> None:
 # Shared
 
 
-def _panels(count: int, title: str) -> "tuple[Figure, list[Axes]]":
-    """So many axes under one title, at most two in a line."""
-    from matplotlib import pyplot
-
-    columns = min(count, 2)
-    lines = -(-count // columns)
-    figure, axes = pyplot.subplots(
-        lines,
-        columns,
-        figsize=(7.5 * columns if columns > 1 else 9.5, 1.6 + 4.4 * lines),
-        squeeze=False,
-        layout="constrained",
-    )
-    figure.suptitle(title, fontsize=13)
-    panels = list(axes.flat)
-    for panel in panels:
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-        panel.set_axisbelow(True)
-    for unused in panels[count:]:
-        unused.set_visible(False)
-    return figure, panels[:count]
-
-
 def _name_bars(axes: "Axes", names: Sequence[str]) -> None:
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
 
 
-def _legend_below(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
-    """What the colours mean, and on which machine it was."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=9,
-        title=machine.sentence(),
-        title_fontproperties={"size": 7},
-    )
-
-
 def _label(row: Row) -> str:
-    return f"{row.protocol}, α {row.history_every}" if row.history_every else row.protocol
+    name = f"{row.protocol}, α {row.history_every}" if row.history_every else row.protocol
+    return f"{name}, {disk_words(row.fsync)}" if row.fsync else name
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

@@ -8,7 +8,10 @@ import asyncio
 import json
 import sys
 import tempfile
+from contextlib import AsyncExitStack
 from typing import IO, Any, Self
+
+import msgspec
 
 from quorate.core.errors import QuorateError
 
@@ -56,12 +59,12 @@ class Worker:
             raise BenchError(f"{self.name} ended early: {self._last_words()}")
         return json.loads(line)
 
-    async def stop(self) -> None:
+    async def stop(self, seconds_max: float = STOP_SECONDS_MAX) -> None:
         """Let the child end by itself, as the end of its input tells it to; insist if need be."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            await asyncio.wait_for(self._process.wait(), STOP_SECONDS_MAX)
+            await asyncio.wait_for(self._process.wait(), seconds_max)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
@@ -72,6 +75,13 @@ class Worker:
         self._errors.seek(0)
         lines = self._errors.read()[-_ERROR_BYTES_SHOWN:].decode(errors="replace").splitlines()
         return lines[-1] if lines else "it gave no reason"
+
+
+async def started(stack: AsyncExitStack, module: str, role: str, task: msgspec.Struct) -> Worker:
+    """A worker that knows its role and its task, and that stops when the stack ends."""
+    worker = await Worker.start(module, role, msgspec.json.encode(task).decode())
+    stack.push_async_callback(worker.stop)
+    return worker
 
 
 class Parent:

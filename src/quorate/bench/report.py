@@ -20,7 +20,7 @@ def json_of(rows: Sequence[Row]) -> str:
 
 
 def table_of(rows: Sequence[Row], subject: str = "Broadcast") -> Group:
-    """Our figure, the raw pipe, the ratio of the two and the thesis' figure, in one line each."""
+    """Our figure, the raw pipe, the ratio of the two, the thesis and a peer, in one line each."""
     columns = [column for column in _COLUMNS if any(column.text(row) for row in rows)]
     table = Table(title=f"{subject}, with the raw pipe of the same run", expand=False)
     table.add_column("experiment", ratio=1)
@@ -30,7 +30,7 @@ def table_of(rows: Sequence[Row], subject: str = "Broadcast") -> Group:
         cells = [column.text(row) for column in columns]
         table.add_row(_title(row), *cells, style="" if row.is_sound else "red")
     problems = [Text(f"{_title(row)}: {row.problem}", "red") for row in rows if row.problem]
-    return Group(table, *problems, Text(machine.sentence(), "dim"))
+    return Group(table, *problems, *_peers(rows), Text(machine.sentence(), "dim"))
 
 
 def write_parquet(directory: Path, rows: Sequence[Row], subject: str = "Broadcast") -> Path:
@@ -61,6 +61,7 @@ _COLUMNS = (
     _Column("pipe\nMB/s", lambda row: f"{row.pipe_mb_per_s:,.0f}"),
     _Column("ratio", lambda row: _optional(row.ratio_to_pipe, ".3f")),
     _Column("thesis\nevents/s", lambda row: _optional(row.thesis, ",.0f")),
+    _Column("peer\nevents/s", lambda row: _range(row.peer_events_per_s)),
     _Column("cost of\nfault", lambda row: _optional(row.cost_of_fault, ".0%")),
     _Column("mean ± dev\nms", lambda row: f"{row.mean_ms:.1f} ± {row.deviation_ms:.1f}"),
     _Column("p50\nms", lambda row: f"{row.p50_ms:.2f}"),
@@ -77,7 +78,21 @@ def _optional(figure: float | None, form: str) -> str:
 
 
 def _spread(runs: int, spread: tuple[float, float]) -> str:
-    return "" if runs == 1 else f"{spread[0]:,.0f}..{spread[1]:,.0f}"
+    return "" if runs == 1 else _range(spread)
+
+
+def _range(bounds: tuple[float, float] | None) -> str:
+    return "" if bounds is None else f"{bounds[0]:,.0f}..{bounds[1]:,.0f}"
+
+
+def _peers(rows: Sequence[Row]) -> list[Text]:
+    """Who the peers are: their figures come from elsewhere, and that must be plain."""
+    sentences = (
+        f"peer: {row.peer}, p50 {_range(row.peer_p50_ms)} ms ({row.peer_source})"
+        for row in rows
+        if row.peer
+    )
+    return [Text(sentence, "dim") for sentence in dict.fromkeys(sentences)]
 
 
 def _title(row: Row) -> str:

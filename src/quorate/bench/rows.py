@@ -34,6 +34,11 @@ class Row:
     thesis_source: str | None
     thesis_mean_ms: float | None
     thesis_p99_ms: float | None
+    # Another system, how far it got (lowest, highest), and where that was measured.
+    peer: str | None = None
+    peer_events_per_s: tuple[float, float] | None = None
+    peer_p50_ms: tuple[float, float] | None = None
+    peer_source: str | None = None
     # How the experiment was set up.
     history_every: int
     link_security: str
@@ -90,7 +95,7 @@ def failed_row(experiment: Experiment, problem: str) -> Row:
 
 def setting(experiment: Experiment) -> dict[str, Any]:
     """The columns that are known before anything has run."""
-    thesis = experiment.thesis
+    thesis, peer = experiment.thesis, experiment.peer
     return {
         "experiment": experiment.name,
         "protocol": experiment.protocol,
@@ -108,6 +113,10 @@ def setting(experiment: Experiment) -> dict[str, Any]:
         "thesis_source": thesis and thesis.source,
         "thesis_mean_ms": thesis and thesis.mean_ms,
         "thesis_p99_ms": thesis and thesis.p99_ms,
+        "peer": peer and peer.name,
+        "peer_events_per_s": peer and peer.events_per_s,
+        "peer_p50_ms": peer and peer.p50_ms,
+        "peer_source": peer and peer.source,
     }
 
 
