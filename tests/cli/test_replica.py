@@ -83,6 +83,8 @@ def test_a_replica_runs_in_the_foreground_until_it_is_stopped(cluster: TestClust
         (("silent", "--towards", "r1, alice"), "silent towards r1, alice"),
         (("silent",), "silent towards f replicas and all clients"),
         (("equivocate", "--towards", "bob"), "tells lies to bob"),
+        (("clock",), "has a clock that is 3600 s ahead"),
+        (("clock", "--ahead-s", -5), "has a clock that is -5 s ahead"),
     ],
 )
 def test_a_replica_misbehaves_until_it_is_told_to_behave(
@@ -108,6 +110,7 @@ def test_a_replica_misbehaves_until_it_is_told_to_behave(
         (("r1", "lie", "--percent", "nan"), "allowed are 0 to 100"),
         (("r1", "lie", "--fields", "colour"), "cannot alter colour; fields to alter: sequence"),
         (("r1", "slow", "--delay-ms", -1), "a delay of -1.0 ms; allowed are 0 to 60000"),
+        (("r1", "clock", "--ahead-s", 1e9), "1000000000.0 s ahead; allowed are -315360000 to"),
         (("r1", "silent", "--towards", "carol"), "no member named 'carol'; it has r0, r1, r2, r3"),
         (("r1", "slow", "--percent", 5), "--percent means nothing to slow; it takes --delay-ms"),
         (("r1", "stop", "--towards", "r2"), "--towards means nothing to stop"),

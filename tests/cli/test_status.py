@@ -1,6 +1,7 @@
 """`quorate status`: what replicas say of themselves, and what becomes of nonsense."""
 
 import json
+import re
 from collections.abc import Iterator
 from io import StringIO
 from signal import SIGSTOP
@@ -132,6 +133,23 @@ def test_where_replicas_differ_each_ones_queue_is_shown(cluster: TestCluster) ->
     row = next(row for row in out.getvalue().splitlines() if row.startswith("audit"))
     assert "r0:5 r1:7,000" in row
     assert row.split()[7] == "2"
+
+
+def test_a_clock_that_is_wrong_is_named_by_those_who_notice(cluster: TestCluster) -> None:
+    ordered = quorate("replica", "r1", "clock", "--ahead-s", 3600, "-d", cluster.directory)
+    assert ordered.code == 0, ordered.err
+
+    def remarked() -> str:
+        said = quorate("status", cluster.directory).out
+        return said if "r0 finds the clock of r1" in said else ""
+
+    said = until(remarked)
+
+    # What it says was on its way for a moment.
+    assert re.search(r"r0 finds the clock of r1 3,[56]\d\d s ahead", said)
+    assert "finds the clock of r0" not in said
+    quorate("replica", "r1", "behave", "-d", cluster.directory)
+    until(lambda: "finds the clock" not in quorate("status", cluster.directory).out)
 
 
 def printed(cluster: Cluster, found: list[Standing]) -> str:

@@ -1,39 +1,42 @@
 """`quorate bench`: experiments with real processes, and the raw pipe beside every figure."""
 
-import asyncio
 import json
-import signal
-from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quorate.bench import endurance as endurance_run
 from quorate.bench import ordering as ordering_plans
 from quorate.bench import plots, report
 from quorate.bench.broadcast import Timing, run_all
-from quorate.bench.experiments import (
-    ALTERING,
-    CRASH,
-    DROPPING,
-    Experiment,
-    chosen,
-    full_plan,
-    quick_plan,
-)
+from quorate.bench.experiments import Experiment, chosen, full_plan, quick_plan
 from quorate.bench.pipe import measure_rate, measure_round_trip_ms
 from quorate.bench.rows import Row
+from quorate.cli import bench_logs
+from quorate.cli.bench_options import (
+    SECONDS_MIN,
+    AsJson,
+    OnlyFaults,
+    OnlyLog,
+    Output,
+    Quick,
+    Repeat,
+    Seconds,
+    fault_names,
+    print_rows,
+    print_table,
+    print_unless_drawn,
+    progress_bar,
+    refuse_what_cannot_be_done,
+    say_written,
+    until_done,
+)
 from quorate.core.errors import ConfigError
-from quorate.runtime.loop import run
 
 QUICK_SECONDS = 1.5
 SECONDS = 3.0
-SECONDS_MIN = 0.2
-FILE_COLUMNS = 180
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -46,28 +49,6 @@ class Protocol(StrEnum):
     chain = "chain"
 
 
-class LogProtocol(StrEnum):
-    ordering = "ordering"
-    crash_ordering = "crash-ordering"
-
-
-class Fault(StrEnum):
-    dropping = "dropping"
-    altering = "altering"
-    crash = "crash"
-
-
-_COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    MofNCompleteColumn(),
-    TimeElapsedColumn(),
-)
-_FAULT_NAMES = {Fault.dropping: DROPPING, Fault.altering: ALTERING, Fault.crash: CRASH}
-
-_Result = TypeVar("_Result")
-
-
 @app.callback()
 def bench() -> None:
     """Measure, with the raw pipe of the same run beside it."""
@@ -75,87 +56,65 @@ def bench() -> None:
 
 @app.command()
 def broadcast(
-    quick: Annotated[bool, typer.Option(help="Only what matters most; ends in a minute.")] = False,
+    quick: Quick = False,
     only: Annotated[
         list[Protocol] | None, typer.Option(metavar="PROTOCOL", help="Only this; may be repeated.")
     ] = None,
     replicas: Annotated[list[int] | None, typer.Option(help="Only clusters of 4, or 7.")] = None,
     topics: Annotated[list[int] | None, typer.Option(help="Only with 1 topic, or 4.")] = None,
-    fault: Annotated[
-        list[Fault] | None, typer.Option(help="Only this fault, and none; may be repeated.")
-    ] = None,
-    seconds: Annotated[float | None, typer.Option(help="How long each one measures.")] = None,
-    repeat: Annotated[
-        int, typer.Option(min=1, help="Run everything so often; print medians and spreads.")
-    ] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of rows.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Write Parquet and PNG plots into this directory.")
-    ] = None,
+    fault: OnlyFaults = None,
+    seconds: Seconds = None,
+    repeat: Repeat = 1,
+    as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
     """Protocols × replicas × topics × batches × faults, through local clusters.
 
     Every experiment starts a cluster of its own, with one publisher and one subscriber, each a
     process. Exit code 1 says that an experiment failed, or that events were lost or forged.
     """
-    window_s = _window_s(seconds, quick)
-    if output is not None:
-        plots.require_matplotlib()
+    refuse_what_cannot_be_done(seconds, output)
     plan = chosen(
         quick_plan() if quick else full_plan(),
         protocols=only or (),
         replicas=replicas or (),
         topics=topics or (),
-        faults=[_FAULT_NAMES[each] for each in fault or ()],
+        faults=fault_names(fault),
     )
-    if not plan:
-        raise ConfigError("no experiment fits all these options; leave some of them out")
-    rows = _measured(plan, Timing.of(window_s), repeat)
-    _show(rows, as_json=as_json, output=output)
-    if not all(row.is_sound for row in rows):
-        raise typer.Exit(1)
+    rows = _measured(plan, seconds or (QUICK_SECONDS if quick else SECONDS), repeat)
+    _show("Broadcast", rows, as_json=as_json, output=output)
 
 
 @app.command()
 def ordering(
-    quick: Annotated[bool, typer.Option(help="Only what matters most; ends in a minute.")] = False,
-    only: Annotated[
-        list[LogProtocol] | None,
-        typer.Option(metavar="PROTOCOL", help="Only ordering, or crash-ordering."),
-    ] = None,
+    quick: Quick = False,
+    only: OnlyLog = None,
     topics: Annotated[list[int] | None, typer.Option(help="Only with 1 topic, or 10.")] = None,
-    fault: Annotated[
-        list[Fault] | None, typer.Option(help="Only this fault, and none; may be repeated.")
-    ] = None,
-    seconds: Annotated[float | None, typer.Option(help="How long each one measures.")] = None,
-    repeat: Annotated[
-        int, typer.Option(min=1, help="Run everything so often; print medians and spreads.")
-    ] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of rows.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Write Parquet and PNG plots into this directory.")
-    ] = None,
+    fault: OnlyFaults = None,
+    seconds: Seconds = None,
+    repeat: Repeat = 1,
+    as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
     """Log topics: ordered under Byzantine or crash faults, in memory and synced to disk.
 
     FIT-Broker's tables of ordered channels stand beside it. Exit code 1 says that an experiment
     failed, or that events were lost, forged or doubled.
     """
-    window_s = _window_s(seconds, quick)
-    if output is not None:
-        plots.require_matplotlib()
+    refuse_what_cannot_be_done(seconds, output)
     plan = chosen(
         ordering_plans.quick_plan() if quick else ordering_plans.full_plan(),
         protocols=only or (),
         topics=topics or (),
-        faults=[_FAULT_NAMES[each] for each in fault or ()],
+        faults=fault_names(fault),
     )
-    if not plan:
-        raise ConfigError("no experiment fits all these options; leave some of them out")
-    rows = _measured(plan, Timing.of(window_s), repeat)
-    _show(rows, as_json=as_json, output=output, subject="Ordering")
-    if not all(row.is_sound for row in rows):
-        raise typer.Exit(1)
+    rows = _measured(plan, seconds or (QUICK_SECONDS if quick else SECONDS), repeat)
+    _show("Ordering", rows, as_json=as_json, output=output)
+
+
+app.command()(bench_logs.leader_crash)
+app.command()(bench_logs.history)
+app.command()(bench_logs.growth)
 
 
 @app.command()
@@ -164,12 +123,12 @@ def pipe(
         list[int] | None, typer.Option(min=1, help="Size of a frame; may be repeated.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=SECONDS_MIN, help="How long to measure.")] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of rows.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The yardstick alone: one sender, one receiver, nothing between them."""
-    rows = _until_done(_pipe_rows(frame_bytes or [253, 25_300, 253_000], seconds))
+    rows = until_done(_pipe_rows(frame_bytes or [253, 25_300, 253_000], seconds))
     if as_json:
-        typer.echo(json.dumps(rows))
+        print_rows(rows)
         return
     for row in rows:
         typer.echo(
@@ -202,74 +161,60 @@ def endurance(
         endurance_run.EVENTS
     ),
     quick: Annotated[bool, typer.Option(help="Far fewer events; ends in a minute.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of rows.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The memory of every replica while ten million events pass, and a client floods them.
 
     Exit code 1 says that a replica took too much, or that events were lost or forged.
     """
     wanted = endurance_run.EVENTS_QUICK if quick else events
-    with Progress(*_COLUMNS, console=Console(stderr=True), refresh_per_second=1) as progress:
-        bar = progress.add_task("publishing", total=wanted)
+    with progress_bar(wanted) as progress:
+        (bar,) = progress.task_ids
 
         def tell(sample: endurance_run.Sample, expected: int) -> None:
             words = f"publishing, {max(sample.memory_mb.values()):.0f} MB"
             progress.update(bar, description=words, total=expected, completed=sample.events)
 
-        found = _until_done(endurance_run.endure(wanted, tell))
+        found = until_done(endurance_run.endure(wanted, tell))
     if as_json:
-        typer.echo(json.dumps(found.rows(), indent=1))
+        print_rows(found.rows())
     else:
-        Console().print(endurance_run.table_of(found))
+        print_table(endurance_run.table_of(found))
     if not found.is_sound:
         raise typer.Exit(1)
 
 
-def _window_s(seconds: float | None, quick: bool) -> float:
-    window_s = seconds or (QUICK_SECONDS if quick else SECONDS)
-    if window_s < SECONDS_MIN:
-        raise ConfigError(f"--seconds is {window_s:g}, but it must be at least {SECONDS_MIN:g}")
-    return window_s
-
-
-def _measured(plan: list[Experiment], timing: Timing, repeat: int) -> list[Row]:
-    # It is drawn rarely, because drawing takes time from what is measured.
-    console, total = Console(stderr=True, soft_wrap=True), repeat * len(plan)
-    with Progress(*_COLUMNS, console=console, refresh_per_second=1) as progress:
-        bar = progress.add_task("starting", total=total)
-        begun = 0
+def _measured(plan: list[Experiment], window_s: float, repeat: int) -> list[Row]:
+    if not plan:
+        raise ConfigError("no experiment fits all these options; leave some of them out")
+    total, begun = repeat * len(plan), 0
+    with progress_bar(total) as progress:
+        (bar,) = progress.task_ids
 
         def tell(experiment: Experiment) -> None:
             nonlocal begun
             progress.update(bar, description=experiment.title, completed=begun)
             begun += 1
-            if not console.is_terminal:
-                # A file or a pipe shows no bar before the end.
-                console.print(f"{begun} of {total}: {experiment.title}", highlight=False)
+            print_unless_drawn(progress, f"{begun} of {total}: {experiment.title}")
 
-        rows = _until_done(run_all(plan, timing, repeat=repeat, tell=tell))
+        rows = until_done(run_all(plan, Timing.of(window_s), repeat=repeat, tell=tell))
         progress.update(bar, description="done", completed=begun)
     return rows
 
 
-def _show(
-    rows: list[Row], *, as_json: bool, output: Path | None, subject: str = "Broadcast"
-) -> None:
+def _show(subject: str, rows: list[Row], *, as_json: bool, output: Path | None) -> None:
+    """Print and write what was found; the exit code says whether contracts were kept."""
     if output is not None:
-        written = [report.write_parquet(output, rows, subject), *plots.write_plots(output, rows)]
-        for path in written:
-            typer.echo(f"wrote {path}", err=True)
+        say_written([report.write_parquet(output, rows, subject), *plots.write_plots(output, rows)])
     if as_json:
         typer.echo(report.json_of(rows))
     else:
-        # A table that goes into a file is as wide as it needs to be.
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=FILE_COLUMNS)
-        console.print(report.table_of(rows, subject))
+        print_table(report.table_of(rows, subject))
+    if not all(row.is_sound for row in rows):
+        raise typer.Exit(1)
 
 
-async def _pipe_rows(sizes: list[int], seconds: float) -> list[dict[str, float]]:
+async def _pipe_rows(sizes: list[int], seconds: float) -> list[dict[str, Any]]:
     rows = []
     for frame_bytes in sizes:
         rate = await measure_rate(frame_bytes, seconds)
@@ -284,17 +229,3 @@ async def _pipe_rows(sizes: list[int], seconds: float) -> list[dict[str, float]]
             }
         )
     return rows
-
-
-def _until_done(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run it; whoever ends us early with a signal leaves no processes behind."""
-
-    async def watched() -> _Result:
-        task = asyncio.ensure_future(work)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await task
-
-    try:
-        return run(watched())
-    except asyncio.CancelledError:
-        raise typer.Exit(128 + signal.SIGTERM) from None

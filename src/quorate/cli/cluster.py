@@ -15,6 +15,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from quorate.cli.directory import (
+    DEFAULT,
+    DirectoryOption,
+    OperatorName,
+    asked,
+    observer,
+    opened,
+    operator,
+)
 from quorate.cli.init import LinkSecurity
 from quorate.core.cluster import (
     PORT_MAX,
@@ -26,8 +35,16 @@ from quorate.core.cluster import (
 )
 from quorate.core.errors import ConfigError
 from quorate.crypto.digests import digest
-from quorate.runtime.files import cluster_file, read_cluster, read_public, read_text, write_cluster
+from quorate.runtime.files import (
+    FOUNDING_FILE,
+    cluster_file,
+    read_cluster,
+    read_public,
+    read_text,
+    write_cluster,
+)
 from quorate.runtime.local import starter_topics
+from quorate.runtime.loop import run
 
 REPLICA_FORM = "FILE.pub@HOST:PORT[,metrics=PORT][,party=NAME]"
 CLIENT_FORM = "FILE.pub[,operator][,party=NAME]"
@@ -37,7 +54,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def cluster() -> None:
-    """Build a cluster file from the public parts of its parties, and look at one."""
+    """Build a cluster file from the public parts of its parties, look at one, change replicas."""
 
 
 @app.command()
@@ -99,6 +116,69 @@ def show(
     for table in (_replica_table(shown), _client_table(shown), _topic_table(shown)):
         console.print(table)
     console.print(f"Digest {_digest(shown)}", soft_wrap=True)
+
+
+@app.command()
+def current(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write, if not the terminal.")
+    ] = None,
+    directory: DirectoryOption = DEFAULT,
+) -> None:
+    """Write what the cluster file would be now, as enough replicas say alike.
+
+    Commands may have changed topics and replicas since the file in DIRECTORY was written. A replica
+    that is added or replaced starts with this one, and with `founding.toml` beside it, which says
+    how the cluster began: `--output` writes both.
+    """
+    launcher = opened(directory)
+    found = run(asked(launcher, observer(launcher), lambda admin: admin.update_topology()))
+    if output is None:
+        typer.echo(found.render(), nl=False)
+        return
+    founding = run(asked(launcher, observer(launcher), lambda admin: admin.founding()))
+    write_cluster(output, found)
+    write_cluster(output.parent / FOUNDING_FILE, founding)
+    typer.echo(
+        f"  {output}   revision {found.revision}\n"
+        f"  {output.parent / FOUNDING_FILE}   how the cluster began\n"
+        f"Digest   {_digest(found)}"
+    )
+
+
+@app.command()
+def replace(
+    replica: Annotated[str, typer.Argument(metavar=REPLICA_FORM, help="Its keys and address.")],
+    operator_name: OperatorName = None,
+    directory: DirectoryOption = DEFAULT,
+) -> None:
+    """Give a replica other keys, or another address. Its name says which one it is.
+
+    Only an operator of its own party can. A process that runs with the old keys ends; start the new
+    one with the file that `quorate cluster current` writes.
+    """
+    launcher = opened(directory)
+    asked_for = _replica(0, replica)
+    who = operator_name or operator(launcher, "replaces replicas")
+    run(asked(launcher, who, lambda admin: admin.replace_replica(asked_for)))
+    typer.echo(f"{asked_for.name} is at {asked_for.host}:{asked_for.port} from now on")
+
+
+@app.command()
+def add(
+    replica: Annotated[str, typer.Argument(metavar=REPLICA_FORM, help="Its keys and address.")],
+    operator_name: OperatorName = None,
+    directory: DirectoryOption = DEFAULT,
+) -> None:
+    """Add a replica. It keeps the order logs too, and serves topics that are created later.
+
+    Operators of f + 1 parties (or of all that have one) must ask for exactly the same.
+    """
+    launcher = opened(directory)
+    asked_for = _replica(0, replica)
+    who = operator_name or operator(launcher, "adds replicas")
+    run(asked(launcher, who, lambda admin: admin.add_replica(asked_for)))
+    typer.echo(f"{asked_for.name} is a replica from now on; start it with the current cluster file")
 
 
 def _replica(number: int, text: str) -> Replica:

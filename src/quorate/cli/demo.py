@@ -1,4 +1,4 @@
-"""`quorate demo`: watch a cluster survive a lying replica, and then lose it."""
+"""`quorate demo`: watch a cluster survive a lying replica, and the loss of its leader."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from quorate.cli.demo_story import Line, Scene, play, verdict
+from quorate.cli.demo_story import LOG, Line, Scene, play, verdict
 from quorate.core.errors import LocalProtocolError
 from quorate.runtime.loop import run
 
@@ -27,7 +27,7 @@ def demo(
     seconds: Annotated[float, typer.Option(help="How long the story takes.")] = 50.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Four replicas, one of which lies and then dies; publishers and subscribers carry on.
+    """Four replicas, one of which lies and then dies; then a leader dies. Events flow all the same.
 
     Nothing is left behind: the cluster lives in a temporary directory and is stopped.
     """
@@ -108,17 +108,31 @@ def _cells(line: Line, elapsed: float, *, final: bool) -> list[str | Text]:
     ]
 
 
+def _log_words(scene: Scene) -> str:
+    ledger = scene.ledger
+    signed = [f"{batches:,} batches" for batches, _ in ledger.checkpoints]
+    names = ", ".join(ledger.checkpoints[-1][1]) if ledger.checkpoints else "nobody"
+    return (
+        f"'{LOG}' went on {ledger.gap_s:.1f} s after its leader was killed, with "
+        f"{ledger.successor} as the next. Both subscribers read its {len(ledger.positions):,} "
+        f"events in one order, {ledger.misplaced()} of them elsewhere than their receipts say. "
+        f"Checkpoints of {' and then '.join(signed)} verified; {names} signed the last one."
+    )
+
+
 def _summary(scene: Scene, result: dict[str, object]) -> Group:
     weak = [line for line in scene.lines.values() if not line.tolerates_lies]
     fooled = sum(line.forged for line in weak)
     rejected = ", ".join(f"{who} x {count}" for who, count in scene.rejected.most_common(6))
     words = [
-        f"Every event went to two subscribers. {scene.liar} lied, died, and came back.",
+        f"Every event went to two subscribers. {scene.liar} lied, died, and came back; "
+        f"{scene.ledger.leader} led the log, died, and came back.",
         f"Topics that promise to stand a liar lost {result['lost']} and delivered "
         f"{result['forged']} forged events.",
         f"Subscribers caught and rejected {result['rejected']} wrong messages"
         + (f" ({rejected})." if rejected else "."),
     ]
+    words.append(_log_words(scene))
     if fooled:
         names = ", ".join(line.name for line in weak)
         words.append(

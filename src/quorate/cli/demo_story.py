@@ -1,26 +1,36 @@
-"""What the demo does: real replicas, real traffic, one liar, one death.
+"""What the demo does: real replicas, real traffic, one liar, two deaths.
 
 Four replicas run as processes of their own. One publisher and two subscribers work on topics
 of different contracts. After a quiet start one replica lies in everything it sends; later it
-is killed, and it comes back before the end. Every value that arrives is compared with what
-was published, so that "lost" and "forged" are counted and not claimed.
+is killed, and comes back. Then the leader of the log topic is killed, and comes back before the
+end. Every value that arrives is compared with what was published, so that "lost" and "forged" are
+counted and not claimed; of the log, both subscribers' orders are compared with each other and with
+the positions that the publisher was given, and the replicas' signatures under it are verified.
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any, cast
 
 from quorate.client import Admin, Consumer, Producer, Receipt
 from quorate.core.contract import Contract
-from quorate.core.errors import QuorateError
+from quorate.core.errors import QuorateError, RemoteProtocolError
+from quorate.core.quorum import Quorum
+from quorate.crypto.checkpoint import Cosigner
+from quorate.crypto.checkpoint import read as read_checkpoint
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR, make_local_cluster, write_local_cluster
 from quorate.runtime.ports import free_base_port
 
+LOG = "ledger"
 PUBLISHER, SUBSCRIBERS = "alice", ("bob", "carol")
 LATENCIES_KEPT = 2000
 EVENTS_PER_TURN = 10
@@ -33,9 +43,10 @@ TOPICS: dict[str, dict[str, object]] = {
     "orders": {"broadcast": "authenticated", "history_every": 64},
     "prices": {"broadcast": "chain", "history_every": 64},
     "audit": {"broadcast": "reliable", "order": "fifo"},
+    LOG: {"order": "total"},
 }
 # Shares of the whole time at which the story moves on.
-LIES_AT, DIES_AT, RETURNS_AT, ENDS_AT = 0.2, 0.55, 0.75, 0.9
+LIES_AT, DIES_AT, RETURNS_AT, BEHEADED_AT, HEALED_AT, ENDS_AT = 0.15, 0.35, 0.5, 0.6, 0.8, 0.9
 
 
 @dataclass(slots=True)
@@ -62,6 +73,55 @@ class Line:
 
 
 @dataclass(slots=True)
+class Ledger:
+    """What becomes of the log topic, whose leader is killed."""
+
+    leader: str = ""
+    successor: str = ""
+    # The longest time without a receipt after that.
+    gap_s: float = 0.0
+    # Where the publisher was told that its events stand, and where each subscriber read them.
+    positions: dict[bytes, int] = field(default_factory=dict)
+    orders: list[list[tuple[int, bytes]]] = field(default_factory=list)
+    # Checkpoints that verified: how many batches they cover, and who signed them.
+    checkpoints: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    last_receipt: float = 0.0
+
+    def note(self, value: bytes, receipt: Receipt) -> None:
+        now = time.monotonic()
+        if receipt.offset is not None:
+            self.positions[value] = receipt.offset
+        if self.leader and self.last_receipt:
+            self.gap_s = max(self.gap_s, now - self.last_receipt)
+        self.last_receipt = now
+
+    def misplaced(self) -> int:
+        """How many events stand elsewhere than their publisher, or the other reader, has them."""
+        first, *others = self.orders or [[]]
+        differing = sum(
+            mine != theirs
+            for other in others
+            for mine, theirs in zip_longest(first, other, fillvalue=None)
+        )
+        read = {value: offset for offset, value in first}
+        wrong = sum(read.get(value) != offset for value, offset in self.positions.items())
+        return differing + wrong
+
+    def result(self) -> dict[str, object]:
+        return {
+            "leader_killed": self.leader,
+            "next_leader": self.successor,
+            "gap_s": round(self.gap_s, 2),
+            "positions": len(self.positions),
+            "misplaced": self.misplaced(),
+            "checkpoints": [
+                {"batches": batches, "signed_by": list(names)}
+                for batches, names in self.checkpoints
+            ],
+        }
+
+
+@dataclass(slots=True)
 class Scene:
     """Everything that happens, for whoever watches."""
 
@@ -73,6 +133,7 @@ class Scene:
     replicas: dict[str, str] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)
     values: dict[str, set[bytes]] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def share(self) -> float:
@@ -89,6 +150,7 @@ class Scene:
             "forged": sum(line.forged for line in promised),
             "rejected": sum(self.rejected.values()),
             "rejected_from": dict(self.rejected),
+            "ledger": self.ledger.result(),
             "topics": rows,
         }
 
@@ -143,12 +205,13 @@ async def _perform(launcher: Launcher, seconds: float, watch: Callable[[Scene], 
             await consumer.subscribed()
         scene.started = time.monotonic()
         seen: list[Counter[bytes]] = [Counter(), Counter()]
+        scene.ledger.orders = [[], []]
         tasks = [
             asyncio.create_task(_watch(scene, watch)),
             asyncio.create_task(_look_after(scene, admin)),
             *(
-                asyncio.create_task(_read(scene, c, s))
-                for c, s in zip(consumers, seen, strict=True)
+                asyncio.create_task(_read(scene, *each))
+                for each in zip(consumers, seen, scene.ledger.orders, strict=True)
             ),
         ]
         try:
@@ -157,6 +220,7 @@ async def _perform(launcher: Launcher, seconds: float, watch: Callable[[Scene], 
             )
             await producer.flush()
             await _catch_up(scene, seen)
+            await _look_at_ledger(scene, admin)
         finally:
             for task in tasks:
                 task.cancel()
@@ -177,6 +241,42 @@ async def _direct(scene: Scene, launcher: Launcher, admin: Admin) -> None:
     await _until(scene, RETURNS_AT)
     scene.act = f"{scene.liar} is back, and honest."
     launcher.start(scene.liar)
+    await _until(scene, BEHEADED_AT)
+    await _look_at_ledger(scene, admin)
+    leader = await _leader(admin)
+    scene.act = f"{leader}, the leader of the log '{LOG}', is killed (kill -9)."
+    scene.ledger.leader = leader
+    launcher.stop(leader, kill=True)
+    await _until(scene, HEALED_AT)
+    scene.ledger.successor = await _leader(admin)
+    scene.act = f"{leader} is back, and {scene.ledger.successor} leads."
+    launcher.start(leader)
+
+
+async def _leader(admin: Admin) -> str:
+    """Who orders the log, in the words of most replicas."""
+    groups = await _groups(admin)
+    return Counter(str(group["leader"]) for group in groups).most_common(1)[0][0]
+
+
+async def _groups(admin: Admin) -> list[dict[str, Any]]:
+    reports: list[Any] = list((await admin.status(timeout_s=1.0)).values())
+    return [report["log"]["groups"]["byzantine"] for report in reports if report.get("log")]
+
+
+async def _look_at_ledger(scene: Scene, admin: Admin) -> None:
+    """Take the latest checkpoint, and believe it if a quorum of the pinned keys signed it."""
+    cluster = admin.cluster
+    cosigners = [Cosigner(replica.name, replica.sign_key) for replica in cluster.replicas]
+    quorum = Quorum(cluster.orderers, cluster.f).intersecting
+    found: list[tuple[int, tuple[str, ...]]] = []
+    for group in await _groups(admin):
+        with contextlib.suppress(RemoteProtocolError):
+            checkpoint = read_checkpoint(str(group["checkpoint"]), cosigners, quorum)
+            names = tuple(each.name for each in checkpoint.cosignatures)
+            found.append((checkpoint.head.size, names))
+    if found:
+        scene.ledger.checkpoints.append(max(found))
 
 
 async def _until(scene: Scene, share: float) -> None:
@@ -187,22 +287,29 @@ async def _publish(scene: Scene, producer: Producer, topic: str) -> None:
     """A steady stream of values that nobody could make up."""
     line, values = scene.lines[topic], scene.values[topic]
 
-    def receipted(done: "asyncio.Future[Receipt]") -> None:
-        line.receipted += not done.cancelled() and done.exception() is None
+    def receipted(value: bytes, done: "asyncio.Future[Receipt]") -> None:
+        if not done.cancelled() and done.exception() is None:
+            line.receipted += 1
+            if topic == LOG:
+                scene.ledger.note(value, done.result())
 
     while scene.share < ENDS_AT:
         for _ in range(EVENTS_PER_TURN):
             value = f"{topic} {line.published} {secrets.token_hex(16)}".encode()
             values.add(value)
             future = await producer.submit(topic, value)
-            future.add_done_callback(receipted)
+            future.add_done_callback(partial(receipted, value))
             line.published += 1
         await asyncio.sleep(TURN_S)
 
 
-async def _read(scene: Scene, consumer: Consumer, seen: Counter[bytes]) -> None:
+async def _read(
+    scene: Scene, consumer: Consumer, seen: Counter[bytes], order: list[tuple[int, bytes]]
+) -> None:
     async for record in consumer:
         line = scene.lines[record.topic]
+        if record.offset is not None:
+            order.append((record.offset, record.value))
         if record.value not in scene.values[record.topic]:
             line.forged += 1
             continue
@@ -265,3 +372,11 @@ def verdict(result: dict[str, object]) -> None:
             f"{result['lost']} events were lost and {result['forged']} forged where the "
             f"contract promises none"
         )
+    ledger = cast(dict[str, Any], result["ledger"])
+    if ledger["misplaced"]:
+        raise QuorateError(
+            f"{ledger['misplaced']} events of the log do not stand where they should"
+        )
+    sizes = [checkpoint["batches"] for checkpoint in ledger["checkpoints"]]
+    if len(sizes) < 2 or sizes[0] >= sizes[-1]:
+        raise QuorateError(f"the log's checkpoints did not grow: they cover {sizes} batches")

@@ -4,16 +4,21 @@ A command acts as one member of the cluster, and can only be one whose private k
 directory. Where nobody is named, it takes the first client that may do what is asked.
 """
 
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from quorate.core.cluster import Client
+from quorate.client.admin import Admin
+from quorate.core.cluster import Client, Cluster
 from quorate.core.contract import EVERYONE
-from quorate.core.errors import ConfigError
+from quorate.core.control import CONTROL_TOPIC
+from quorate.core.errors import ConfigError, QuorumError
 from quorate.runtime.files import CLUSTER_FILE, cluster_file, key_file
 from quorate.runtime.launcher import Launcher
+from quorate.runtime.loop import run
 
 DEFAULT = Path("cluster")
 
@@ -27,6 +32,12 @@ Directory = Annotated[
 DirectoryOption = Annotated[
     Path, typer.Option("--directory", "-d", help="A directory that `quorate init` wrote.")
 ]
+
+
+OperatorName = Annotated[
+    str | None, typer.Option("--as", help="Which operator to be; one that is here, if left out.")
+]
+_Value = TypeVar("_Value")
 
 
 def opened(directory: Path) -> Launcher:
@@ -51,29 +62,46 @@ def observer(launcher: Launcher) -> str:
     return next((client.name for client in here if client.operator), here[0].name)
 
 
-def operator(launcher: Launcher) -> str:
-    """Whom to make replicas misbehave as."""
+def operator(launcher: Launcher, does: str = "makes replicas misbehave") -> str:
+    """Whom to do as what only an operator does."""
     for client in _clients_here(launcher):
         if client.operator:
             return client.name
     known = _names([client for client in launcher.cluster.clients if client.operator])
     raise ConfigError(
-        f"only an operator makes replicas misbehave, and {launcher.directory}/keys holds the "
+        f"only an operator {does}, and {launcher.directory}/keys holds the "
         f"keys of none; the operators of this cluster are {known}"
     )
 
 
 def publisher(launcher: Launcher, topic: str, name: str | None) -> str:
     """Whom to publish on this topic as."""
-    launcher.cluster.placement(topic)
-    return name or _first_of(launcher, launcher.cluster.topics[topic].publish)
+    contract = known(launcher, [topic]).contract(topic)
+    return name or _first_of(launcher, contract.publish)
 
 
 def subscriber(launcher: Launcher, topics: list[str], name: str | None) -> str:
     """Whom to subscribe to these topics as."""
-    for topic in topics:
-        launcher.cluster.placement(topic)
-    return name or _first_of(launcher, launcher.cluster.topics[topics[0]].subscribe)
+    contract = known(launcher, topics).contract(topics[0])
+    return name or _first_of(launcher, contract.subscribe)
+
+
+def known(launcher: Launcher, topics: Iterable[str]) -> Cluster:
+    """The cluster as it is now, if its file does not know one of these topics."""
+    unknown = [topic for topic in topics if topic not in (*launcher.cluster.topics, CONTROL_TOPIC)]
+    if unknown and launcher.cluster.control is not None:
+        with contextlib.suppress(QuorumError):
+            who = observer(launcher)
+            launcher.cluster = run(asked(launcher, who, lambda admin: admin.update_topology()))
+    for topic in unknown:
+        launcher.cluster.contract(topic)
+    return launcher.cluster
+
+
+async def asked(launcher: Launcher, who: str, work: Callable[[Admin], Awaitable[_Value]]) -> _Value:
+    """What the cluster answers to this client."""
+    async with Admin(launcher.directory, who) as admin:
+        return await work(admin)
 
 
 def _first_of(launcher: Launcher, allowed: tuple[str, ...]) -> str:

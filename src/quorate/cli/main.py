@@ -51,6 +51,7 @@ SUBCOMMANDS = (
     Subcommand("up", _CLUSTER, "Start a local cluster and show how it is doing."),
     Subcommand("status", _CLUSTER, "Tell the health, rates and queues of each replica."),
     Subcommand("replica", _CLUSTER, "Run one replica, or make it misbehave on purpose."),
+    Subcommand("topic", _CLUSTER, "Create, alter, list and describe topics of a running cluster."),
     Subcommand("publish", _EVENTS, "Publish events on a topic."),
     Subcommand("subscribe", _EVENTS, "Print the events of a topic as they are delivered."),
     Subcommand("simulate", _CHECK, "Run a protocol under many seeds, faults and adversaries."),

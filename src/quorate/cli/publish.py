@@ -64,7 +64,7 @@ def publish(
     who = publisher(launcher, topic, name)
     template = Event(_encoded(key), b"", headers_of(header), 0, urgent)
     batches = _batches(values or [], file)
-    placement = Placement(partition, launcher.cluster.topics[topic].partitions)
+    placement = Placement(partition, launcher.cluster.contract(topic).partitions)
     count = 0
     with BlockingProducer(launcher.directory, who) as producer:
         with on_stderr().status(WAITING):

@@ -25,6 +25,7 @@ from quorate.runtime.misbehaving import BEHAVIOURS, describe, wrapper_for
 
 ALL = "all"
 SLOW_BY_MS = 200.0
+AHEAD_BY_S = 3600.0
 PROCESS_ACTIONS = ("run", "start", "stop", "kill", "pause", "resume")
 
 # Which options mean something to which misbehaviour.
@@ -35,6 +36,7 @@ _OPTIONS = {
     "replay": ("--percent",),
     "silent": ("--towards",),
     "equivocate": ("--towards",),
+    "clock": ("--ahead-s",),
 }
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -60,6 +62,12 @@ def replica(
         str | None,
         typer.Option(help="For silent, equivocate: the victims, such as r1,alice."),
     ] = None,
+    ahead_s: Annotated[
+        float | None,
+        typer.Option(
+            help=f"For clock: by how much, or behind if below 0; {AHEAD_BY_S:g} if left out."
+        ),
+    ] = None,
     directory: DirectoryOption = DEFAULT,
 ) -> None:
     """Run one replica, end it, or make it misbehave on purpose.
@@ -69,10 +77,17 @@ def replica(
 
     What it sends: `slow` holds it back, `drop` omits some of it, `lie` alters some of it,
     `replay` repeats some of it, `silent` keeps it from some members, `equivocate` tells some
-    members something else than the others. `behave` ends all that.
+    members something else than the others. Its time of day: `clock` moves it, for log topics.
+    `behave` ends all that.
     """
     launcher = opened(directory)
-    given = {"--percent": percent, "--fields": fields, "--delay-ms": delay_ms, "--towards": towards}
+    given = {
+        "--percent": percent,
+        "--fields": fields,
+        "--delay-ms": delay_ms,
+        "--towards": towards,
+        "--ahead-s": ahead_s,
+    }
     _check_action(action, [option for option, value in given.items() if value is not None])
     names = _names(launcher, name)
     if action in PROCESS_ACTIONS:
@@ -85,6 +100,7 @@ def replica(
         fields=_listed(fields),
         delay_ms=SLOW_BY_MS if delay_ms is None else delay_ms,
         towards=_listed(towards),
+        ahead_s=AHEAD_BY_S if ahead_s is None else ahead_s,
     )
     _check_order(launcher, names, order)
     run(_misbehave(launcher, names, order))
@@ -201,6 +217,7 @@ async def _misbehave(launcher: Launcher, names: list[str], order: Misbehave) -> 
                 fields=order.fields,
                 delay_ms=order.delay_ms,
                 towards=order.towards,
+                ahead_s=order.ahead_s,
             )
 
 

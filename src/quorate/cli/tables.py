@@ -4,7 +4,7 @@ What is shown of a replica is its own word, and it may lie or talk nonsense. A r
 therefore read into a fixed shape first, and nothing in it can disturb the terminal.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -20,6 +20,7 @@ from quorate.runtime.launcher import Launcher
 WIDE_COLUMNS = 100
 OFFENDERS_SHOWN = 20
 WORDS_CHARACTERS_MAX = 300
+CLOCK_WRONG_S = 10.0
 
 _HEALTH_STYLES = {"ok": "green", "misbehaving": "magenta", "down": "red", "disk full": "red"}
 
@@ -34,6 +35,7 @@ class GroupReport(msgspec.Struct, frozen=True):
     root: str
     missing: int = 0
     checkpoint: str = ""
+    clocks_ahead_s: dict[str, float] = {}
 
 
 class LogReport(msgspec.Struct, frozen=True):
@@ -162,11 +164,26 @@ def remarks(cluster: Cluster, found: Sequence[Standing]) -> Group:
     gives_up = {s.report.log.gives_up for s in found if s.report.log and s.report.log.gives_up}
     for words in sorted(gives_up):
         lines.append(Text(f'fsync = "{cluster.fsync}": {_brief(words)}', "yellow"))
+    lines += [Text(words, "yellow") for words in _wrong_clocks(found)]
     for standing in found:
         if standing.report.offenders:
             accused = ", ".join(standing.report.offenders)
             lines.append(Text(f"{standing.name} rejected: {accused}", "yellow"))
     return Group(*lines)
+
+
+def _wrong_clocks(found: Iterable[Standing]) -> Iterator[str]:
+    """Whose clock is far from the others', in whose opinion."""
+    for standing in found:
+        groups = standing.report.log.groups.values() if standing.report.log else ()
+        ahead_s = {name: s for group in groups for name, s in group.clocks_ahead_s.items()}
+        for name, seconds in ahead_s.items():
+            if abs(seconds) >= CLOCK_WRONG_S:
+                where = "ahead" if seconds > 0 else "behind"
+                yield (
+                    f"{standing.name} finds the clock of {_brief(name)} "
+                    f"{abs(seconds):,.0f} s {where}"
+                )
 
 
 _VERBS = {
