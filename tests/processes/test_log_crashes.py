@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from clusters import TestCluster, running_cluster
-from logs import LogTraffic, agreed, batches, follows, groups, leader
+from logs import LogTraffic, agreed, batches, caught_up, groups, leader
 from quorate.client import Admin
 from quorate.runtime.files import cluster_file, data_directory
 from quorate.runtime.local import OPERATOR
@@ -147,7 +147,7 @@ def test_one_order_survives_while_leaders_and_followers_are_killed(cluster: Test
                 await passed(flows, 20)
                 await start(cluster, victim)
                 # One more may only fail once this one is of use again.
-                await caught_up(admin, victim)
+                await caught_up(admin, victim, PROTECTIONS)
 
     asyncio.run(story())
 
@@ -163,7 +163,7 @@ def test_another_replica_leads_while_the_leader_is_paused_and_it_follows_afterwa
                 await deposed(admin, protection, sleeper)
                 await passed(flows, 20)
                 cluster.launcher.signal(sleeper, Signals.SIGCONT)
-                await caught_up(admin, sleeper)
+                await caught_up(admin, sleeper, PROTECTIONS)
                 await deposed(admin, protection, sleeper, even_itself=True)
 
     asyncio.run(story())
@@ -177,14 +177,6 @@ async def deposed(admin: Admin, protection: str, former: str, *, even_itself: bo
         return bool(others) and former not in others and (not even_itself or former in seen)
 
     await eventually(lambda: groups(admin, protection), is_deposed)
-
-
-async def caught_up(admin: Admin, replica: str) -> None:
-    """A replica that was away has decided all that the others had by now."""
-    number = admin.cluster.named(replica).number
-    for protection in PROTECTIONS:
-        if number in admin.cluster.placement(protection):
-            await follows(admin, protection, replica)
 
 
 # Leaders that lie
@@ -285,7 +277,7 @@ def test_a_cluster_goes_on_with_a_replica_whose_disk_is_full_and_that_catches_up
                 await passed(flows, 20)
                 make_room(cramped, victim)
                 await says(admin, victim, "ok")
-                await caught_up(admin, victim)
+                await caught_up(admin, victim, PROTECTIONS)
 
     asyncio.run(story())
 

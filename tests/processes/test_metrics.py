@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from clusters import TestCluster, running_cluster
 from quorate.client import Consumer, Producer
-from traffic import scrape
+from traffic import eventually, scrape
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -20,7 +20,10 @@ EVENTS = 7
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TestCluster]:
-    topics = {"news": {"broadcast": "authenticated"}}
+    topics = {
+        "news": {"broadcast": "authenticated"},
+        "ledger": {"order": "total", "protection": "crash"},
+    }
     with running_cluster(topics=topics, clients=("alice", "bob")) as running:
         yield running
 
@@ -56,6 +59,32 @@ def test_it_counts_what_passes_and_says_what_each_figure_means(cluster: TestClus
     for name, expected in {"publishers": 1, "subscribers": 1, "offered_events": EVENTS}.items():
         assert sum(value(page, name) == expected for page in pages) >= 3
     assert pages[0]["quorate_publishers"].samples[0].labels == {"topic": "news"}
+
+
+def test_it_says_how_far_a_log_is(cluster: TestCluster) -> None:
+    async def look() -> dict[str, dict[str, float]]:
+        page = text_string_to_metric_families(await scrape(cluster.launcher.cluster, "r0"))
+        return {
+            family.name: {sample.labels["log"]: sample.value for sample in family.samples}
+            for family in page
+            if family.name.startswith("quorate_log_")
+        }
+
+    async def story() -> dict[str, dict[str, float]]:
+        async with Producer(cluster.directory, "alice", batch_events=1) as producer:
+            for number in range(EVENTS):
+                await producer.send("ledger", b"%d" % number)
+        # Two replicas make a receipt, and this one may be a moment behind them.
+        seen: dict[str, dict[str, float]] = await eventually(
+            look, lambda seen: seen["quorate_log_signed_batches"]["crash"] > 0
+        )
+        return seen
+
+    seen = asyncio.run(story())
+
+    assert seen["quorate_log_batches"]["crash"] >= seen["quorate_log_signed_batches"]["crash"]
+    assert seen["quorate_log_missing_batches"]["crash"] == 0
+    assert seen["quorate_log_regency"]["crash"] == 1
 
 
 def test_there_is_nothing_else_on_its_port(cluster: TestCluster) -> None:

@@ -69,6 +69,7 @@ def running_cluster(
     clients: Sequence[str] = ("alice", "bob"),
     link_security: Literal["tls", "mac"] = "mac",
     start: bool = True,
+    launcher: Callable[[Path], Launcher] = Launcher,
 ) -> Iterator[TestCluster]:
     """A local cluster with these topics (the starter topics if none are given).
 
@@ -91,14 +92,14 @@ def running_cluster(
             )
         )
         write_local_cluster(directory, local)
-        launcher = Launcher(directory)
+        launched = launcher(directory)
         with _ended_even_if_we_are_killed(directory):
             try:
                 if start:
-                    launcher.start_all()
-                yield TestCluster(directory, launcher)
+                    launched.start_all()
+                yield TestCluster(directory, launched)
             finally:
-                launcher.stop_all()
+                launched.stop_all()
 
 
 @dataclass(frozen=True)

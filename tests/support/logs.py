@@ -418,6 +418,14 @@ async def follows(admin: Admin, protection: str, replica: str) -> None:
     await eventually(lambda: batches(admin, protection), lambda seen: seen.get(replica, -1) >= goal)
 
 
+async def caught_up(admin: Admin, replica: str, protections: Iterable[str]) -> None:
+    """The same for each of these groups that it is in; their topics have the same names."""
+    number = admin.cluster.named(replica).number
+    for protection in protections:
+        if number in admin.cluster.placement(protection):
+            await follows(admin, protection, replica)
+
+
 async def batches(admin: Admin, protection: str) -> dict[str, int]:
     """How many batches each replica has decided."""
     return {name: each["batches"] for name, each in (await groups(admin, protection)).items()}

@@ -1,0 +1,429 @@
+"""The control plane as people use it: topics of a running cluster, registrations, groups."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from clusters import TestCluster, quorate, running_cluster
+from logs import leader, next_records
+from quorate.client import Admin, BlockingConsumer, Consumer, Producer, Record
+from quorate.core.control import CONTROL_TOPIC
+from quorate.core.errors import ConfigError, LocalProtocolError, RefusedError
+from quorate.runtime.local import OPERATOR
+from traffic import eventually
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+PARTITIONS = 6
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    topics: dict[str, Mapping[str, object]] = {
+        "shared": {"order": "total", "partitions": PARTITIONS},
+        "seats": {"order": "total", "publishers_max": 1},
+        "live": {"broadcast": "vote"},
+    }
+    clients = ("alice", "bob", "carol")
+    with running_cluster(topics=topics, clients=clients) as running:
+        yield running
+
+
+async def created(cluster: TestCluster, topic: str, **contract: Any) -> None:
+    async with Admin(cluster.directory, OPERATOR) as admin:
+        await admin.create_topic(topic, contract)
+
+
+async def control(admin: Admin) -> list[dict[str, Any]]:
+    """What each replica that answers says of the cluster's own state."""
+    reports = await admin.status(timeout_s=1.0)
+    logs: list[Any] = [report.get("log") for report in reports.values()]
+    return [log["control"] for log in logs if log]
+
+
+async def alike(admin: Admin, replicas: int) -> dict[str, Any]:
+    """All replicas have carried out the same commands, and are where those lead to."""
+    seen: list[dict[str, Any]] = await eventually(
+        lambda: control(admin),
+        lambda said: len(said) == replicas and len({each["digest"] for each in said}) == 1,
+    )
+    return seen[0]
+
+
+# Topics
+
+
+@pytest.mark.parametrize(
+    "contract",
+    [
+        {"order": "total", "partitions": 2},
+        {"order": "total", "protection": "crash"},
+        {"broadcast": "reliable"},
+        {"protection": "none"},
+    ],
+    ids=["byzantine log", "crash log", "reliable", "none"],
+)
+def test_a_topic_can_be_used_as_soon_as_it_is_created(
+    cluster: TestCluster, contract: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    topic = f"new-{request.node.callspec.id}".replace(" ", "-")
+
+    async def story() -> list[Record]:
+        await created(cluster, topic, **contract)
+        async with (
+            Consumer(cluster.directory, "bob") as consumer,
+            Producer(cluster.directory, "alice") as producer,
+        ):
+            # Neither of them finds the topic in its cluster file.
+            consumer.subscribe([topic])
+            await consumer.subscribed()
+            for number in range(5):
+                await producer.send(topic, b"%d" % number, key=b"one")
+            return await next_records(consumer, 5)
+
+    assert [int(record.value) for record in asyncio.run(story())] == [0, 1, 2, 3, 4]
+
+
+def test_what_was_created_and_altered_is_there_after_all_replicas_were_killed() -> None:
+    async def story(cluster: TestCluster) -> None:
+        await created(cluster, "kept", order="total")
+        async with Producer(cluster.directory, "alice") as producer:
+            await producer.send("kept", b"before")
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            await admin.alter_topic("kept", {"partitions": 3, "publish": ["alice"]})
+            before = await alike(admin, 4)
+        for name in cluster.names:
+            cluster.launcher.stop(name, kill=True)
+        cluster.launcher.start_all()
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            after = await alike(admin, 4)
+            assert after["revision"] == before["revision"] == 2
+            contract = (await admin.update_topology()).topics["kept"]
+            assert (contract.partitions, contract.publish) == (3, ("alice",))
+        async with Consumer(cluster.directory, "bob") as consumer:
+            consumer.subscribe(["kept"], start="begin")
+            assert [each.value for each in await next_records(consumer, 1)] == [b"before"]
+
+    with running_cluster(topics={}) as cluster:
+        asyncio.run(story(cluster))
+
+
+def test_what_cannot_be_is_refused_alike_by_every_replica_and_changes_nothing(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        async with (
+            Admin(cluster.directory, OPERATOR) as operator,
+            Admin(cluster.directory, "alice") as alice,
+        ):
+            before = (await operator.update_topology()).topics
+            for work, words in (
+                (operator.create_topic("shared", {}), "there is a topic 'shared' already"),
+                (operator.create_topic("new", {"ordr": "total"}), "did you mean 'order'"),
+                (operator.create_topic("new", {"publish": ["eve"]}), "'eve', which is no client"),
+                (operator.create_topic("quorate.x", {}), "reserved"),
+                (operator.create_topic("new", {"validated": True}), "validated"),
+                (operator.alter_topic("none", {"partitions": 2}), "there is no topic 'none'"),
+                (operator.alter_topic("shared", {"partitions": 1}), "can only grow"),
+                (operator.alter_topic("shared", {"protection": "crash"}), "protection"),
+                (operator.alter_topic("shared", {}), "nothing to change"),
+                (alice.create_topic("new", {}), "alice is not an operator"),
+            ):
+                # The answer is the one of f + 1 replicas, so those said the same words.
+                with pytest.raises(RefusedError, match=words):
+                    await work
+            assert (await operator.update_topology()).topics == before
+            await alike(operator, 4)
+
+    asyncio.run(story())
+
+
+def test_somebody_taken_off_a_list_publishes_and_reads_no_more(cluster: TestCluster) -> None:
+    async def story() -> None:
+        await created(cluster, "club", order="total")
+        async with (
+            Admin(cluster.directory, OPERATOR) as admin,
+            Producer(cluster.directory, "alice", timeout_s=2.0) as producer,
+        ):
+            await producer.send("club", b"in")
+            await admin.alter_topic("club", {"publish": ["bob"], "subscribe": ["bob"]})
+            with pytest.raises(Exception, match="no receipt"):
+                await producer.send("club", b"out")
+        async with Producer(cluster.directory, "alice") as again:
+            with pytest.raises(RefusedError, match="alice may not publish on 'club'"):
+                await again.send("club", b"out")
+        async with (
+            Producer(cluster.directory, "bob") as producer,
+            Consumer(cluster.directory, "bob") as consumer,
+        ):
+            await producer.send("club", b"mine")
+            consumer.subscribe(["club"], start="begin")
+            assert [each.value for each in await next_records(consumer, 2)] == [b"in", b"mine"]
+
+    asyncio.run(story())
+
+
+def test_topics_are_created_altered_listed_and_described_on_the_command_line(
+    cluster: TestCluster,
+) -> None:
+    here = ("-d", cluster.directory)
+    made = quorate("topic", "create", "cli", "order=total", "partitions=2", "publish=bob", *here)
+    assert made.out.startswith("cli is there: byzantine, ordering, order total")
+    altered = quorate("topic", "alter", "cli", "retention=7d", *here)
+    assert altered.out == "cli is altered: retention is 7d\n"
+    listed = json.loads(quorate("topic", "list", "--json", *here).out)
+    assert listed["cli"]["partitions"] == 2
+    described = json.loads(quorate("topic", "describe", "cli", "--json", *here).out)
+    assert described["contract"]["retention"] == "7d"
+    assert described["replicas"] == cluster.names
+    assert "cli" in quorate("topic", "list", *here).out
+    assert "retention" in quorate("topic", "describe", "cli", *here).out
+    # As in the cluster file, so at run time: the first client that may is taken.
+    assert "from bob" in quorate("publish", "cli", "hello", *here).out
+
+    again = quorate("topic", "create", "cli", *here)
+    assert (again.code, again.err.strip()) == (2, "there is a topic 'cli' already")
+    wrong = quorate("topic", "alter", "cli", "retention", *here)
+    assert wrong.code == 2
+    assert "does not have the form KEY=VALUE" in wrong.err
+    assert "has no topic 'nowhere'" in quorate("topic", "describe", "nowhere", *here).err
+
+
+def test_anybody_can_read_who_commanded_what(cluster: TestCluster) -> None:
+    async def story() -> list[Record]:
+        await created(cluster, "written-down")
+        async with Consumer(cluster.directory, "bob") as consumer:
+            consumer.subscribe([CONTROL_TOPIC], start="begin")
+            records: list[Record] = []
+            while not any(b"written-down" in record.value for record in records):
+                records += await next_records(consumer, 1)
+            return records
+
+    last = asyncio.run(story())[-1]
+    assert last.publisher == OPERATOR
+    assert json.loads(last.value) == {
+        "do": "create-topic",
+        "topic": "written-down",
+        "contract": {},
+    }
+
+
+def test_a_cluster_too_small_to_agree_has_no_control_plane_and_says_so() -> None:
+    async def story(cluster: TestCluster) -> None:
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            with pytest.raises(LocalProtocolError, match="no control plane"):
+                await admin.create_topic("new", {})
+        async with Producer(cluster.directory, "alice") as producer:
+            with pytest.raises(ConfigError, match="has no topic 'new'"):
+                await producer.send("new", b"")
+            await producer.send("alerts", b"still works")
+
+    topics = {"alerts": {"protection": "crash"}}
+    with running_cluster(topics=topics, replicas=2) as cluster:
+        asyncio.run(story(cluster))
+
+
+# Registrations
+
+
+def test_a_log_topic_has_no_more_publishers_than_its_contract_allows(cluster: TestCluster) -> None:
+    async def story() -> None:
+        async with Producer(cluster.directory, "alice") as first:
+            await first.send("seats", b"mine")
+            async with Producer(cluster.directory, "bob") as second:
+                with pytest.raises(RefusedError, match="already has its 1 publishers"):
+                    await second.send("seats", b"mine")
+        # Whoever goes gives the place back.
+        async with Producer(cluster.directory, "bob") as third:
+            await third.send("seats", b"mine now")
+
+    asyncio.run(story())
+
+
+# Groups
+
+
+async def read_on(consumer: Consumer, into: list[Record], enough: asyncio.Event) -> None:
+    while not enough.is_set():
+        record = await consumer.poll(0.05)
+        if record is not None:
+            into.append(record)
+
+
+async def publish(cluster: TestCluster, topic: str, first: int, count: int) -> None:
+    async with Producer(cluster.directory, "alice", batch_events=1) as producer:
+        for number in range(first, first + count):
+            await producer.send(topic, b"%d" % number)
+
+
+def numbers(records: list[Record]) -> list[int]:
+    return sorted(int(record.value) for record in records)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def look() -> bool:
+        return condition()
+
+    await eventually(look, lambda is_so: is_so)
+
+
+def test_members_of_a_group_share_the_partitions_and_each_event_is_read_once(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        await created(cluster, "split", order="total", partitions=PARTITIONS)
+        enough = asyncio.Event()
+        read: list[list[Record]] = [[], [], []]
+        members = [Consumer(cluster.directory, "bob", group="split") for _ in read]
+        async with members[0], members[1], asyncio.TaskGroup() as tasks:
+            for member, into in zip(members[:2], read, strict=False):
+                member.subscribe(["split"], start="begin")
+                tasks.create_task(read_on(member, into, enough))
+            await until(lambda: [len(m.assignment()) for m in members[:2]] == [3, 3])
+            await publish(cluster, "split", 0, 60)
+            async with members[2]:
+                # A third one comes while events flow.
+                members[2].subscribe(["split"], start="begin")
+                last = tasks.create_task(read_on(members[2], read[2], enough))
+                await publish(cluster, "split", 60, 60)
+                await until(lambda: [len(m.assignment()) for m in members] == [2, 2, 2])
+                await publish(cluster, "split", 120, 60)
+                await until(lambda: sum(map(len, read)) >= 180)
+                enough.set()
+                await last
+        every = [record for part in read for record in part]
+        assert numbers(every) == list(range(180))
+        assert all(read)
+        for part in (0, 1, 2):
+            assert len({record.partition for record in read[part]}) >= 2
+
+    asyncio.run(story())
+
+
+def test_the_partitions_of_a_member_that_dies_go_to_the_others_when_its_lease_ends(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        await created(cluster, "orphans", order="total", partitions=4)
+        enough = asyncio.Event()
+        read: list[Record] = []
+        survivor = Consumer(cluster.directory, "bob", group="orphans", lease_s=1.0)
+        dead = Consumer(cluster.directory, "carol", group="orphans", lease_s=1.0)
+        async with survivor, asyncio.TaskGroup() as tasks:
+            survivor.subscribe(["orphans"], start="begin")
+            tasks.create_task(read_on(survivor, read, enough))
+            await dead.start()
+            dead.subscribe(["orphans"], start="begin")
+            await dead.subscribed()
+            await until(lambda: len(dead.assignment()) == len(survivor.assignment()) == 2)
+            # It says no more, not even that it leaves.
+            dead._membership = None
+            await dead.close()
+            await publish(cluster, "orphans", 0, 40)
+            await until(lambda: len(survivor.assignment()) == 4)
+            await until(lambda: len(read) >= 40)
+            enough.set()
+        assert numbers(read) == list(range(40))
+
+    asyncio.run(story())
+
+
+def test_a_group_goes_on_where_it_committed_even_if_the_leader_is_killed(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        await publish(cluster, "shared", 0, 30)
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            async with Consumer(cluster.directory, "bob", group="late") as consumer:
+                consumer.subscribe(["shared"], start="begin")
+                first = await next_records(consumer, 12)
+                await consumer.commit()
+            leading = await leader(admin, "byzantine")
+            cluster.launcher.stop(leading, kill=True)
+            async with Consumer(cluster.directory, "carol", group="late") as consumer:
+                consumer.subscribe(["shared"], start="begin")
+                second = await next_records(consumer, 18)
+                await consumer.commit()
+            cluster.launcher.start(leading)
+            cluster.launcher.wait_until_up(leading)
+            state = await alike(admin, 4)
+        assert numbers(first + second) == list(range(30))
+        offsets = [each["offset"] for each in state["groups"]["late"]["partitions"]]
+        ends = Counter(record.partition for record in first + second)
+        assert offsets == [ends[number] for number in range(PARTITIONS)]
+
+    asyncio.run(story())
+
+
+def test_what_a_program_is_busy_with_comes_again_if_it_never_asked_for_more(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        await created(cluster, "busy", order="total")
+        await publish(cluster, "busy", 0, 4)
+        async with Consumer(cluster.directory, "bob", group="busy") as consumer:
+            consumer.subscribe(["busy"], start="begin")
+            first = [await consumer.poll(10), await consumer.poll(10)]
+        # The second record was handed out, and nobody came back for another one.
+        assert [each and each.value for each in first] == [b"0", b"1"]
+        async with Consumer(cluster.directory, "bob", group="busy") as consumer:
+            consumer.subscribe(["busy"], start="begin")
+            assert [each.value for each in await next_records(consumer, 3)] == [b"1", b"2", b"3"]
+
+    asyncio.run(story())
+
+
+def test_without_auto_commit_nothing_is_committed_but_by_the_program(cluster: TestCluster) -> None:
+    async def story() -> None:
+        await created(cluster, "by-hand", order="total")
+        await publish(cluster, "by-hand", 0, 4)
+        for _ in range(2):
+            async with Consumer(
+                cluster.directory, "bob", group="by-hand", auto_commit_s=None
+            ) as consumer:
+                consumer.subscribe(["by-hand"], start="begin")
+                found = await next_records(consumer, 4)
+                assert [each.value for each in found] == [b"0", b"1", b"2", b"3"]
+        async with Consumer(
+            cluster.directory, "bob", group="by-hand", auto_commit_s=None
+        ) as consumer:
+            consumer.subscribe(["by-hand"], start="begin")
+            await next_records(consumer, 2)
+            consumer.seek("by-hand", 0, 3)
+            await consumer.commit()
+        async with Consumer(cluster.directory, "bob", group="by-hand") as consumer:
+            consumer.subscribe(["by-hand"], start="begin")
+            assert [each.value for each in await next_records(consumer, 1)] == [b"3"]
+
+    asyncio.run(story())
+
+
+def test_groups_are_for_log_topics_and_commits_for_groups(cluster: TestCluster) -> None:
+    async def story() -> None:
+        async with Consumer(cluster.directory, "bob", group="ops") as consumer:
+            with pytest.raises(LocalProtocolError, match="groups are for log topics"):
+                consumer.subscribe(["live"])
+        async with Consumer(cluster.directory, "bob") as consumer:
+            with pytest.raises(LocalProtocolError, match="only a member of a group commits"):
+                await consumer.commit()
+
+    asyncio.run(story())
+
+
+def test_a_script_without_an_event_loop_is_a_member_of_a_group_too(cluster: TestCluster) -> None:
+    asyncio.run(created(cluster, "script", order="total"))
+    asyncio.run(publish(cluster, "script", 0, 3))
+    with BlockingConsumer(cluster.directory, "bob", group="script") as consumer:
+        consumer.subscribe(["script"], start="begin")
+        first = [consumer.poll(10), consumer.poll(10)]
+        consumer.commit()
+    assert [each and each.value for each in first] == [b"0", b"1"]
+    with BlockingConsumer(cluster.directory, "bob", group="script") as consumer:
+        consumer.subscribe(["script"], start="begin")
+        last = consumer.poll(10)
+    assert last is not None
+    assert last.value == b"2"
