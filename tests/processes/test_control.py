@@ -182,6 +182,7 @@ def test_topics_are_created_altered_listed_and_described_on_the_command_line(
     assert described["replicas"] == cluster.names
     assert "cli" in quorate("topic", "list", *here).out
     assert "retention" in quorate("topic", "describe", "cli", *here).out
+    assert "cli" in quorate("status", cluster.directory).out
     # As in the cluster file, so at run time: the first client that may is taken.
     assert "from bob" in quorate("publish", "cli", "hello", *here).out
 

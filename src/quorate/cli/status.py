@@ -1,5 +1,6 @@
 """`quorate status`: what each replica says of itself, and who says nothing."""
 
+import contextlib
 import json
 from typing import Annotated
 
@@ -17,8 +18,11 @@ from quorate.cli.tables import (
     topic_table,
 )
 from quorate.client.admin import Admin
+from quorate.core.errors import QuorumError
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.loop import run
+
+TOPOLOGY_S_MAX = 1.5
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -48,6 +52,10 @@ def status(
 
 async def _ask(launcher: Launcher, name: str) -> Reports:
     async with Admin(launcher.directory, name) as admin:
+        if launcher.cluster.control is not None:
+            # Topics and replicas may have come since the file was written.
+            with contextlib.suppress(QuorumError):
+                launcher.cluster = await admin.update_topology(TOPOLOGY_S_MAX)
         return await admin.status()
 
 

@@ -128,11 +128,12 @@ class Session(ABC):
         words = " ".join(map(str, msgspec.to_builtins(command).values()))[:80]
         await self._answer(number, self.cluster.placement(CONTROL_TOPIC), f"to '{words}'")
 
-    async def update_topology(self) -> Cluster:
+    async def update_topology(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Cluster:
         """Ask which topics and replicas there are now; they count from here on."""
         number = self._commands().ask_topology()
         self.driver.wake()
-        await self._answer(number, self.cluster.placement(CONTROL_TOPIC), "which topics there are")
+        members, what = self.cluster.placement(CONTROL_TOPIC), "which topics there are"
+        await self._answer(number, members, what, timeout_s)
         return self.cluster
 
     async def _know(self, topics: Iterable[str]) -> None:
@@ -218,11 +219,17 @@ class Session(ABC):
         if not future.done():
             future.set_result(answered.sentence)
 
-    async def _answer(self, number: int, members: Iterable[NodeId], what: str) -> None:
+    async def _answer(
+        self,
+        number: int,
+        members: Iterable[NodeId],
+        what: str,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> None:
         """Wait for the voted answer to a request; raise what it refuses."""
         future = self._expect_answer(number)
         try:
-            sentence = await asyncio.wait_for(asyncio.shield(future), ANSWER_TIMEOUT_S)
+            sentence = await asyncio.wait_for(asyncio.shield(future), timeout_s)
         except TimeoutError:
             raise QuorumError(f"no quorum answered {what}", self._states(number, members)) from None
         if sentence:
