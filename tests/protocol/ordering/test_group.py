@@ -457,6 +457,24 @@ def test_how_far_each_clock_is_from_the_one_that_is_believed() -> None:
     assert ahead_us == {0: -12, 1: 10**12 - 7, 2: 0, 3: -4}
 
 
+def test_a_leader_that_has_just_restarted_does_not_go_by_its_own_clock_alone() -> None:
+    """Seed 20151 of crash-ordering: an hour ahead, it ended all leases."""
+    council = Council(CRASH)
+    for number in (1, 2, 3):
+        council.publish(A, number)
+        council.settle()
+    council.ahead_us[0] = 3_600_000_000
+    council.reboot(0)
+    leader = council.group(0)
+    assert leader.log.state.time_us == WALL_US
+    assert leader.consensus.is_leader
+    assert not leader.is_sure_of_time
+    council.publish(A, 4, to=(0,))
+    proposed = leader.next_value()
+    assert proposed is not None
+    assert Value.decode(proposed).time_us == WALL_US
+
+
 def test_a_clock_that_is_wrong_by_years_changes_nothing() -> None:
     council = Council(ahead_us={0: 10**14})
     council.run(1.5)

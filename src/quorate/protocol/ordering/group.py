@@ -513,7 +513,7 @@ class Group:
             spans.append(span)
             # Whoever was served goes to the end.
             self._active[waiting.line] = self._active.pop(waiting.line)
-        time_us = max(self.log.state.time_us, self.time_of_day_us())
+        time_us = max(self.log.state.time_us, self._time_to_propose_us())
         return Value(time_us, tuple(spans)).encode()
 
     def _is_gathering(self, ready: "list[tuple[Waiting, Sequence]]") -> bool:
@@ -635,6 +635,12 @@ class Group:
         clocks = [self._wall_us(now_us), *(now_us + offset for offset in self._clocks.values())]
         clocks.sort(reverse=True)
         return clocks[min(self._holders_needed, len(clocks)) - 1]
+
+    def _time_to_propose_us(self) -> int:
+        """After a restart we know no clock but our own, which may be wrong: the log's time stands
+        still until we have heard of others. Only a log that has no time yet takes any."""
+        is_wise = self.is_sure_of_time or not self.log.state.time_us
+        return self.time_of_day_us() if is_wise else self.log.state.time_us
 
     def clocks_ahead_us(self) -> dict[NodeId, int]:
         """By how much our clock, and those that we heard of, differ from that."""
