@@ -397,12 +397,40 @@ def trimmed(desk: Desk) -> list[tuple[int, int]]:
 def test_a_reader_goes_on_behind_what_n_minus_f_replicas_lack() -> None:
     for table, needed in ((BYZANTINE, 3), (CRASH, 2)):
         desk = Desk(table)
+        desk.connected = set(desk.topic.members[:needed])
         for count, replica in enumerate(desk.topic.members[:needed], 1):
             assert trimmed(desk) == []
             says_that_it_begins(desk, replica, 1 + count % 2)
         # Of what they say, as much is gone as all of them lack.
         assert trimmed(desk) == [(0, 1)]
         assert desk.reading.position == 1
+
+
+def test_where_nobody_lies_one_replica_that_is_there_and_has_it_is_enough_to_read_it() -> None:
+    desk = Desk(CRASH)
+    started_over, keeper = desk.topic.members[:2], desk.topic.members[2]
+    for replica in started_over:
+        says_that_it_begins(desk, replica, 4)
+    # The third has not spoken yet: it is asked, and waited for.
+    assert keeper in desk.asked()
+    assert trimmed(desk) == []
+
+    says_that_it_begins(desk, keeper, 0)
+    for replica in started_over:
+        desk.absent(replica, 0)
+    assert desk.lead == keeper
+    desk.entries(TRUE, 0, 4)
+    assert desk.read() == [*TRUE.payloads]
+
+
+def test_where_nobody_lies_a_replica_that_is_silent_is_waited_for_until_it_is_late() -> None:
+    desk = Desk(CRASH)
+    for replica in desk.topic.members[:2]:
+        says_that_it_begins(desk, replica, 4)
+    assert trimmed(desk) == []
+    desk.pass_time(LATE_AFTER_US)
+    desk.pass_time(2 * LATE_AFTER_US)
+    assert trimmed(desk) == [(0, 4)]
 
 
 def test_a_replica_that_started_over_and_one_that_lies_do_not_hide_what_others_have() -> None:

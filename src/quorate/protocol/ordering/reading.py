@@ -203,15 +203,21 @@ class Reading:
             words.append(chain)
         self._settle(connected)
 
-    def _skip_what_is_gone(self, connected: "set[NodeId]") -> bool:
+    def _skip_what_is_gone(self, connected: "set[NodeId]", *, is_late: bool = False) -> bool:
         """Go on behind what retention took, once all say so whose word can be waited for.
 
         A replica that started over at a snapshot lacks what others still have. So its word, with
-        those of f that lie, does not do: n - f replicas must lack it.
+        those of f that lie, does not do: n - f replicas must lack it. Where nobody lies, whoever
+        is there and has it is enough to read it; one that is there and silent is waited for until
+        it is late.
         """
         starts = sorted(self._starts.values(), reverse=True)
         needed = len(self.topic.members) - self.topic.f
         kept = starts[needed - 1] if len(starts) >= needed else 0
+        if kept > self.position and not self._others_needed:
+            there = [replica for replica in self._order if replica in connected]
+            heard = [self._starts[replica] for replica in there if replica in self._starts]
+            kept = min(heard, default=kept) if is_late or len(heard) == len(there) else 0
         if kept <= self.position:
             if len(starts) > self._others_needed and starts[self._others_needed] > self.position:
                 self._hear_everybody(connected)
@@ -243,6 +249,8 @@ class Reading:
             self._patience_us = min(2 * self._patience_us, LATE_AFTER_US_MAX)
             self._late_since_us = now_us
             was_wide, self._is_wide = self._is_wide, True
+            if was_wide and self._skip_what_is_gone(connected, is_late=True):
+                return
             if was_wide and self.end > self.position:
                 self._blame("is late", connected)
             else:
