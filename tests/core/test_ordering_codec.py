@@ -134,7 +134,7 @@ def with_digest(digest: bytes) -> list[Any]:
         Write(1, 1, 1, digest),
         Accept(1, 1, 1, digest),
         Retrieved(1, 2, 0, 1, [digest], [b"x"]),
-        Entries(1, 2, 0, 0, 1, 0, digest, [b"x"]),
+        Entries(1, 2, 0, 0, 1, 0, digest, digest, [b"x"]),
     ]
 
 
@@ -154,9 +154,9 @@ OVER: dict[str, Any] = {
     "no digests": Announce(1, 0, 1, []),
     "too many payloads": Append(1, 0, 1, [b""] * (RUN_BATCHES_MAX + 1)),
     "too many digests": Announce(1, 0, 1, [D] * (RUN_BATCHES_MAX + 1)),
-    "too many entries": Entries(1, 1, 0, 0, 1, 0, D, [b""] * (RUN_BATCHES_MAX + 1)),
+    "too many entries": Entries(1, 1, 0, 0, 1, 0, D, D, [b""] * (RUN_BATCHES_MAX + 1)),
     "a payload over its bound": Append(1, 0, 1, [bytes(BATCH_BYTES_MAX + 1)]),
-    "an entry over its bound": Entries(1, 1, 0, 0, 1, 0, D, [bytes(BATCH_BYTES_MAX + 1)]),
+    "an entry over its bound": Entries(1, 1, 0, 0, 1, 0, D, D, [bytes(BATCH_BYTES_MAX + 1)]),
     "a value over its bound": Propose(1, 1, 1, bytes(VALUE_BYTES_MAX + 1)),
     "a state over its bound": StopData(1, 1, bytes(STATE_BYTES_MAX + 1), b"", []),
     "a signature over its bound": StopData(1, 1, b"", bytes(65), []),

@@ -6,15 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.core.codec import LENGTH
+from quorate.core.bulk import Bulk, decode_bulk, encode_bulk
+from quorate.core.codec import LENGTH, Frame
 from quorate.core.errors import AuthenticationError, RemoteProtocolError
 from quorate.core.names import MAC_ALGORITHMS
-from quorate.crypto.macs import numbered_mac
+from quorate.core.ordering import Append
+from quorate.crypto.digests import digest
+from quorate.crypto.macs import TAG_BYTES, numbered_mac
 from quorate.runtime.records import (
     DESK_BYTES,
     LONG_RECORD_BYTES,
     RECORD_BYTES_MAX,
     RECORD_BYTES_USUAL,
+    BareRecords,
     Inbox,
     TaggedRecords,
     desk,
@@ -112,7 +116,9 @@ class Reader:
         space[:count] = self.wire[:count]
         self.wire = self.wire[count:]
         self.inbox.filled(count)
-        while (record := self.inbox.take(0)) is not None:
+        while (taken := self.inbox.take(0)) is not None:
+            record, is_bulk = taken
+            assert not is_bulk
             self.found.append(bytes(record))
         self.inbox.clear()
 
@@ -127,29 +133,123 @@ def test_an_inbox_holds_just_the_long_record_that_is_under_way_and_then_nothing(
         space[:count] = wire[:count]
         wire = wire[count:]
         inbox.filled(count)
-        record = inbox.take(0)
+        taken = inbox.take(0)
         inbox.clear()
         largest = max(largest, inbox.held_bytes)
-    assert record is not None
-    assert len(record) == len(body)
+    assert taken is not None
+    assert len(taken[0]) == len(body)
     assert largest == len(body) + LENGTH.size
     assert inbox.held_bytes == 0
 
 
-@pytest.mark.parametrize("length", [0, RECORD_BYTES_MAX + 1, 2**32 - 1])
+@pytest.mark.parametrize("length", [0, RECORD_BYTES_MAX + 1, 2**31 - 1, 2**32 - 1])
 def test_a_record_outside_the_bounds_is_refused_at_its_length(length: int) -> None:
     inbox = Inbox(desk())
     inbox.space()[: LENGTH.size] = LENGTH.pack(length)
     inbox.filled(LENGTH.size)
-    with pytest.raises(RemoteProtocolError, match=f"record of {length} bytes"):
+    with pytest.raises(RemoteProtocolError, match=f"record of {length % 2**31} bytes"):
         inbox.take(16)
 
 
-@given(st.lists(st.integers(1, 2 * RECORD_BYTES_USUAL), max_size=12))
-def test_frames_are_grouped_in_order_into_records_of_usual_size(sizes: list[int]) -> None:
-    frames = [bytes(size) for size in sizes]
-    groups = list(grouped(frames))
-    assert [frame for group, _ in groups for frame in group] == frames
-    for group, group_bytes in groups:
-        assert group_bytes == sum(map(len, group))
-        assert group_bytes <= RECORD_BYTES_USUAL or len(group) == 1
+# Sizes of frames, and True for a message that is bulk.
+SENT = st.lists(st.integers(1, 2 * RECORD_BYTES_USUAL) | st.just(True), max_size=12)
+
+
+@given(SENT)
+def test_frames_are_grouped_in_order_into_records_of_usual_size(sent: list[int | bool]) -> None:
+    frames = [a_bulk() if size is True else bytes(size) for size in sent]
+    found: list[Frame] = []
+    for group in grouped(frames):
+        if isinstance(group, Bulk):
+            found.append(group)
+            continue
+        some, some_bytes = group
+        found += some
+        assert some_bytes == sum(map(len, some))
+        assert some_bytes <= RECORD_BYTES_USUAL or len(some) == 1
+    assert found == frames
+
+
+# Large payloads
+
+
+def a_bulk(*payloads: bytes) -> Bulk:
+    given = [*payloads] or [b"payload"]
+    return encode_bulk(Append(1, 0, 1, given, [*map(digest, given)]))
+
+
+def sealed_bulk(records: TaggedRecords, bulk: Bulk) -> bytearray:
+    """A bulk record as `open_bulk` takes it: without its length."""
+    return bytearray(b"".join(records.seal_bulk(bulk)))[LENGTH.size :]
+
+
+@pytest.mark.parametrize("algorithm", MAC_ALGORITHMS)
+def test_bulk_records_and_others_open_in_the_order_in_which_they_were_sealed(
+    algorithm: str,
+) -> None:
+    here, there = a_pair(algorithm)
+    bulk = a_bulk(b"one", b"two")
+    wires = [sealed(here, b"first"), memoryview(sealed_bulk(here, bulk)), sealed(here, b"third")]
+
+    assert bytes(there.open(wires[0])) == b"first"
+    assert bytes(there.open_bulk(wires[1])) == bulk.head + b"onetwo"
+    assert bytes(there.open(wires[2])) == b"third"
+
+
+def test_a_bulk_record_opens_once() -> None:
+    here, there = a_pair()
+    record = memoryview(sealed_bulk(here, a_bulk()))
+    there.open_bulk(record)
+    with pytest.raises(AuthenticationError, match="replayed"):
+        there.open_bulk(record)
+
+
+def test_every_byte_of_a_head_is_under_the_tag() -> None:
+    here, _ = a_pair()
+    bulk = a_bulk()
+    good = sealed_bulk(here, bulk)
+    for at in range(len(bulk.head)):
+        altered = bytearray(good)
+        altered[at] ^= 1
+        _, fresh = a_pair()
+        with pytest.raises((AuthenticationError, RemoteProtocolError)):
+            fresh.open_bulk(memoryview(altered))
+
+
+def test_payloads_are_not_under_the_tag_since_they_prove_themselves() -> None:
+    here, there = a_pair()
+    bulk = a_bulk(b"payload")
+    altered = sealed_bulk(here, bulk)
+    altered[len(bulk.head)] ^= 1
+
+    message = decode_bulk(there.open_bulk(memoryview(altered)))
+
+    assert isinstance(message, Append)
+    assert message.digests != [*map(digest, message.payloads)]
+
+
+def test_one_kind_of_record_is_never_taken_for_the_other() -> None:
+    # A frame that says what the head of a bulk record says, and the other way round.
+    bulk = a_bulk()
+    here, there = a_pair()
+    with pytest.raises(AuthenticationError):
+        there.open_bulk(sealed(here, bulk.head))
+    here, there = a_pair()
+    record = sealed_bulk(here, bulk)
+    with pytest.raises(AuthenticationError):
+        there.open(memoryview(record[: len(bulk.head)] + record[-TAG_BYTES:]))
+
+
+def test_the_mark_of_a_bulk_record_is_in_its_length() -> None:
+    for records in (BareRecords(), a_pair()[0]):
+        inbox, bulk = Inbox(desk()), a_bulk(bytes(5000))
+        wire = b"".join(records.seal_bulk(bulk))
+        inbox.space()[: len(wire)] = wire
+        inbox.filled(len(wire))
+
+        taken = inbox.take(records.trailer_bytes)
+
+        assert taken is not None
+        record, is_bulk = taken
+        assert is_bulk
+        assert bytes(record[: len(bulk)]) == bulk.head + bytes(5000)

@@ -171,11 +171,16 @@ class Oracle:
             if payload is ABSENT or (found and taken + len(payload) > bytes_max):
                 break
             taken += len(payload)
+            before, after = self.chain(partition, at), self.chain(partition, at + 1)
+            assert before is not None
+            assert after is not None
             if begins or not found:
-                before = self.chain(partition, at)
-                assert before is not None
-                found.append(Stretch(publisher, at, sequence, time_us, before, []))
-            found[-1].payloads.append(payload)
+                found.append(Stretch(publisher, at, sequence, time_us, before, after, [payload]))
+            else:
+                last = found[-1]
+                found[-1] = msgspec.structs.replace(
+                    last, chains=last.chains + after, payloads=[*last.payloads, payload]
+                )
         return found
 
     def chain(self, partition: Partition, offset: int) -> bytes | None:

@@ -27,11 +27,13 @@ from quorate.core.columns import (
     URGENT,
     VERSION,
     Columns,
+    Parts,
     bad_count,
     bitmap,
     booleans,
     checked_head,
     counted,
+    is_even,
     no_header,
     packed,
     packed_headers,
@@ -134,15 +136,15 @@ def compression_of(payload: bytes) -> str:
 class Batch:
     """A payload that has been checked, and whose events are built only when asked for."""
 
-    __slots__ = ("_parts", "count", "oldest_us", "payload", "urgent")
+    __slots__ = ("_head", "_known", "count", "oldest_us", "payload", "urgent")
 
     def __init__(self, payload: bytes) -> None:
-        head = checked_head(payload)
+        self._head = head = checked_head(payload)
         self.payload = payload
         self.count = head.events
         self.oldest_us = head.oldest_us
         self.urgent = head.flags & URGENT != 0
-        self._parts = read(payload, head)
+        self._known = None if is_even(payload, head) else read(payload, head)
 
     def events(self) -> list[Event]:
         values, times, keys, _, headers, mixed = self._parts
@@ -165,6 +167,12 @@ class Batch:
     def record_batch(self) -> pyarrow.RecordBatch:
         """The same batch as Arrow knows it, on the same memory (see `table.schema`)."""
         return table.record_batch(self._parts, self.count, self.oldest_us, self.urgent)
+
+    @property
+    def _parts(self) -> Parts:
+        if self._known is None:
+            self._known = read(self.payload, self._head)
+        return self._known
 
     def _key_list(self) -> Iterable[bytes | None]:
         if self._parts.keys is None:

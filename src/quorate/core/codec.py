@@ -12,10 +12,11 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from struct import Struct
 from struct import error as StructError
-from typing import TypeVar, get_args
+from typing import TypeAlias, TypeVar, get_args
 
 import msgspec
 
+from quorate.core.bulk import Bulk, encode_bulk, is_bulky
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.ids import Lane
 from quorate.core.limits import (
@@ -79,8 +80,17 @@ _control_decoder = msgspec.msgpack.Decoder(Control)
 _order_decoder = msgspec.msgpack.Decoder(OrderMessage)
 
 
+# What is handed to a link: a frame, or a message in two parts.
+Frame: TypeAlias = bytes | Bulk
+
+
+def for_link(message: Message) -> Frame:
+    """One message as links send it."""
+    return encode_bulk(message) if is_bulky(message) else encode(message)
+
+
 def encode(message: Message) -> bytes:
-    """One frame, ready to be written."""
+    """One message in one frame."""
     kind = type(message)
     if kind in _ORDER_TYPES:
         return _frame(_ORDER, _control_encoder.encode(message))

@@ -79,12 +79,16 @@ class Line(NamedTuple):
 
 
 class Append(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
-    """Publisher to replica: order these batches, and keep them."""
+    """Publisher to replica: order these batches, and keep them.
+
+    Large ones come with their digests, and prove themselves (`bulk.py`).
+    """
 
     topic: _Topic
     partition: _PartitionNumber
     first: _Number
     payloads: _Payloads
+    digests: Annotated[list[_Digest], Meta(max_length=RUN_BATCHES_MAX)] = []
 
 
 class Announce(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
@@ -363,7 +367,8 @@ class Fill(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=24):
 class Entries(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=18):
     """Replica to reader: consecutive batches of one line that stand at these offsets.
 
-    `before` is the partition's chain before the first of them.
+    `before` is the partition's chain before the first of them, and `after` behind the last: they
+    prove themselves (`bulk.py`).
     """
 
     publisher: _Node
@@ -373,6 +378,7 @@ class Entries(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=18):
     first: _Number
     time_us: _Time
     before: _Digest
+    after: _Digest
     payloads: _Payloads
 
     @property

@@ -36,6 +36,7 @@ from quorate.core.ordering import (
     Chained,
     Decision,
     Entries,
+    Line,
     Ordered,
     Propose,
     Received,
@@ -43,8 +44,9 @@ from quorate.core.ordering import (
     Stored,
     Write,
 )
+from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready
-from quorate.protocol.ordering.value import Value
+from quorate.protocol.ordering.value import Value, chained, leaves_of
 
 Parts: TypeAlias = list[tuple[int, Ready]]
 Rewrite: TypeAlias = Callable[[Ready, int], Parts]
@@ -188,6 +190,16 @@ def _wrong_payload(message: Message, how: int) -> Message:
     assert isinstance(message, Publish | Forward | Link | Supply | Append | Entries | Retrieved)
     # The last bytes of a batch are values: changing one leaves a batch that still decodes.
     forged = [payload[:-1] + _flip(payload[-1:], how) for payload in message.payloads]
+    # A lie that is true to itself: what a message says of its payloads fits them.
+    if isinstance(message, Append) and message.digests:
+        return msgspec.structs.replace(message, payloads=forged, digests=[*map(digest, forged)])
+    if isinstance(message, Entries):
+        line = Line(message.publisher, message.topic, message.partition)
+        leaves = leaves_of(
+            line, message.first, message.offset, message.time_us, map(digest, forged)
+        )
+        after = chained(message.before, leaves)[-1]
+        return msgspec.structs.replace(message, payloads=forged, after=after)
     return msgspec.structs.replace(message, payloads=forged)
 
 

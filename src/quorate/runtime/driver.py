@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from quorate.core.codec import encode
+from quorate.core.codec import Frame, encode, for_link
 from quorate.core.errors import LocalProtocolError, QuorateError
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
@@ -298,12 +298,12 @@ class Driver:
         transport = self._transport
         if transport is None or not messages:
             return
-        per_peer: dict[NodeId, list[bytes]] = {}
-        encoded: dict[int, bytes] = {}
+        per_peer: dict[NodeId, list[Frame]] = {}
+        encoded: dict[int, Frame] = {}
         for peer, message in messages:
             frame = encoded.get(id(message))
             if frame is None:
-                frame = encoded[id(message)] = encode(message)
+                frame = encoded[id(message)] = for_link(message)
             frames = per_peer.get(peer)
             if frames is None:
                 per_peer[peer] = [frame]

@@ -17,14 +17,14 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from quorate.core.codec import LENGTH, decode, frames
+from quorate.core.bulk import Bulk, decode_bulk
+from quorate.core.codec import LENGTH, Frame, decode, frames
 from quorate.core.errors import AuthenticationError, RemoteProtocolError
 from quorate.core.ids import MemberId, NodeId, member_of
 from quorate.core.messages import Message
 from quorate.runtime.handshake import HELLO_BYTES, MAGIC, Credentials, Hello, check_magic
 from quorate.runtime.records import (
     LONG_RECORD_BYTES,
-    RECORD_BYTES_USUAL,
     BareRecords,
     Inbox,
     Records,
@@ -174,14 +174,13 @@ class Link(asyncio.BufferedProtocol):
 
     # What the hub and the transport ask of a link.
 
-    def send(self, frames: Sequence[bytes]) -> None:
-        """Write the frames as one record, or as several when they are many."""
-        frames_bytes = sum(map(len, frames))
-        if 0 < frames_bytes <= RECORD_BYTES_USUAL:
-            self._write(self._records.seal(frames, frames_bytes))
-        else:
-            for group, group_bytes in grouped(frames):
-                self._write(self._records.seal(group, group_bytes))
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Write the frames as one record, or as several when they are many or large."""
+        for group in grouped(frames):
+            if isinstance(group, Bulk):
+                self._write(self._records.seal_bulk(group))
+            else:
+                self._write(self._records.seal(*group))
 
     def pause_reading(self) -> None:
         if not self._ended and self._tcp.is_reading():
@@ -274,8 +273,12 @@ class Link(asyncio.BufferedProtocol):
             pass
         if self.is_up:
             records = self._records
-            while (record := inbox.take(records.trailer_bytes)) is not None:
-                messages.extend(map(decode, frames(records.open(record))))
+            while (taken := inbox.take(records.trailer_bytes)) is not None:
+                record, is_bulk = taken
+                if is_bulk:
+                    messages.append(decode_bulk(records.open_bulk(record)))
+                else:
+                    messages.extend(map(decode, frames(records.open(record))))
         inbox.clear()
         if inbox.held_bytes > LONG_RECORD_BYTES and self.peer is not None:
             self._hub.check_room(member_of(self.peer))

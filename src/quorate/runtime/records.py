@@ -6,19 +6,25 @@ that was altered, replayed, dropped or reordered on the way therefore fails its 
 ends there. Inside TLS the session already does all this, and records are bare.
 
 A record is written with one join and one tag whatever the number of its frames, and read out of
-the receive buffer without a copy.
+the receive buffer without a copy. A message with large payloads that prove themselves is a record
+of its own, marked in its length, and its tag is over its head (`core/bulk.py`).
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from quorate.core.codec import LENGTH
+from quorate.core.bulk import Bulk, head_of
+from quorate.core.codec import LENGTH, Frame
 from quorate.core.errors import AuthenticationError, RemoteProtocolError
 from quorate.core.limits import FRAME_BYTES_MAX
 from quorate.crypto.macs import TAG_BYTES, NumberedMac
 
 # A record may always hold one frame of any allowed size.
 RECORD_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
+# In the length of a bulk record, and in the number under which its head is tagged: what one kind
+# of record says is never taken for the other.
+_BULK = 2**31
+_BULK_NUMBER = 2**64
 # A writer closes a record here, so that a reader can start before a long turn has all arrived.
 RECORD_BYTES_USUAL = 128 * 1024
 # All links of a node read into one buffer of this size.
@@ -40,6 +46,12 @@ class Records(Protocol):
         """The frames of a record that came with its trailer and without its length."""
         ...
 
+    def seal_bulk(self, bulk: Bulk) -> list[bytes]: ...
+
+    def open_bulk(self, record: memoryview) -> memoryview:
+        """Both parts of a bulk message, whose payloads nobody has looked at yet."""
+        ...
+
 
 class BareRecords:
     """Records inside a TLS session."""
@@ -50,6 +62,12 @@ class BareRecords:
         return [LENGTH.pack(frames_bytes), *frames]
 
     def open(self, record: memoryview) -> memoryview:
+        return record
+
+    def seal_bulk(self, bulk: Bulk) -> list[bytes]:
+        return [LENGTH.pack(_BULK + len(bulk)) + bulk.head, *bulk.payloads]
+
+    def open_bulk(self, record: memoryview) -> memoryview:
         return record
 
 
@@ -73,13 +91,26 @@ class TaggedRecords:
 
     def open(self, record: memoryview) -> memoryview:
         body, tag = record[:-TAG_BYTES], record[-TAG_BYTES:]
-        if not self._inbound.verify(self._opened, tag, body):
+        self._check(self._opened, tag, body)
+        return body
+
+    def seal_bulk(self, bulk: Bulk) -> list[bytes]:
+        tag = self._outbound.tag(_BULK_NUMBER + self._sealed, bulk.head)
+        self._sealed += 1
+        return [LENGTH.pack(_BULK + len(bulk)) + bulk.head, *bulk.payloads, tag]
+
+    def open_bulk(self, record: memoryview) -> memoryview:
+        body, tag = record[:-TAG_BYTES], record[-TAG_BYTES:]
+        self._check(_BULK_NUMBER + self._opened, tag, head_of(body))
+        return body
+
+    def _check(self, number: int, tag: memoryview, content: memoryview) -> None:
+        if not self._inbound.verify(number, tag, content):
             raise AuthenticationError(
                 f"sent record {self._opened} with a wrong tag: altered, replayed, out of order, "
                 "or made with another key"
             )
         self._opened += 1
-        return body
 
 
 class Inbox:
@@ -132,13 +163,16 @@ class Inbox:
     def skip(self, count: int) -> None:
         self._start += count
 
-    def take(self, trailer_bytes: int) -> memoryview | None:
-        """The next record and its trailer, or None when it is not there whole."""
+    def take(self, trailer_bytes: int) -> tuple[memoryview, bool] | None:
+        """The next record and its trailer, and whether it is bulk; None when it is not whole."""
         start, have = self._start, self._end - self._start
         if have < LENGTH.size:
             return None
         view = self._view
         (length,) = LENGTH.unpack_from(view, start)
+        is_bulk = length >= _BULK
+        if is_bulk:
+            length -= _BULK
         if not 0 < length <= RECORD_BYTES_MAX:
             raise RemoteProtocolError(
                 f"sent a record of {length} bytes; allowed are 1 to {RECORD_BYTES_MAX}"
@@ -148,7 +182,7 @@ class Inbox:
             self._wanted = whole
             return None
         self._start = start + whole
-        return view[start + LENGTH.size : start + whole]
+        return view[start + LENGTH.size : start + whole], is_bulk
 
     def clear(self) -> None:
         """Leave the desk to others; keep what is not whole yet."""
@@ -174,15 +208,18 @@ def desk() -> memoryview:
     return memoryview(bytearray(DESK_BYTES))
 
 
-def grouped(frames: Sequence[bytes]) -> Iterator[tuple[list[bytes], int]]:
-    """Frames in order, in groups that each make a record, with the bytes of each group."""
+def grouped(frames: Sequence[Frame]) -> Iterator[tuple[list[bytes], int] | Bulk]:
+    """In order: frames in groups that each make a record, with their bytes, and what is bulk."""
     group: list[bytes] = []
     group_bytes = 0
     for frame in frames:
-        if group and group_bytes + len(frame) > RECORD_BYTES_USUAL:
+        if group and (isinstance(frame, Bulk) or group_bytes + len(frame) > RECORD_BYTES_USUAL):
             yield group, group_bytes
             group, group_bytes = [], 0
-        group.append(frame)
-        group_bytes += len(frame)
+        if isinstance(frame, Bulk):
+            yield frame
+        else:
+            group.append(frame)
+            group_bytes += len(frame)
     if group:
         yield group, group_bytes

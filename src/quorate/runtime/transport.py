@@ -16,6 +16,7 @@ import asyncio
 from random import Random, SystemRandom
 
 from quorate.core.cluster import Cluster, Replica
+from quorate.core.codec import Frame
 from quorate.core.errors import ConfigError, LocalProtocolError
 from quorate.core.ids import NodeId
 from quorate.crypto.identity import Identity
@@ -100,7 +101,7 @@ class Transport:
             if (link := self._hub.up.get(new.number)) is not None:
                 link.drop("its keys or its address have changed")
 
-    def send(self, peer: NodeId, frames: list[bytes]) -> bool:
+    def send(self, peer: NodeId, frames: list[Frame]) -> bool:
         """Hand the frames of one turn to a peer; False when no link to it is up.
 
         They are then dropped: what must arrive, the machines send again.

@@ -116,7 +116,7 @@ class SimStore:
             found.append(
                 Stretch(
                     slot.placed.publisher, at, slot.sequence, slot.time_us, slot.before,
-                    [slot.payload],
+                    self.chain(partition, at + 1) or b"", [slot.payload],
                 )
             )  # fmt: skip
         return found

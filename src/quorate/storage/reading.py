@@ -39,12 +39,14 @@ def stretches(index: Index, offset: int, payloads: list[bytes]) -> list[Stretch]
     if not payloads:
         return found
     end = offset + len(payloads)
-    chains = index.chains(offset, len(payloads))
+    chains = index.chains(offset, len(payloads) + 1)
     for (start, first, publisher, time_us), run_end in _bounded(index.runs_from(offset), end):
         at = max(start, offset)
-        before = chains[(at - offset) * DIGEST_BYTES : (at - offset + 1) * DIGEST_BYTES]
-        content = payloads[at - offset : run_end - offset]
-        found.append(Stretch(publisher, at, first + at - start, time_us, before, content))
+        low, high = at - offset, run_end - offset
+        before = chains[low * DIGEST_BYTES : (low + 1) * DIGEST_BYTES]
+        after = chains[(low + 1) * DIGEST_BYTES : (high + 1) * DIGEST_BYTES]
+        sequence = first + at - start
+        found.append(Stretch(publisher, at, sequence, time_us, before, after, payloads[low:high]))
     return found
 
 

@@ -233,9 +233,10 @@ def entries(number: int) -> list[Entries]:
     """So many messages of one batch each, from offset 0 on."""
     line, before, made = Line(A, T, 0), CHAIN_START, []
     for offset in range(number):
-        made.append(Entries(*line, offset, offset + 1, 0, before, [b"x"]))
         leaves = leaves_of(line, offset + 1, offset, 0, [digest(b"x")])
-        (before,) = chained(before, leaves)
+        (after,) = chained(before, leaves)
+        made.append(Entries(*line, offset, offset + 1, 0, before, after, [b"x"]))
+        before = after
     return made
 
 

@@ -22,6 +22,7 @@ from council import (
 from quorate.core.ordering import (
     Accept,
     Announce,
+    Append,
     Decision,
     Line,
     Ordered,
@@ -313,6 +314,18 @@ def large_batch(council: Council, stores: tuple[int, ...]) -> None:
     council.publish(A, 1, LARGE, to=stores)
     others = [replica for replica in council.seats if replica not in stores]
     council.say(A, others, Announce(T, 0, 1, [digest(LARGE)]))
+
+
+def test_a_large_batch_that_is_not_what_its_digest_says_is_not_taken() -> None:
+    """Links do not prove large payloads: whoever takes one in does."""
+    council = Council()
+    council.say(A, council.seats, Append(T, 0, 1, [LARGE[:-1] + b"x"], [digest(LARGE)]))
+    assert {(report.node, report.kind) for report in council.reports()} == {(A, "altered")}
+    assert council.flying == []
+
+    council.say(A, council.seats, Append(T, 0, 1, [LARGE], [digest(LARGE)]))
+    council.settle()
+    assert council.log(0) == [LARGE]
 
 
 def test_a_large_batch_is_on_disk_before_its_store_says_so() -> None:

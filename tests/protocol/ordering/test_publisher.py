@@ -87,7 +87,7 @@ def test_a_large_batch_goes_to_f_plus_1_stores_and_its_digest_to_the_others(
     assert len(sent) == len(publisher.topic.members)
     assert len(stores(publisher, sent)) == count
     assert all(
-        message in (Append(T, 0, 1, [LARGE]), Announce(T, 0, 1, [digest(LARGE)]))
+        message in (Append(T, 0, 1, [LARGE], [digest(LARGE)]), Announce(T, 0, 1, [digest(LARGE)]))
         for _, message in sent
     )
 
@@ -113,6 +113,13 @@ def test_runs_change_where_large_batches_begin_and_end() -> None:
     assert told == [
         Append(T, 0, 1, [b"1"]), Announce(T, 0, 2, [digest(LARGE)] * 2), Append(T, 0, 4, [b"4"]),
     ]  # fmt: skip
+    announced = {replica for replica, message in sent if isinstance(message, Announce)}
+    store = min({replica for replica, _ in sent} - announced)
+    assert [message for replica, message in sent if replica == store] == [
+        Append(T, 0, 1, [b"1"]),
+        Append(T, 0, 2, [LARGE] * 2, [digest(LARGE)] * 2),
+        Append(T, 0, 4, [b"4"]),
+    ]
 
 
 def test_when_nothing_moves_all_of_it_is_said_again_and_stored_by_more() -> None:

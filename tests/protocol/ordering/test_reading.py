@@ -1,5 +1,7 @@
 """A reader believes f + 1 replicas, takes payloads from one, and is not held up by any."""
 
+import msgspec
+
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import (
     BEGIN_US,
@@ -46,7 +48,8 @@ class Book:
 
     def entries(self, start: int, end: int) -> Entries:
         payloads = [*self.payloads[start:end]]
-        return Entries(*LINE, start, start + 1, 5, self.chains[start], payloads)
+        before, after = self.chains[start], self.chains[start + len(payloads)]
+        return Entries(*LINE, start, start + 1, 5, before, after, payloads)
 
     def chained(self, offset: int) -> Chained:
         return Chained(T, 0, offset, self.chains[offset], 0, len(self.payloads))
@@ -140,6 +143,17 @@ def test_the_lead_and_f_others_that_have_the_same_chain_are() -> None:
 
     assert [entry.payload for entry in entries] == [b"1", b"2"]
     assert [entry.offset for entry in entries] == [0, 1]
+
+
+def test_a_lead_whose_batches_are_not_what_it_says_they_are_is_replaced() -> None:
+    for table in (BYZANTINE, CRASH):
+        desk = Desk(table)
+        lead = desk.lead
+        forged = msgspec.structs.replace(TRUE.entries(0, 2), payloads=[b"1", b"x"])
+        desk.reading.on_entries(lead, forged, desk.connected)
+        assert desk.read() == []
+        assert desk.reports == [(lead, "bad-lead")]
+        assert desk.lead != lead
 
 
 def test_with_f_of_2_it_takes_two_others() -> None:

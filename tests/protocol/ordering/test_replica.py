@@ -47,7 +47,7 @@ BETWEEN_REPLICAS: tuple[Message, ...] = (
     Decision(GROUP, 1, b"x", b""),
     Cosign(GROUP, 1, 1, b""),
     Fill(T, 0, 0, 1, False),
-    Entries(A, T, 0, 0, 1, 0, D, [b"x"]),
+    Entries(A, T, 0, 0, 1, 0, D, D, [b"x"]),
     Absent(T, 0, 0),
     Stop(GROUP, 2),
     StopData(GROUP, 2, b"", b"", []),

@@ -150,13 +150,9 @@ def answer(fill: Fill, stretches: list[Stretch]) -> Entries | Absent:
     if not stretches or not fill.count:
         return Absent(*partition, fill.offset)
     stretch = stretches[0]
-    payloads = stretch.payloads[: fill.count]
-    sizes = [len(payload) > INLINE_BYTES_MAX and not fill.large for payload in payloads]
+    batches = min(len(stretch.payloads), fill.count)
+    some = stretch.payloads[:batches]
+    sizes = [len(payload) > INLINE_BYTES_MAX and not fill.large for payload in some]
     if sizes[0]:
         return Absent(*partition, fill.offset, [*sizes, False].index(False))
-    if True in sizes:
-        payloads = payloads[: sizes.index(True)]
-    return Entries(
-        stretch.publisher, *partition, stretch.offset, stretch.first, stretch.time_us,
-        stretch.before, payloads,
-    )  # fmt: skip
+    return stretch.entries(partition, sizes.index(True) if True in sizes else batches)

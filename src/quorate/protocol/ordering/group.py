@@ -308,6 +308,9 @@ class Group:
             self._outbox.report(sender, "rejected", "a command that is too large")
             return
         digests = [*map(digest, append.payloads)]
+        if append.digests and append.digests != digests:
+            self._outbox.report(sender, "altered", f"batches from {append.first} on")
+            return
         self.counters["batches_in"] += len(digests)
         waiting = self._take(line, append.first, digests, append.payloads)
         large = [len(payload) > INLINE_BYTES_MAX for payload in append.payloads]

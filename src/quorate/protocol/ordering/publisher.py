@@ -145,22 +145,19 @@ class LineOutgoing:
 
     def _messages(self, start: Sequence, is_store: bool) -> Iterator[Append | Announce]:
         """What a replica is sent, from here on: runs of payloads, and of digests."""
-        at = start
+        at, target = start, self.line.target
         while at < self.next:
-            announced = self._is_announced(at, is_store)
-            first = at
-            while at < self.next and self._is_announced(at, is_store) == announced:
+            first, is_large = at, self._is_large(at)
+            while at < self.next and self._is_large(at) == is_large:
                 at += 1
             kept = [self._kept[sequence] for sequence in range(first, at)]
-            if announced:
-                yield from self._announces(first, kept)
-            else:
-                for part, payloads in by_size(first, [k.payload for k in kept]):
-                    yield Append(self.line.topic, self.line.partition, part, payloads)
+            digests = [k.digest for k in kept if k.digest is not None]
+            if is_large and not is_store:
+                yield Announce(*target, first, digests)
+                continue
+            for part, payloads in by_size(first, [k.payload for k in kept]):
+                start = part - first
+                yield Append(*target, part, payloads, digests[start : start + len(payloads)])
 
-    def _announces(self, first: Sequence, kept: list[Kept]) -> Iterator[Announce]:
-        digests = [k.digest for k in kept if k.digest is not None]
-        yield Announce(self.line.topic, self.line.partition, first, digests)
-
-    def _is_announced(self, sequence: Sequence, is_store: bool) -> bool:
-        return not is_store and self._kept[sequence].digest is not None
+    def _is_large(self, sequence: Sequence) -> bool:
+        return self._kept[sequence].digest is not None

@@ -16,7 +16,6 @@ from quorate.core.ordering import (
     Absent,
     Allow,
     Chained,
-    Entries,
     Follow,
     Locate,
     Located,
@@ -90,11 +89,13 @@ class Tail:
         if not payloads:
             return []
         placed = kept.placed
+        chains = placed.chains[at * DIGEST_BYTES : (at + len(payloads)) * DIGEST_BYTES]
         return [
             Stretch(
-                placed.publisher, offset, placed.first + at, kept.time_us, kept.chain(at), payloads
+                placed.publisher, offset, placed.first + at, kept.time_us, kept.chain(at), chains,
+                payloads,
             )
-        ]
+        ]  # fmt: skip
 
 
 class Reader:
@@ -231,20 +232,11 @@ class Readers:
                 reader.limit = reader.cursor
                 return
             for stretch in stretches:
-                payloads = stretch.payloads[: end - stretch.offset]
-                if payloads:
-                    self._send_stretch(node, partition, stretch, payloads)
-                    sent += sum(map(len, payloads))
-                    reader.cursor = stretch.offset + len(payloads)
-
-    def _send_stretch(
-        self, node: NodeId, partition: Partition, stretch: Stretch, payloads: list[bytes]
-    ) -> None:
-        entries = Entries(
-            stretch.publisher, *partition, stretch.offset, stretch.first, stretch.time_us,
-            stretch.before, payloads,
-        )  # fmt: skip
-        self._outbox.send(node, entries)
+                if stretch.offset < end:
+                    entries = stretch.entries(partition, end - stretch.offset)
+                    self._outbox.send(node, entries)
+                    sent += sum(map(len, entries.payloads))
+                    reader.cursor = stretch.offset + len(entries.payloads)
 
     def _tell_chain(self, node: NodeId, partition: Partition, reader: Reader, end: int) -> None:
         """How the chain goes on, as far as this reader wants to know."""

@@ -185,7 +185,9 @@ class Reading:
             if before != following.before:
                 self._start_over(sender, connected)
                 return
-            self._take(following, before)
+            if not self._take(following, before):
+                self._blame("sent batches that are not what it says they are", connected)
+                return
             self._supplied_by.add(sender)
             following = self._early.pop(self.received, None)
         self._lacking.clear()
@@ -258,15 +260,20 @@ class Reading:
 
     # Settling
 
-    def _take(self, entries: Entries, before: Digest) -> None:
+    def _take(self, entries: Entries, before: Digest) -> bool:
+        """False if these are not the batches that the lead says they are."""
         line = Line(entries.publisher, *self.partition)
         digests = [*map(digest, entries.payloads)]
         leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, digests)
-        self._chains += chained(before, leaves)
+        chains = chained(before, leaves)
+        if chains[-1] != entries.after:
+            return False
+        self._chains += chains
         publisher, first, time_us = entries.publisher, entries.first, entries.time_us
         self._unsettled += [
             (publisher, first + at, time_us, payload) for at, payload in enumerate(entries.payloads)
         ]
+        return True
 
     def _settle(self, connected: "set[NodeId]") -> None:
         """Compare what others say of the chain with what we have from the lead."""

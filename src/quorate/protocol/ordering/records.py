@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from quorate.core.ids import Digest, NodeId, Sequence, TopicId
-from quorate.core.ordering import Partition
+from quorate.core.ordering import Entries, Partition
 
 DIGEST_BYTES = 32
 
@@ -123,7 +123,7 @@ Record: TypeAlias = Held | Voted | Decided | Snapshot | Certified | Installed
 class Stretch(msgspec.Struct, frozen=True, gc=False):
     """Consecutive batches of one publisher as they stand in a partition.
 
-    `before` is the partition's chain before the first of them.
+    `before` is the partition's chain before the first of them, `chains` those behind each.
     """
 
     publisher: NodeId
@@ -131,7 +131,17 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
     first: Sequence
     time_us: int
     before: Digest
+    chains: bytes
     payloads: list[bytes]
+
+    def entries(self, partition: Partition, batches: int) -> Entries:
+        """The first of them, as readers get them."""
+        payloads = self.payloads[:batches]
+        after = self.chains[(len(payloads) - 1) * DIGEST_BYTES : len(payloads) * DIGEST_BYTES]
+        return Entries(
+            self.publisher, *partition, self.offset, self.first, self.time_us, self.before, after,
+            payloads,
+        )  # fmt: skip
 
 
 class Store(Protocol):
