@@ -8,8 +8,11 @@ import pytest
 
 from quorate.core.ids import Lane, NodeId
 from quorate.core.messages import Message, StatusQuery, Taken
-from quorate.protocol.machine import Ready
+from quorate.core.ordering import Partition
+from quorate.protocol.machine import Outcome, Ready, Trimmed
+from quorate.protocol.ordering.records import Held, Record
 from quorate.runtime.driver import Driver, now_us
+from quorate.storage.errors import DiskFullError
 
 PATIENCE_S = 10.0
 
@@ -138,3 +141,107 @@ def test_a_question_about_the_process_is_answered_when_its_turn_is_over() -> Non
         return seen
 
     assert asyncio.run(story()) == [0]
+
+
+class Clerk(Clockwork):
+    """A machine that wants what it was told to want, turn by turn."""
+
+    def want(self, first: int, *, sync: bool) -> None:
+        self._ready.persist.append(Held(1000, 1, 0, first, [b"x"]))
+        self._ready.sync = sync
+        self._ready.deliver.append(Trimmed(Partition(1, 0), first, 1))
+
+
+class Book:
+    """A disk that notes what happens to it, among other things that happen."""
+
+    syncs = True
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+        self.has_room = True
+        self._news = asyncio.Event()
+
+    def append(self, records: list[Record]) -> None:
+        for record in records:
+            assert isinstance(record, Held)
+            if not self.has_room:
+                raise DiskFullError("there is no room in this test")
+            self.happened.append(f"{record.first} is written")
+            self._news.set()
+
+    def sync(self) -> None:
+        self.happened.append("synced")
+
+    def left(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            assert isinstance(outcome, Trimmed)
+            self.happened.append(f"{outcome.offset} leaves")
+            self._news.set()
+
+    async def until(self, event: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while event not in self.happened:
+                self._news.clear()
+                await self._news.wait()
+
+
+def test_what_rests_on_a_record_leaves_when_that_is_synced() -> None:
+    async def story() -> list[str]:
+        machine, book = Clerk(), Book()
+        owner = Driver(machine, disk=book, on_outcomes=book.left)
+        machine.want(1, sync=True)
+        owner.wake()
+        await book.until("1 leaves")
+        owner.stop()
+        return book.happened
+
+    assert asyncio.run(story()) == ["1 is written", "synced", "1 leaves"]
+
+
+def test_records_that_may_be_lost_hold_nothing_up() -> None:
+    async def story() -> list[str]:
+        machine, book = Clerk(), Book()
+        owner = Driver(machine, disk=book, on_outcomes=book.left)
+        machine.want(1, sync=False)
+        owner.wake()
+        await book.until("1 is written")
+        owner.stop()
+        return book.happened
+
+    assert asyncio.run(story()) == ["1 leaves", "1 is written"]
+
+
+def test_nothing_overtakes_what_waits_for_a_sync() -> None:
+    async def story() -> list[str]:
+        machine, book = Clerk(), Book()
+        owner = Driver(machine, disk=book, on_outcomes=book.left)
+        machine.want(1, sync=True)
+        owner._turn()
+        machine.want(2, sync=False)
+        owner._turn()
+        await book.until("2 leaves")
+        owner.stop()
+        return [event for event in book.happened if event != "synced"]
+
+    assert asyncio.run(story()) == ["1 is written", "2 is written", "1 leaves", "2 leaves"]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_records_that_found_no_room_are_written_before_those_of_later_turns(sync: bool) -> None:
+    async def story() -> list[str]:
+        machine, book = Clerk(), Book()
+        owner = Driver(machine, disk=book, on_outcomes=book.left)
+        book.has_room = False
+        machine.want(1, sync=sync)
+        owner._turn()
+        assert owner.disk_full == "there is no room in this test"
+        machine.want(2, sync=False)
+        owner._turn()
+        book.has_room = True
+        await book.until("2 is written")
+        owner.stop()
+        assert not owner.disk_full
+        return [event for event in book.happened if event.endswith("written")]
+
+    assert asyncio.run(story()) == ["1 is written", "2 is written"]

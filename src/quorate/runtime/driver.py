@@ -4,9 +4,10 @@ Whatever arrives is put aside until the loop has read everything that is there; 
 is stepped, one `Ready` is taken, and each peer gets one write. Under load a turn therefore
 carries many messages and the cost of a turn is shared, and when idle nothing waits.
 
-Records go to the journal first. What must be synced waits for that in another thread, and whatever
-the machine wants meanwhile waits behind it and shares the next sync (group commit), so that the
-order of what leaves is the order of the turns. When the disk is full nothing leaves and nothing
+Records that something rests on go to the journal first. What must be synced waits for that in
+another thread, and whatever the machine wants meanwhile waits behind it and shares the next sync
+(group commit), so that the order of what leaves is the order of the turns. Records that may be lost
+are written when everything has left that the same turn wants to send. When the disk is full nothing
 is taken in until there is room; peers say again what they said meanwhile.
 
 Nothing here grows without bound: a peer that does not read is first reported to the machine,
@@ -222,23 +223,30 @@ class Driver:
         ]
 
     def _carry_out(self, ready: Ready) -> None:
-        if self._stopped or not self._write(ready):
+        if self._stopped:
             return
-        if self._is_syncing:
-            self._behind_sync.append(ready)
-        elif ready.sync and self._disk is not None and self._disk.syncs:
-            self._begin_sync([ready])
+        if ready.sync or self._is_syncing:
+            self._write(ready.persist, lambda: self._sync(ready))
         else:
+            # Nothing rests on what need not be synced, so it need not be waited for either.
             self._release(ready)
+            self._write(ready.persist)
 
-    def _write(self, ready: Ready) -> bool:
-        """Append its records. False if there is no room; it is tried again then."""
-        if not ready.persist:
-            return True
+    def _write(self, records: list[Record], then: Callable[[], None] = lambda: None) -> None:
+        """Append these records and go on; if there is no room, as soon as there is."""
+        if self._stopped:
+            return
+        if records and not self._append(records):
+            if self.disk_full:
+                self._loop.call_later(DISK_RETRY_S, self._write, records, then)
+            return
+        then()
+
+    def _append(self, records: list[Record]) -> bool:
         if self._disk is None:
             raise LocalProtocolError("this driver has no disk, and its machine asks for one")
         try:
-            self._disk.append(ready.persist)
+            self._disk.append(records)
         except QuorateError as error:
             if not error.retriable:
                 self._fail(error)
@@ -246,13 +254,20 @@ class Driver:
             if not self.disk_full:
                 _log.error("nothing is acknowledged any more: %s", error)
             self.disk_full = str(error)
-            self._loop.call_later(DISK_RETRY_S, self._carry_out, ready)
             return False
         if self.disk_full:
             _log.warning("there is room on the disk again")
             self.disk_full = ""
             self.wake()
         return True
+
+    def _sync(self, ready: Ready) -> None:
+        if self._is_syncing:
+            self._behind_sync.append(ready)
+        elif ready.sync and self._disk is not None and self._disk.syncs:
+            self._begin_sync([ready])
+        else:
+            self._release(ready)
 
     def _begin_sync(self, readies: list[Ready]) -> None:
         assert self._syncer is not None
