@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from declared import messages
 from frames import (
     check_comes_back,
     check_no_part_passes,
@@ -83,6 +84,7 @@ def votes(kind: type[Vouch] | type[Echo] | type[ReadyVote]) -> st.SearchStrategy
 
 SUPPLIES = st.lists(st.tuples(SEQUENCES, st.binary(max_size=30)), min_size=1, max_size=5)
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
+    **messages(get_args(OrderMessage)),
     Publish: st.builds(Publish, TOPICS, LANES, st.booleans(), FIRSTS, SEQUENCES, PAYLOADS),
     Forward: st.builds(Forward, NODES, TOPICS, LANES, st.booleans(), FIRSTS, PAYLOADS),
     Vouch: votes(Vouch),
@@ -145,8 +147,7 @@ EVERY_KIND = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__n
 
 
 def test_every_message_there_is_has_a_strategy() -> None:
-    # Those about log topics are in test_ordering_codec.py.
-    assert set(MESSAGES) == set(get_args(Message)) - set(get_args(OrderMessage))
+    assert set(MESSAGES) == set(get_args(Message))
 
 
 @EVERY_KIND
