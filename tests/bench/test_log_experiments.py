@@ -12,10 +12,11 @@ from bench_rows import KEYS
 from quorate.bench import growth, history, leader_crash, time_plots
 from quorate.bench.clients import Published, Window
 from quorate.bench.experiments import CRASH_ORDERING, ORDERING, Experiment
-from quorate.bench.growth import Growth, Sample, Start
+from quorate.bench.growth import Growth, Start
 from quorate.bench.history import History, Reading
 from quorate.bench.latencies import summarise
 from quorate.bench.leader_crash import Kill, LeaderCrashes, Standstill
+from quorate.bench.memory import Sample
 from quorate.bench.ordering import (
     full_plan,
     growth_plan,

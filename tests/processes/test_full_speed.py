@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from clusters import TestCluster, running_cluster
+from flows import PATIENCE_S
 from quorate.client import Admin, Consumer, Producer
 from quorate.runtime.local import OPERATOR
-from traffic import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("processes")
 

@@ -16,9 +16,9 @@ from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import Accept, Line, Partition, Propose, State
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Answered, Entry, Recorded
-from quorate.protocol.ordering import group
+from quorate.protocol.ordering import catching_up
 from quorate.protocol.ordering.consensus import Consensus, Promise
-from quorate.protocol.ordering.group import Group
+from quorate.protocol.ordering.retrieval import Retrieval
 from quorate.protocol.ordering.rules import FREE, Byzantine, Crash, Resolution
 from quorate.protocol.ordering.value import Span
 from quorate.sim import order_checkers
@@ -334,9 +334,9 @@ def forgotten(_: object, promise: Promise, values: list[bytes]) -> None:
     """What a replica says is not on its disk."""
 
 
-def knows_digests(group: Group, span: Span) -> bool:
+def knows_digests(retrieval: Retrieval, span: Span) -> bool:
     """A slot is carried out by whoever knows what it names, commands or not."""
-    return group._line(span.line).matches(span)
+    return retrieval._backlog.line(span.line).matches(span)
 
 
 def tells_no_commands(digests: list[bytes], payloads: object) -> list[None]:
@@ -345,8 +345,8 @@ def tells_no_commands(digests: list[bytes], payloads: object) -> list[None]:
 
 
 def carry_out_blindly(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Group, "_is_applicable", knows_digests)
-    patch.setattr(group, "_matching", tells_no_commands)
+    patch.setattr(Retrieval, "is_applicable", knows_digests)
+    patch.setattr(catching_up, "_matching", tells_no_commands)
 
 
 SAFETY = {checker.__name__.replace("_", " ") for checker in LOG_SAFETY}

@@ -175,7 +175,9 @@ def test_full_segments_leave_the_page_cache_except_for_the_last_one(
 
 
 def test_a_file_that_was_deleted_meanwhile_need_not_leave_the_page_cache(tmp_path: Path) -> None:
-    uncache(str(tmp_path / "gone"))
+    gone = tmp_path / "gone"
+    uncache(str(gone))
+    assert not gone.exists()
 
 
 def test_what_left_the_page_cache_is_read_from_disk(tmp_path: Path) -> None:

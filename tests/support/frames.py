@@ -26,22 +26,27 @@ def refused(frame: bytes) -> None:
     assert str(caught.value)
 
 
-def decoded_or_refused(frame: bytes) -> Any:
-    """Either a message that can travel on, or None after the one error that a peer may cause."""
+def message_or_error(frame: bytes) -> Any:
+    """What comes of a frame: a message, or the one error that a peer may cause."""
     try:
-        message = decode(frame)
+        return decode(frame)
     except RemoteProtocolError as error:
-        assert str(error)
-        return None
-    assert decode(frame_of(message))
-    return message
+        return error
 
 
-def check_comes_back(message: Message) -> memoryview:
-    """Returns its frame."""
+def is_refusal(found: object) -> bool:
+    """Whether it is that error, with a sentence that says what is wrong."""
+    return isinstance(found, RemoteProtocolError) and bool(str(found))
+
+
+def handed_on(message: Message) -> Any:
+    """The message as whoever comes next gets it."""
+    return decode(frame_of(message))
+
+
+def check_comes_back(message: Message) -> None:
     (frame,) = codec.frames(memoryview(codec.encode(message)))
     assert codec.decode(frame) == message
-    return frame
 
 
 def check_outlives_its_buffer(message: Message) -> None:

@@ -15,18 +15,16 @@ sees one order without gaps, and what a receipt says is where the event stands.
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from flows import PATIENCE_S, Flows, raise_failures
 from quorate.client import Admin, Consumer, Producer, Receipt, Record
 from quorate.client.consumer import Start
 from traffic import eventually, is_of_another_run, value_of
 
-PATIENCE_S = 30.0
 # A producer has so many events under way, and waits a moment after each.
 AHEAD = 32
 PACE_S = 0.01
@@ -184,7 +182,7 @@ def _show(value: bytes) -> str:
 # Traffic
 
 
-class LogTraffic:
+class LogTraffic(Flows):
     """Some producers and some consumers on one log topic, all in this process.
 
     Consumers read from the beginning, whatever is there from before.
@@ -199,6 +197,7 @@ class LogTraffic:
         readers: Iterable[str] = ("carol", "dave"),
         keyed: bool = True,
     ) -> None:
+        super().__init__()
         self.topic = topic
         self.books = Books(secrets.token_hex(4))
         self.producers = {
@@ -210,10 +209,6 @@ class LogTraffic:
         self._keyed = keyed
         self._numbers: Counter[str] = Counter()
         self._waiting: dict[bytes, asyncio.Future[Receipt]] = {}
-        self._changed = asyncio.Event()
-        self._stack = AsyncExitStack()
-        self._readings: list[asyncio.Task[None]] = []
-        self._flows: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         for producer in self.producers.values():
@@ -226,18 +221,11 @@ class LogTraffic:
             self._collect_from(name, consumer)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for task in (*self._flows, *self._readings):
-            task.cancel()
-        await asyncio.gather(*self._flows, *self._readings, return_exceptions=True)
-        for producer in self.producers.values():
-            await producer.close(flush=kind is None)
-        await self._stack.aclose()
+    def _all_producers(self) -> Iterable[Producer]:
+        return self.producers.values()
+
+    def _all_consumers(self) -> Iterable[Consumer]:
+        return self.consumers.values()
 
     # Publishing
 
@@ -292,9 +280,7 @@ class LogTraffic:
 
     async def settled(self) -> None:
         """Publishing ends; everything has its receipt and has reached every consumer."""
-        for flow in self._flows:
-            flow.cancel()
-        await asyncio.gather(*self._flows, return_exceptions=True)
+        await self._end_flows()
         await self._within(lambda: not self._waiting)
         await self._read_all(self.books.handed_in)
 
@@ -328,23 +314,12 @@ class LogTraffic:
             records.append(record)
             self._changed.set()
 
-    async def _within(self, condition: Callable[[], bool]) -> None:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self._until(condition)
-        except TimeoutError:
-            raise AssertionError(f"nothing of the kind within {PATIENCE_S:g} s: {self}") from None
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            for task in (*self._flows, *self._readings):
-                if task.done() and not task.cancelled():
-                    task.result()
-            for future in self._waiting.values():
-                if future.done():
-                    future.result()
-            self._changed.clear()
-            await self._changed.wait()
+    def _fail_early(self) -> None:
+        super()._fail_early()
+        raise_failures(self._readings)
+        for future in self._waiting.values():
+            if future.done():
+                future.result()
 
     # The books
 
@@ -352,13 +327,6 @@ class LogTraffic:
         assert self.acknowledged == len(self.books.handed_in), self
         found = faults(self.books)
         assert not found, "\n".join([str(self), *found[:20]])
-
-    def reports(self) -> Counter[str]:
-        """What all clients say about replicas, as 'r1: bad-lead'."""
-        total: Counter[str] = Counter()
-        for client in (*self.producers.values(), *self.consumers.values()):
-            total.update(client.reports)
-        return total
 
     def __str__(self) -> str:
         read = {reader: self.books.has_read(reader) for reader in self.books.read}

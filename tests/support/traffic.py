@@ -3,7 +3,6 @@
 Every value is unique and carries a digest of itself, so that an altered value is never taken
 for another one that was published. A flow is paced by its slowest subscriber: it publishes
 while fewer than `AHEAD` values are out, so that a test neither floods a machine nor waits.
-Whoever waits, waits for something that must happen, and fails at a deadline.
 """
 
 import asyncio
@@ -11,21 +10,19 @@ import secrets
 import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 from blake3 import blake3
 
+from flows import PATIENCE_S, Flows
 from quorate.client import Admin, Consumer, Producer, Receipt
 from quorate.core.cluster import Cluster
 from quorate.protocol.destination import Destination
 from quorate.protocol.source import Source
 from quorate.runtime.local import OPERATOR
 
-PATIENCE_S = 30.0
 LOOK_EVERY_S = 0.02
 AHEAD = 64
 # A flow leaves the machine time for what it is meant to disturb.
@@ -94,7 +91,7 @@ class Books:
         return [number for value, number in self.expected.items() if value not in self.seen]
 
 
-class Traffic:
+class Traffic(Flows):
     """One publisher and some subscribers on some topics, all in this process."""
 
     def __init__(
@@ -107,6 +104,7 @@ class Traffic:
         value_bytes: int = 100,
         pace_s: float = PACE_S,
     ) -> None:
+        super().__init__()
         self.run = secrets.token_hex(4)
         self.topics = tuple(topics)
         self.producer = Producer(directory, publisher, batch_events=1)
@@ -119,10 +117,6 @@ class Traffic:
         self.receipts: list[Receipt] = []
         self._value_bytes = value_bytes
         self._pace_s = pace_s
-        self._changed = asyncio.Event()
-        self._stack = AsyncExitStack()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._flows: list[asyncio.Task[None]] = []
         self._waiting: list[asyncio.Future[Receipt]] = []
 
     async def __aenter__(self) -> Self:
@@ -131,22 +125,16 @@ class Traffic:
             await self._stack.enter_async_context(consumer)
             consumer.subscribe(self.topics)
             await consumer.subscribed()
-            self._tasks.append(asyncio.create_task(self._collect(consumer, books)))
+            self._readings.append(asyncio.create_task(self._collect(consumer, books)))
         for topic in self.topics:
             await self.producer.register(topic)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for task in (*self._flows, *self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._flows, *self._tasks, return_exceptions=True)
-        await self.producer.close(flush=kind is None)
-        await self._stack.aclose()
+    def _all_producers(self) -> list[Producer]:
+        return [self.producer]
+
+    def _all_consumers(self) -> list[Consumer]:
+        return self.consumers
 
     # Publishing
 
@@ -179,30 +167,10 @@ class Traffic:
 
     async def settled(self) -> None:
         """Publishing ends; everything has its receipt and has reached every subscriber."""
-        for flow in self._flows:
-            flow.cancel()
-        await asyncio.gather(*self._flows, return_exceptions=True)
+        await self._end_flows()
         async with asyncio.timeout(PATIENCE_S):
             self.receipts = list(await asyncio.gather(*self._waiting))
         await self._within(lambda: all(self._out(topic) == 0 for topic in self.topics))
-
-    async def _within(self, condition: Callable[[], bool]) -> None:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self._until(condition)
-        except TimeoutError:
-            raise AssertionError(f"nothing of the kind within {PATIENCE_S:g} s: {self}") from None
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self._fail_if_flow_failed()
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _fail_if_flow_failed(self) -> None:
-        for flow in self._flows:
-            if flow.done() and not flow.cancelled():
-                flow.result()
 
     async def _collect(self, consumer: Consumer, books: dict[str, Books]) -> None:
         async for record in consumer:
@@ -219,13 +187,6 @@ class Traffic:
                 assert (each.lost, each.forged, each.doubled) == ([], 0, 0), self
                 assert topic not in fifo or each.disordered == 0, self
         assert len(self.receipts) == sum(map(len, self.published.values()))
-
-    def reports(self) -> Counter[str]:
-        """What all clients say about replicas, as 'r1: forgery'."""
-        total: Counter[str] = Counter()
-        for client in (self.producer, *self.consumers):
-            total.update(client.reports)
-        return total
 
     def __str__(self) -> str:
         lines = [

@@ -411,7 +411,7 @@ def test_requests_that_come_meanwhile_are_kept(table: dict[str, object]) -> None
     council.publish(A, 1, to=[last])
     council.publish(A, 2, to=[last])
     council.publish(A, 3)
-    assert council.group(last)._lines[Line(A, T, 0)].payloads == [b"a1", b"a2", b"a3"]
+    assert council.group(last).backlog.lines[Line(A, T, 0)].payloads == [b"a1", b"a2", b"a3"]
     council.run(3)
     assert logs(council) == {(b"a1", b"a2", b"a3")}
 

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -34,12 +34,17 @@ LOOK_SECONDS_MAX = 3.0
 _BEHAVIOURS = {DROPPING: "silent", ALTERING: "lie"}
 
 
-@asynccontextmanager
-async def running_cluster(experiment: Experiment) -> AsyncIterator[Launcher]:
+def running_cluster(experiment: Experiment) -> AbstractAsyncContextManager[Launcher]:
     """A fresh local cluster with the topics of this experiment, each replica a process."""
+    return running(_make(experiment))
+
+
+@asynccontextmanager
+async def running(local: LocalCluster) -> AsyncIterator[Launcher]:
+    """A cluster in a directory of its own, as long as it is needed."""
     with tempfile.TemporaryDirectory(prefix="quorate-bench-") as parent:
         directory = Path(parent) / "cluster"
-        write_local_cluster(directory, _make(experiment))
+        write_local_cluster(directory, local)
         launcher = Launcher(directory)
         try:
             await asyncio.to_thread(launcher.start_all)

@@ -16,25 +16,24 @@ processes of their own, which talk to their parent in lines (`quorate.bench.proc
 import asyncio
 import secrets
 import sys
-import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from quorate.bench import machine
 from quorate.bench.clients import Progress, frame_bytes
+from quorate.bench.clusters import running
 from quorate.bench.experiments import EVENT_BYTES
 from quorate.bench.latencies import summarise
+from quorate.bench.memory import Sample, memory_json, memory_table
 from quorate.bench.pipe import PipeRate, measure_rate
 from quorate.bench.processes import BenchError, Parent, Worker, started
 from quorate.bench.values import Values
@@ -45,8 +44,7 @@ from quorate.core.errors import QuorateError
 from quorate.core.ids import Lane, topic_id
 from quorate.core.messages import Publish
 from quorate.protocol.machine import Delivery
-from quorate.runtime.launcher import Launcher
-from quorate.runtime.local import OPERATOR, make_local_cluster, write_local_cluster
+from quorate.runtime.local import OPERATOR, LocalCluster, make_local_cluster
 from quorate.runtime.loop import run
 from quorate.runtime.ports import free_base_port
 
@@ -69,7 +67,6 @@ SAY_EVERY_S = 1.0
 PIPE_SECONDS = 0.5
 # A latency of every batch of ten million events would be remembered for nothing.
 LATENCIES_KEPT = 100_000
-TABLE_LINES = 20
 
 # What the tormentor sends per turn, and how many of its sessions there are.
 TORMENT_SESSIONS = 8
@@ -100,15 +97,6 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def events(self) -> int:
         return sum(self.delivered.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One look at the replicas."""
-
-    seconds: float
-    events: int
-    memory_mb: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +155,7 @@ class Endured:
             "unacknowledged": self.unacknowledged,
             "seconds": self.seconds,
             "memory_mb_max": self.memory_mb_max,
-            "memory_mb": [
-                {"seconds": round(each.seconds, 1), "events": each.events, **each.memory_mb}
-                for each in self.samples
-            ],
+            "memory_mb": memory_json("events", self.samples),
         }
 
 
@@ -180,7 +165,7 @@ async def endure(events: int, tell: Callable[[Sample, int], None] = lambda *_: N
     frame = frame_bytes(EVENTS_PER_BATCH, EVENT_BYTES)
     pipe = await measure_rate(frame, PIPE_SECONDS)
     async with AsyncExitStack() as stack:
-        launcher = await stack.enter_async_context(_running_cluster())
+        launcher = await stack.enter_async_context(running(_local_cluster()))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = Task(str(launcher.directory), secrets.token_hex(8), rounds)
         workers = [
@@ -194,14 +179,8 @@ async def endure(events: int, tell: Callable[[Sample, int], None] = lambda *_: N
 
 def table_of(found: Endured) -> Group:
     """The memory of each replica over time, and what came of the events."""
-    table = Table(title=f"{found.events:,} events, and {FAULT}")
-    names = sorted(found.samples[-1].memory_mb)
-    for heading in ("seconds", "events", *(f"{name}, MB" for name in names)):
-        table.add_column(heading, justify="right")
-    step = max(1, len(found.samples) // TABLE_LINES)
-    for sample in [*found.samples[:-1:step], found.samples[-1]]:
-        sizes = (f"{sample.memory_mb.get(name, 0.0):.0f}" for name in names)
-        table.add_row(f"{sample.seconds:.0f}", f"{sample.events:,}", *sizes)
+    title = f"{found.events:,} events, and {FAULT}"
+    table = memory_table(title, "events", found.samples)
     received = found.received
     verdict = (
         f"{found.events / found.seconds:,.0f} events/s; at most {found.memory_mb_max:.0f} MB, "
@@ -243,24 +222,14 @@ async def _memory_mb(admin: Admin) -> dict[str, float]:
     return {name: size for name, size in sizes.items() if isinstance(size, float)}
 
 
-@asynccontextmanager
-async def _running_cluster() -> AsyncIterator[Launcher]:
-    with tempfile.TemporaryDirectory(prefix="quorate-bench-") as parent:
-        directory = Path(parent) / "cluster"
-        local = make_local_cluster(
-            replicas=REPLICAS,
-            clients=("alice", "bob", "mallory"),
-            link_security="mac",
-            base_port=free_base_port(),
-            topics={name: Contract.parse(name, table) for name, table in TOPICS.items()},
-        )
-        write_local_cluster(directory, local)
-        launcher = Launcher(directory)
-        try:
-            await asyncio.to_thread(launcher.start_all)
-            yield launcher
-        finally:
-            await asyncio.to_thread(launcher.stop_all)
+def _local_cluster() -> LocalCluster:
+    return make_local_cluster(
+        replicas=REPLICAS,
+        clients=("alice", "bob", "mallory"),
+        link_security="mac",
+        base_port=free_base_port(),
+        topics={name: Contract.parse(name, table) for name, table in TOPICS.items()},
+    )
 
 
 # Publishing

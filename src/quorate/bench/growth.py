@@ -30,6 +30,7 @@ from quorate.bench.clients import Published
 from quorate.bench.clusters import Standing, look, running_cluster
 from quorate.bench.experiments import Experiment
 from quorate.bench.latencies import summarise
+from quorate.bench.memory import Sample, memory_json, memory_table
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import BenchError, Worker, started
 from quorate.bench.rows import Row, as_json, setting
@@ -48,16 +49,6 @@ SAMPLE_EVERY_S = 1.0
 LOOK_EVERY_S = 0.02
 CATCH_UP_SECONDS_MAX = 60.0
 RECEIPT_SECONDS_MAX = 30.0
-TABLE_LINES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One look at the replicas: how long the log is, and what each of them takes."""
-
-    seconds: float
-    batches: int
-    memory_mb: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +74,7 @@ class Growth:
 
     @property
     def batches(self) -> int:
-        return self.samples[-1].batches
+        return self.samples[-1].count
 
     @property
     def is_sound(self) -> bool:
@@ -99,7 +90,7 @@ class Growth:
 
         The median of a few looks, since memory goes up and down with what is on its way.
         """
-        near = sorted(self.samples, key=lambda each: abs(each.batches - share * self.batches))[:5]
+        near = sorted(self.samples, key=lambda each: abs(each.count - share * self.batches))[:5]
         return median(
             max(sample.memory_mb.get(name, 0.0) for name in self.witnesses) for sample in near
         )
@@ -143,10 +134,7 @@ class Growth:
                 }
                 for start in self.starts
             ],
-            "memory_mb": [
-                {"seconds": round(each.seconds, 1), "batches": each.batches, **each.memory_mb}
-                for each in self.samples
-            ],
+            "memory_mb": memory_json("batches", self.samples),
         }
 
 
@@ -187,20 +175,10 @@ def table_of(found: Sequence[Growth]) -> Group:
     """For each run, the memory of each replica and the starts, over the length of the log."""
     parts: list[Any] = []
     for growth in found:
-        parts += [_memory_table(growth), _starts_table(growth), _verdict(growth), Text()]
+        title = f"{growth.experiment.title}: memory, while the log grows"
+        memory = memory_table(title, "batches", growth.samples)
+        parts += [memory, _starts_table(growth), _verdict(growth), Text()]
     return Group(*parts, Text(machine.sentence(), "dim"))
-
-
-def _memory_table(growth: Growth) -> Table:
-    table = Table(title=f"{growth.experiment.title}: memory, while the log grows")
-    names = sorted(growth.samples[0].memory_mb)
-    for heading in ("seconds", "batches", *(f"{name}, MB" for name in names)):
-        table.add_column(heading, justify="right")
-    step = max(1, len(growth.samples) // TABLE_LINES)
-    for sample in [*growth.samples[:-1:step], growth.samples[-1]]:
-        sizes = (f"{sample.memory_mb.get(name, 0.0):.0f}" for name in names)
-        table.add_row(f"{sample.seconds:.0f}", f"{sample.batches:,}", *sizes)
-    return table
 
 
 def _starts_table(growth: Growth) -> Table:

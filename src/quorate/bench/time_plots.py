@@ -104,7 +104,7 @@ def _memory(axes: "Axes", growth: Growth) -> None:
         there = [each for each in growth.samples if name in each.memory_mb]
         restarted = name == growth.restarted
         axes.plot(
-            [each.batches for each in there],
+            [each.count for each in there],
             [each.memory_mb[name] for each in there],
             "--" if restarted else "-",
             color=COLOURS[number],

@@ -12,6 +12,7 @@ from quorate.bench import ordering as ordering_plans
 from quorate.bench import plots, report
 from quorate.bench.broadcast import Timing, run_all
 from quorate.bench.experiments import Experiment, chosen, full_plan, quick_plan
+from quorate.bench.memory import Sample
 from quorate.bench.pipe import measure_rate, measure_round_trip_ms
 from quorate.bench.rows import Row
 from quorate.cli import bench_logs
@@ -171,9 +172,9 @@ def endurance(
     with progress_bar(wanted) as progress:
         (bar,) = progress.task_ids
 
-        def tell(sample: endurance_run.Sample, expected: int) -> None:
+        def tell(sample: Sample, expected: int) -> None:
             words = f"publishing, {max(sample.memory_mb.values()):.0f} MB"
-            progress.update(bar, description=words, total=expected, completed=sample.events)
+            progress.update(bar, description=words, total=expected, completed=sample.count)
 
         found = until_done(endurance_run.endure(wanted, tell))
     if as_json:

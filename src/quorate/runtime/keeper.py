@@ -141,7 +141,7 @@ class LogKeeper:
                     "time_us": group.log.state.time_us,
                     "clocks_ahead_s": {
                         self._cluster.name_of(node): round(ahead_us / 1e6, 3)
-                        for node, ahead_us in sorted(group.clocks_ahead_us().items())
+                        for node, ahead_us in sorted(group.clocks.ahead_us().items())
                     },
                     "readers": group.readers.count,
                     "missing": group.filling.count,
@@ -233,14 +233,14 @@ class LogKeeper:
         contract = topic.contract
         offset, _ = self.store.bounds(partition)
         # A clock that is wrong must not make anything look old: f + 1 of them have to say so.
-        if contract.retention_us and group is not None and group.is_sure_of_time:
-            oldest_us = group.time_of_day_us() - contract.retention_us
+        if contract.retention_us and group is not None and group.clocks.is_sure:
+            oldest_us = group.clocks.time_of_day_us() - contract.retention_us
             offset = max(offset, self.store.expired(partition, oldest_us))
         if contract.retention_bytes:
             offset = max(offset, self.store.surplus(partition, contract.retention_bytes))
         if topic.id == CONTROL_TOPIC_ID and group is not None:
             # A restart carries out again what the last snapshot does not have.
-            offset = min(offset, group.commands_needed_from)
+            offset = min(offset, group.commands.needed_from)
         return offset
 
     def _clean(self) -> None:

@@ -31,18 +31,20 @@ from quorate.core.limits import Windows
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.topic import Topic
 from quorate.sim.adversaries import FALSE_STATE, LOG_PUBLISHERS, LOG_REPLICA_NAMES, TWIN_SOURCE
-from quorate.sim.checkers import Conduct
 from quorate.sim.faults import FaultKind
-from quorate.sim.links import Network
 from quorate.sim.order_commands import PlannedCommand, draw_commands, simulated_cluster
 from quorate.sim.scenarios import (
     BEGIN_US,
     FIRST_CLIENT,
+    Drawn,
+    Planned,
     Setting,
     SourcePart,
     Storm,
     draw_loss,
+    draw_moment,
     draw_network,
+    draw_parts,
 )
 
 # How many seeds have a control plane.
@@ -63,14 +65,8 @@ _CONTRACTS: dict[str, dict[str, object]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedAppend:
-    """What a publisher is told to publish."""
-
-    at_us: int
-    publisher: NodeId
+class PlannedAppend(Planned):
     partition: int
-    payload: bytes
-    twin_payload: bytes | None
 
 
 class Absence(NamedTuple):
@@ -81,23 +77,15 @@ class Absence(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderScenario:
-    """Everything that was drawn."""
+class OrderScenario(Drawn):
+    """Everything that was drawn for a log topic."""
 
-    setting: Setting
-    seed: int
-    topic: Topic
-    network: Network
-    hostile: Mapping[NodeId, str]
-    dying: Mapping[NodeId, int]
     publishers: tuple[SourcePart, ...]
     readers: tuple[NodeId, ...]
-    storms: tuple[Storm, ...]
     appends: tuple[PlannedAppend, ...]
     # By how much each replica's clock is wrong, and by how much it jumps at which time.
     skews_us: Mapping[NodeId, int]
     jumps_us: Mapping[NodeId, tuple[int, int]]
-    calm_us: int
     pace: Pace
     snapshot_every: int
     slots_kept: int
@@ -141,7 +129,8 @@ class _Drawing:
         self._forgetful = self._draw_forgetful()
         self._dying = self._draw_dying()
         self._laggards = self._draw_laggards()
-        self._publishers = self._draw_publishers()
+        bears = self._byzantine
+        self._publishers = draw_parts(self._random, setting, LOG_PUBLISHERS, bears, self._calm_us)
         readers = FIRST_CLIENT + len(self._publishers)
         self._readers = tuple(range(readers, readers + self._random.randint(1, 2)))
 
@@ -257,24 +246,6 @@ class _Drawing:
         count = self._random.randint(0, self._setting.f - len(bad))
         return {replica: self._moment() for replica in self._random.sample(innocent, count)}
 
-    def _draw_publishers(self) -> tuple[SourcePart, ...]:
-        pinned = self._setting.adversary
-        byzantine = self._byzantine and pinned is None and self._random.random() < 0.4
-        special = [Conduct.BYZANTINE] * (byzantine or pinned in LOG_PUBLISHERS)
-        special += [Conduct.CRASHED] * (self._random.random() < 0.15)
-        conducts = (*special, *[Conduct.CORRECT] * self._random.randint(1, 3 - len(special)))
-        return tuple(
-            self._draw_publisher(FIRST_CLIENT + at, conduct) for at, conduct in enumerate(conducts)
-        )
-
-    def _draw_publisher(self, node: NodeId, conduct: Conduct) -> SourcePart:
-        if conduct is Conduct.CRASHED:
-            return SourcePart(node, conduct, crash_at_us=self._moment())
-        if conduct is Conduct.CORRECT:
-            return SourcePart(node, conduct)
-        pinned = self._setting.adversary
-        return SourcePart(node, conduct, pinned or self._random.choice(tuple(LOG_PUBLISHERS)))
-
     def _draw_storms(self) -> Iterator[Storm]:
         bad = {*self._hostile, *self._forgetful, *self._dying}
         others = [replica for replica in self._members if replica not in self._dying]
@@ -330,7 +301,7 @@ class _Drawing:
             for _ in range(burst):
                 twin = self._draw_payload(at_us) if publisher.adversary == TWIN_SOURCE else None
                 payload = self._draw_payload(at_us)
-                yield PlannedAppend(at_us, publisher.node, partition, payload, twin)
+                yield PlannedAppend(at_us, publisher.node, payload, twin, partition)
 
     def _draw_payload(self, at_us: int) -> bytes:
         size = self._random.choice((0, 1, 20, 253, 253, 1_000, 5_000, 9_000))
@@ -341,4 +312,4 @@ class _Drawing:
         return batch.encode_one(None, self._random.randbytes(size), (), at_us, False)
 
     def _moment(self) -> int:
-        return self._random.randint(BEGIN_US, self._calm_us)
+        return draw_moment(self._random, self._calm_us)

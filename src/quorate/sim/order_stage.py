@@ -1,11 +1,9 @@
 """A log topic's scenario performed: its world is built, lived through and looked at.
 
-As in `stage.py`, a run ends once nothing is left to wait for, and something that stays out is a
-violation only when it is later than the slowest repair could be: leaders change with a patience
-that doubles, up to sixteen seconds.
+The slowest repair: leaders change with a patience that doubles, up to sixteen seconds.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import cache, partial
 from random import Random
@@ -31,12 +29,9 @@ from quorate.sim.adversaries import (
     DENY,
     LOG_PUBLISHERS,
     LOG_REPLICAS,
-    TWIN_SOURCE,
-    TWINS,
     Deny,
 )
 from quorate.sim.disks import SimDisk
-from quorate.sim.faults import Fault
 from quorate.sim.hosts import Rewrite
 from quorate.sim.order_checkers import (
     LOG_LIVENESS,
@@ -49,12 +44,12 @@ from quorate.sim.order_checkers import (
 )
 from quorate.sim.order_commands import PlannedCommand
 from quorate.sim.order_scenarios import OrderScenario, PlannedAppend
-from quorate.sim.stage import Overhear, Overheard, simulated_macs
+from quorate.sim.stage import simulated_macs
 from quorate.sim.stores import SimStore
-from quorate.sim.twins import Side, Split
-from quorate.sim.world import OnOutcome, World
+from quorate.sim.theatre import Overhear, Theatre
+from quorate.sim.twins import Side
+from quorate.sim.world import OnOutcome
 
-LOOK_EVERY_US = 1_000_000
 LATE_AFTER_US = 60_000_000
 BLACKOUT_US = 20_000
 # The time of day when the world begins.
@@ -109,8 +104,10 @@ def _cosigner(node: NodeId) -> Cosigner:
     return Cosigner(f"r{node}", _private_key(node).public_key().public_bytes_raw())
 
 
-class OrderStage:
-    """The world of one scenario."""
+class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
+    """The world of one scenario of a log topic."""
+
+    late_after_us = LATE_AFTER_US
 
     def __init__(
         self,
@@ -119,19 +116,12 @@ class OrderStage:
         overhear: Overhear | None = None,
         on_outcome: OnOutcome | None = None,
     ) -> None:
-        self.scenario = scenario
+        super().__init__(scenario, overhear, on_outcome)
         self.record = LogRecord(
             {part.node: part.conduct for part in scenario.publishers}, scenario.readers
         )
-        self.world = World(scenario.seed, network=scenario.network, on_outcome=self._outcome)
-        self.planned: list[Fault] = []
-        self._overhear = overhear
-        self._on_outcome = on_outcome
-        self._adversaries: Counter[str] = Counter()
         # Who started over, and with the state after which slot.
         self._installed: set[tuple[NodeId, int]] = set()
-        self._arrived_us = 0
-        self._waiting: defaultdict[NodeId, dict[Side, deque[PlannedAppend]]] = defaultdict(dict)
         self._add_replicas()
         self._add_publishers()
         self._add_readers()
@@ -156,28 +146,9 @@ class OrderStage:
         number = machine.commands.give(planned.command, self.world.now_us)
         self.record.commands.setdefault(planned.node, set()).add(number)
 
-    def perform(self) -> list[LogViolation]:
-        """Through the storm, and on until everything that is due has come, or is late."""
-        scenario, world = self.scenario, self.world
-        world.run(scenario.calm_us)
-        while True:
-            world.run(world.now_us + LOOK_EVERY_US)
-            self._look_at_disks()
-            violations = check_log(self.record, LOG_SAFETY)
-            waited_us = world.now_us - max(scenario.calm_us, self._arrived_us)
-            if violations or waited_us > LATE_AFTER_US:
-                return violations or check_log(self.record, LOG_LIVENESS)
-            if not check_log(self.record, LOG_LIVENESS):
-                return []
-
     @property
     def faults(self) -> Counter[str]:
-        lost = Counter({kind: self.world.traffic[kind] for kind in ("lost", "doubled")})
-        return self.world.faults + self._adversaries + lost + self._started_over
-
-    @property
-    def _started_over(self) -> Counter[str]:
-        return Counter({"started over": len(self._installed)})
+        return super().faults + Counter({"started over": len(self._installed)})
 
     @property
     def published(self) -> int:
@@ -237,14 +208,10 @@ class OrderStage:
         return EPOCH_US + now_us + self.scenario.skews_us[replica] + jumped_us
 
     def _add_publishers(self) -> None:
-        topic = self.scenario.topic
         for part in self.scenario.publishers:
             macs = simulated_macs(part.node, self.scenario.everybody)
             make = partial(Source, part.node, self._topics, macs, session=1)
-            self._add(part.node, make, part.adversary, topic.members, topic.members)
-            self.world.call(0, part.node, lambda source: source.register(topic.name))
-            if part.crash_at_us is not None:
-                self.world.inject(part.crash_at_us, partial(self.world.crash, part.node))
+            self._add_publishing(part, make)
 
     def _add_readers(self) -> None:
         topic = self.scenario.topic
@@ -257,33 +224,13 @@ class OrderStage:
                 read = partial(Destination.read, name=topic.name, partition=partition, offset=0)
                 self.world.call(0, node, read)
 
-    def _add(
-        self,
-        node: NodeId,
-        make: Callable[[], Machine],
-        adversary: str | None,
-        victims: Collection[NodeId],
-        peers: Collection[NodeId],
-        disk: SimDisk | None = None,
-    ) -> None:
-        if self._overhear is not None:
-            make = partial(Overheard, make, partial(self._hear, node))
-        random = Random(f"{self.scenario.seed}:adversary {node}")
-        rewrite: Rewrite | None = None
-        if adversary is not None:
-            self._adversaries[adversary] += 1
-            rewrite = self._rewrite(node, adversary, random, victims)
-        self.world.add(node, make, peers=peers, rewrite=rewrite, disk=disk)
-        if adversary == TWINS:
-            twin = SimDisk()
-            self.world.add_twin(
-                node,
-                partial(self._replica, node, twin),
-                split=Split.by_lot(random, victims),
-                disk=twin,
-            )
-        elif adversary == TWIN_SOURCE:
-            self.world.add_twin(node, make, split=Split.by_lot(random, victims))
+    def _twin(
+        self, node: NodeId, make: Callable[[], Machine]
+    ) -> tuple[Callable[[], Machine], SimDisk | None]:
+        if node not in self.scenario.topic.members:
+            return make, None
+        disk = SimDisk()
+        return partial(self._replica, node, disk), disk
 
     def _rewrite(
         self, node: NodeId, adversary: str, random: Random, victims: Collection[NodeId]
@@ -300,17 +247,15 @@ class OrderStage:
 
     def _plan_faults(self) -> None:
         scenario, world = self.scenario, self.world
-        for storm in scenario.storms:
-            self.planned += storm.apply(world)
-        for replica, at_us in scenario.dying.items():
-            world.inject(at_us, partial(world.crash, replica))
+        self._plan_storms()
+        self._plan_deaths()
         for absence in scenario.absences:
             world.inject(absence.from_us, partial(world.crash, absence.replica))
             again = partial(world.restart, absence.replica, amnesia=absence.amnesia)
             world.inject(absence.until_us, again)
         for at_us in scenario.blackouts_us:
             world.inject(at_us, self._black_out)
-        world.inject(scenario.calm_us, world.heal)
+        self._plan_calm()
 
     def _black_out(self) -> None:
         """Every replica that can crash does so now, and is back a little later."""
@@ -325,18 +270,7 @@ class OrderStage:
         dies_us = self.scenario.dying.get(replica)
         return dies_us is not None and dies_us <= self.world.now_us + BLACKOUT_US
 
-    def _plan(self, planned: PlannedAppend) -> None:
-        sides = (Side.A,) if planned.twin_payload is None else (Side.A, Side.B)
-        for side in sides:
-            take = partial(self._take, planned, side)
-            self.world.call(planned.at_us, planned.publisher, take, side=side)
-
-    def _take(self, planned: PlannedAppend, side: Side, source: Source) -> None:
-        self._waiting[planned.publisher].setdefault(side, deque()).append(planned)
-        self._publish(planned.publisher, side, source)
-
     def _publish(self, node: NodeId, side: Side, source: Source) -> None:
-        """As much as there is room for: a program that uses a source waits for it, too."""
         waiting, topic = self._waiting[node][side], self.scenario.topic
         while waiting:
             line = source.line(topic.name, waiting[0].partition)
@@ -352,14 +286,19 @@ class OrderStage:
 
     # Looking
 
+    def _wrong(self) -> list[LogViolation]:
+        self._look_at_disks()
+        return check_log(self.record, LOG_SAFETY)
+
+    def _missing(self) -> list[LogViolation]:
+        return check_log(self.record, LOG_LIVENESS)
+
     def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
         self.record.on_outcome(node, outcome)
         if isinstance(outcome, Entry | Recorded):
             self._arrived_us = now_us
         if isinstance(outcome, Recorded):
-            for side, waiting in self._waiting[node].items():
-                if waiting:
-                    self.world.call(now_us, node, partial(self._publish, node, side), side=side)
+            self._go_on(node, now_us)
         if self._on_outcome is not None:
             self._on_outcome(node, outcome, now_us)
 
@@ -388,7 +327,3 @@ class OrderStage:
             self.record.logs[replica] = logs
             if replica not in self.scenario.dying:
                 self.record.ends[replica] = last
-
-    def _hear(self, receiver: NodeId, sender: NodeId, message: object) -> None:
-        if self._overhear is not None:
-            self._overhear(self.world.now_us, sender, receiver, message)  # type: ignore[arg-type]

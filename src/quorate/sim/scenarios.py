@@ -19,7 +19,7 @@ A run begins in peace, so that subscriptions hold everywhere before the first ba
 through a storm, and ends in calm. `stage.py` performs it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -126,14 +126,18 @@ class SourcePart:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedBatch:
+class Planned:
     """What a source is told to publish. A source with a twin has something else to say there."""
 
     at_us: int
     source: NodeId
-    urgent: bool
     payload: bytes
     twin_payload: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch(Planned):
+    urgent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +174,8 @@ class Storm(FaultPlan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """Everything that was drawn."""
+class Drawn:
+    """What is drawn for every protocol."""
 
     setting: Setting
     seed: int
@@ -180,14 +184,20 @@ class Scenario:
     hostile: Mapping[NodeId, str]
     # Replicas that crash for good, and when.
     dying: Mapping[NodeId, int]
+    storms: tuple[Storm, ...]
+    calm_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario(Drawn):
+    """Everything that was drawn for a live topic."""
+
     # Whether crashes strike one replica and then another.
     crashes_wander: bool
     sources: tuple[SourcePart, ...]
     destinations: tuple[NodeId, ...]
-    storms: tuple[Storm, ...]
     cuts: tuple[PlannedCut, ...]
     batches: tuple[PlannedBatch, ...]
-    calm_us: int
 
     @property
     def everybody(self) -> tuple[NodeId, ...]:
@@ -238,6 +248,34 @@ def draw_loss(random: Random) -> Loss:
     return random.choice(losses)
 
 
+def draw_moment(random: Random, calm_us: int) -> int:
+    """Some time in the storm."""
+    return random.randint(BEGIN_US, calm_us)
+
+
+def draw_parts(
+    random: Random, setting: Setting, attacks: Collection[str], bears: bool, calm_us: int
+) -> tuple[SourcePart, ...]:
+    """One to three sources, of which one is Byzantine, if that is borne, or crashes in some seeds.
+
+    A Byzantine one does what the setting pins, or one of these attacks.
+    """
+    pinned = setting.adversary
+    byzantine = bears and pinned is None and random.random() < 0.4
+    special = [Conduct.BYZANTINE] * (byzantine or pinned in attacks)
+    special += [Conduct.CRASHED] * (random.random() < 0.15)
+    conducts = (*special, *[Conduct.CORRECT] * random.randint(1, 3 - len(special)))
+    parts = []
+    for node, conduct in enumerate(conducts, FIRST_CLIENT):
+        adversary = crash_at_us = None
+        if conduct is Conduct.CRASHED:
+            crash_at_us = draw_moment(random, calm_us)
+        elif conduct is Conduct.BYZANTINE:
+            adversary = pinned or random.choice(tuple(attacks))
+        parts.append(SourcePart(node, conduct, adversary, crash_at_us))
+    return tuple(parts)
+
+
 def draw(setting: Setting, seed: int) -> Scenario:
     """The scenario of this seed: always the same one."""
     return _Drawing(setting, seed).scenario()
@@ -259,8 +297,10 @@ class _Drawing:
         self._hostile = self._draw_hostile()
         self._forgetful = self._draw_forgetful()
         self._dying = self._draw_dying()
-        self._sources = self._draw_sources()
-        self._destinations = self._clients(len(self._sources), self._random.randint(1, 3))
+        bears = setting.protocol in _BEARS_BYZANTINE_SOURCES
+        self._sources = draw_parts(self._random, setting, SOURCES, bears, self._calm_us)
+        first = FIRST_CLIENT + len(self._sources)
+        self._destinations = tuple(range(first, first + self._random.randint(1, 3)))
 
     def scenario(self) -> Scenario:
         return Scenario(
@@ -338,26 +378,6 @@ class _Drawing:
         dying = self._random.sample(self._forgetful, count)
         return {replica: self._moment() for replica in dying}
 
-    def _draw_sources(self) -> tuple[SourcePart, ...]:
-        """One to three, of which one is Byzantine or crashes in some seeds."""
-        pinned = self._setting.adversary
-        bears = self._setting.protocol in _BEARS_BYZANTINE_SOURCES
-        byzantine = bears and pinned is None and self._random.random() < 0.4
-        special = [Conduct.BYZANTINE] * (byzantine or pinned in SOURCES)
-        special += [Conduct.CRASHED] * (self._random.random() < 0.15)
-        plain = [Conduct.CORRECT] * self._random.randint(1, 3 - len(special))
-        conducts = (*special, *plain)
-        nodes = self._clients(0, len(conducts))
-        return tuple(map(self._draw_source, nodes, conducts))
-
-    def _draw_source(self, node: NodeId, conduct: Conduct) -> SourcePart:
-        if conduct is Conduct.CRASHED:
-            return SourcePart(node, conduct, crash_at_us=self._moment())
-        if conduct is Conduct.CORRECT:
-            return SourcePart(node, conduct)
-        adversary = self._setting.adversary or self._random.choice(tuple(SOURCES))
-        return SourcePart(node, conduct, adversary)
-
     def _draw_storms(self) -> Iterator[Storm]:
         living = [replica for replica in self._struck if replica not in self._dying]
         crashable = [replica for replica in self._forgetful if replica in living]
@@ -409,15 +429,11 @@ class _Drawing:
         urgent = self._random.random() < 0.1
         payload = self._draw_payload(at_us, urgent)
         twin = self._draw_payload(at_us, urgent) if source.adversary == TWIN_SOURCE else None
-        return PlannedBatch(at_us, source.node, urgent, payload, twin)
+        return PlannedBatch(at_us, source.node, payload, twin, urgent)
 
     def _draw_payload(self, at_us: int, urgent: bool) -> bytes:
         size = self._random.choice((0, 1, 20, 253, 253, 1_000, 4_000))
         return batch.encode_one(None, self._random.randbytes(size), (), at_us, urgent)
 
     def _moment(self) -> int:
-        """Some time in the storm."""
-        return self._random.randint(BEGIN_US, self._calm_us)
-
-    def _clients(self, after: int, count: int) -> tuple[NodeId, ...]:
-        return tuple(range(FIRST_CLIENT + after, FIRST_CLIENT + after + count))
+        return draw_moment(self._random, self._calm_us)

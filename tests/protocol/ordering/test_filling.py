@@ -36,7 +36,7 @@ def test_a_replica_that_was_away_gets_a_small_batch_from_its_peers() -> None:
 def test_large_batches_go_to_the_stores_of_their_partition_only() -> None:
     council = missed(LARGE)
     council.run(5)
-    is_store = council.group(3)._is_store(next(iter(council.group(3).log.state.partitions)))
+    is_store = council.group(3).roster.stores(next(iter(council.group(3).log.state.partitions)))
     assert held_by(council, 3) == ([LARGE] if is_store else [])
     assert council.group(3).filling.count == 0
 

@@ -196,8 +196,8 @@ def test_a_replica_that_decided_without_a_vote_and_restarted_does_not_hold_up_ev
 
 
 def test_a_replica_that_answers_last_and_with_rubbish_does_not_keep_a_line_from_another() -> None:
-    """`Group.on_retrieved` keeps the last offer for a span and looks at it with the next tick: who
-    answers last decides, and the offer of a correct replica is overwritten unseen."""
+    """`Retrieval.on_retrieved` keeps the last offer for a span and looks at it with the next tick:
+    who answers last decides, and the offer of a correct replica is overwritten unseen."""
     council = Council(byzantine=(3,))
     council.publish(A, 1, to=(0, 1))
     chain = chained(CHAIN_START, [digest(payload_of(A, 1))])[-1]
@@ -261,8 +261,8 @@ def test_as_many_early_entries_as_are_kept_can_be_placed_at_once() -> None:
 
 def test_an_answer_to_retrieve_can_be_decoded_however_much_a_publisher_handed_in() -> None:
     """`Waiting.extend` looks at the room before it takes a run, so that nearly twice
-    WAITING_BATCHES_MAX may wait; `Group.on_retrieve` sends more digests than a message may have,
-    and the receiver blames the correct replica that sent them."""
+    WAITING_BATCHES_MAX may wait; `Retrieval.on_retrieve` sends more digests than a message may
+    have, and the receiver blames the correct replica that sent them."""
     council = Council()
     council.publish(A, 1, *[b"x"] * 4095, to=[0])
     council.publish(A, 4096, *[b"x"] * 4096, to=[0])
@@ -318,24 +318,24 @@ def test_a_reader_takes_no_more_than_it_allowed() -> None:
 
 
 def test_a_replica_that_makes_up_decisions_fills_no_memory() -> None:
-    """`Group.on_decision` counts one word of each replica, but keeps the values of all of them."""
+    """`CatchingUp.on_decision` counts one word of each replica, but keeps the values of all."""
     council = Council(byzantine=(3,))
     for number in range(1000):
         council.say(3, [1], Decision(council.number, 5, b"%d" % number, b""))
 
-    kept = council.group(1)._decisions
+    kept = council.group(1).catching_up.said
     assert sum(map(len, kept.values())) <= len(council.members)
 
 
 def test_a_replica_that_makes_up_sessions_of_clients_fills_no_memory() -> None:
-    """`Group._known_line` makes a line of whatever a replica speaks of. Sessions of a client are
-    without number, and `log.LINES_PER_MEMBER_MAX` is used nowhere."""
+    """`Backlog.line_heard_of` makes a line of whatever a replica speaks of. Sessions of a client
+    are without number, and `log.LINES_PER_MEMBER_MAX` is used nowhere."""
     council = Council(byzantine=(3,))
     for session in range(5000):
         made_up = node_of(A, session)
         council.say(3, [1], Received(made_up, T, 0, 1, bytes(32)))
 
-    assert len(council.group(1)._lines) <= 4096
+    assert len(council.group(1).backlog.lines) <= 4096
 
 
 # False accusations
@@ -413,4 +413,4 @@ def test_a_payload_on_disk_is_kept_though_the_batch_before_it_was_not_on_disk() 
 
     council.say(A, [0], Announce(T, 0, 1, [digest(b"small"), digest(large)]))
 
-    assert council.group(0)._line(Line(A, T, 0)).payloads == [None, large]
+    assert council.group(0).backlog.line(Line(A, T, 0)).payloads == [None, large]

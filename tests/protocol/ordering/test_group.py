@@ -36,7 +36,8 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering import group as module
-from quorate.protocol.ordering.group import CLOCK_AHEAD_US_MAX
+from quorate.protocol.ordering import snapshots
+from quorate.protocol.ordering.clocks import CLOCK_AHEAD_US_MAX
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.records import Decided, Held, Snapshot, Voted
 from quorate.protocol.ordering.value import CHAIN_START, Value, chained, value_digest
@@ -134,7 +135,7 @@ def test_a_restart_behind_a_snapshot_goes_on_where_it_was(table: dict[str, objec
 def test_large_slots_bring_snapshots_sooner_and_not_everywhere_at_once(
     table: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SNAPSHOT_BATCHES", 8)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_BATCHES", 8)
     council = Council(table)
     for first in (1, 4, 7):
         council.publish(A, first, b"x", b"y", b"z")
@@ -149,7 +150,7 @@ def test_large_slots_bring_snapshots_sooner_and_not_everywhere_at_once(
 def test_batches_that_were_replayed_count_towards_the_next_snapshot(
     table: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SNAPSHOT_BATCHES", 8)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_BATCHES", 8)
     council = Council(table)
     council.publish(A, 1, b"1", b"2", b"3", b"4")
     council.settle()
@@ -170,7 +171,7 @@ def test_a_publisher_that_contradicts_itself_is_reported_and_its_first_word_stay
     council.publish(A, 1, b"one", to=[0])
     council.publish(A, 1, b"two", to=[0])
     assert [(r.node, r.kind) for r in council.reports(by=0)] == [(A, "contradiction")]
-    assert council.group(0)._lines[Line(A, T, 0)].payloads == [b"one"]
+    assert council.group(0).backlog.lines[Line(A, T, 0)].payloads == [b"one"]
 
 
 def test_a_publisher_that_says_two_things_to_two_halves_holds_up_nobody_but_itself() -> None:
@@ -257,7 +258,7 @@ def test_a_replica_that_missed_a_request_asks_the_others_and_believes_f_plus_1()
     council.run(0.4, lambda f: not isinstance(f.message, Accept | Write) or f.sender == 3)
     assert council.messages(Retrieve, sender=3)
     assert writes(council, 3) == 1
-    assert council.group(3)._lines[Line(A, T, 0)].payloads == [b"a1"]
+    assert council.group(3).backlog.lines[Line(A, T, 0)].payloads == [b"a1"]
 
 
 @pytest.mark.parametrize(
@@ -432,7 +433,7 @@ def test_a_replica_that_is_behind_by_many_slots_catches_up() -> None:
 
 
 def clock_of(council: Council, replica: int = 0) -> int:
-    return council.group(replica).time_of_day_us()
+    return council.group(replica).clocks.time_of_day_us()
 
 
 def hear_clocks(council: Council, *ahead_us: int) -> None:
@@ -466,7 +467,7 @@ def test_of_f_plus_1_clocks_that_are_furthest_ahead_the_last_is_believed(
 def test_how_far_each_clock_is_from_the_one_that_is_believed() -> None:
     council = Council(ahead_us={0: -5})
     hear_clocks(council, 10**12, 7, 3)
-    ahead_us = council.group(0).clocks_ahead_us()
+    ahead_us = council.group(0).clocks.ahead_us()
     assert ahead_us == {0: -12, 1: 10**12 - 7, 2: 0, 3: -4}
 
 
@@ -481,7 +482,7 @@ def test_a_leader_that_has_just_restarted_does_not_go_by_its_own_clock_alone() -
     leader = council.group(0)
     assert leader.log.state.time_us == WALL_US
     assert leader.consensus.is_leader
-    assert not leader.is_sure_of_time
+    assert not leader.clocks.is_sure
     council.publish(A, 4, to=(0,))
     proposed = leader.next_value()
     assert proposed is not None
@@ -548,7 +549,7 @@ def test_one_word_is_enough_for_the_digests_of_a_value_that_is_bound() -> None:
     value = value_of(span)
     decision = Decision(council.number, 1, value, digest(b"a1") + digest(LARGE))
     council.publish(A, 1, b"a1", to=[2])
-    waiting = council.group(2)._lines[span.line]
+    waiting = council.group(2).backlog.lines[span.line]
     council.say(0, [2], decision)
     assert not waiting.matches(span)
     council.group(2).consensus.bound = {1: value_digest(value)}
@@ -580,5 +581,5 @@ def test_chains_cover_the_whole_line() -> None:
     council = Council()
     council.publish(A, 1, b"1", b"2")
     council.settle()
-    waiting = council.group(2)._lines[Line(A, T, 0)]
+    waiting = council.group(2).backlog.lines[Line(A, T, 0)]
     assert waiting.base == chained(CHAIN_START, map(digest, (b"1", b"2")))[-1]

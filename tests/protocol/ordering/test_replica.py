@@ -125,7 +125,7 @@ def test_no_replica_speaks_for_a_client_that_may_not_publish() -> None:
     council.say(1, [0], Received(B, T, 0, 1, D))
     council.say(1, [0], Stored(B, T, 0, 1, 1, D))
     assert [report.node for report in council.reports(by=0)] == [1, 1]
-    assert Line(B, T, 0) not in council.group(0)._lines
+    assert Line(B, T, 0) not in council.group(0).backlog.lines
 
 
 READINGS = (Follow(T, 0, 1, 0, 10, True), Allow(T, 0, 10))

@@ -165,7 +165,7 @@ class Story:
 
     @property
     def time_us(self) -> int:
-        return self.council.group(next(iter(self.council.seats))).time_of_day_us()
+        return self.council.group(next(iter(self.council.seats))).clocks.time_of_day_us()
 
     def message(self, sender: NodeId, words: str) -> Message:
         group = self.council.number

@@ -91,7 +91,7 @@ def test_a_certificate_names_the_slot_and_the_digest_of_the_state() -> None:
     order(council, 1, 4)
     certified = records(council.turns, Certified)[0]
     assert "\nstate 4 " in certified.checkpoint
-    notary, rules = SimNotary(0, council.members), council.group(0).rules
+    notary, rules = SimNotary(0, council.members), council.group(0).roster.rules
     found = Certificate.read(certified.checkpoint, notary, council.members, rules.quorum)
     tree = council.group(0).log.tree
     assert found[:2] == (4, len(certified.state))
@@ -267,11 +267,11 @@ def test_what_was_decided_meanwhile_no_longer_waits_and_the_rest_still_does() ->
         council.publish(A, number, to=[LATE])
         council.publish(A, number, to=[0, 1, 3]) if number < 14 else None
         council.settle(without(LATE))
-    waiting = council.group(LATE)._lines[Line(A, T, 0)]
+    waiting = council.group(LATE).backlog.lines[Line(A, T, 0)]
     assert waiting.next == 3
     # when it starts over, those are left that nobody has decided.
     council.run(2)
-    waiting = council.group(LATE)._lines[Line(A, T, 0)]
+    waiting = council.group(LATE).backlog.lines[Line(A, T, 0)]
     assert (waiting.next, waiting.end) == (14, 15)
     assert waiting.payloads == [payload_of(A, 14)]
     council.publish(A, 14)

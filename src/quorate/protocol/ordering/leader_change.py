@@ -57,7 +57,7 @@ class LeaderChange:
         self, consensus: Consensus, signer: Signer, outbox: Outbox, pace: Pace = PACE
     ) -> None:
         self.patience_us = pace.patience_us
-        self.signer = signer
+        self._signer = signer
         # Since when the leader of this regency could have proposed something.
         self.since_us = 0
         self._pace = pace
@@ -196,7 +196,7 @@ class LeaderChange:
             )
         )
         values = [value for promise in promises for value in promise.values.values()]
-        signature = self.signer.sign(state)
+        signature = self._signer.sign(state)
         data = StopData(consensus.group, consensus.regency, state, signature, values)
         if consensus.is_leader:
             self.on_stop_data(consensus.me, data)
@@ -255,7 +255,7 @@ class LeaderChange:
         """The state, if that replica signed it, for this regency, and it can be true."""
         if signed.replica not in self._consensus.members:
             return None
-        if not self.signer.is_signed_by(signed.replica, signed.state, signed.signature):
+        if not self._signer.is_signed_by(signed.replica, signed.state, signed.signature):
             return None
         try:
             state = _decoder.decode(signed.state)

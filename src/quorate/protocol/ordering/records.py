@@ -18,6 +18,11 @@ from quorate.core.ordering import Entries, Partition
 DIGEST_BYTES = 32
 
 
+def cut(digests: bytes) -> list[Digest]:
+    """Digests that are laid end to end, one by one."""
+    return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
+
+
 class Held(msgspec.Struct, frozen=True, gc=False, tag="held"):
     """Payloads that this replica stores: consecutive batches of one publisher."""
 

@@ -45,12 +45,13 @@ from quorate.core.ordering import (
 from quorate.crypto.identity import public_of
 from quorate.protocol.control.machine import Control
 from quorate.protocol.control.replica import Steward
+from quorate.protocol.ordering.clocks import WallClock
 from quorate.protocol.ordering.cosigning import Notary
-from quorate.protocol.ordering.group import Group, WallClock
+from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.leader_change import Signer
 from quorate.protocol.ordering.log import LogState
 from quorate.protocol.ordering.pace import PACE, Pace
-from quorate.protocol.ordering.placement import GroupKind, group_of, rules_of
+from quorate.protocol.ordering.placement import GroupKind, Roster, group_of, rules_of
 from quorate.protocol.ordering.records import Record, Snapshot, Store
 from quorate.protocol.ordering.rules import Rules
 from quorate.protocol.outbox import Outbox
@@ -125,12 +126,9 @@ class Ordering:
 
     def _add_group(self, topic: Topic, states: Mapping[int, LogState], found: Found) -> None:
         kind = group_of(topic.contract)
+        rules = self._rules(kind, topic.quorum)
         group = self.groups[kind] = Group(
-            self.me,
-            kind,
-            topic.members,
-            self._rules(kind, topic.quorum),
-            holders_needed=topic.quorum.one_correct,
+            Roster(self.me, kind, topic.members, rules, topic.quorum.one_correct),
             signer=self._signer,
             notary=self._notaries.get(kind),
             store=self._store,
@@ -145,7 +143,7 @@ class Ordering:
         )
         group.restore(list(found.records))
         is_founder = self.steward is not None and not self.steward.control.genesis.revision
-        if group.steward is not None and is_founder and kind not in found.snapshots:
+        if topic.id == CONTROL_TOPIC_ID and is_founder and kind not in found.snapshots:
             # How the cluster began is on record from now on, whatever becomes of its file.
             self._outbox.persist(group.log.snapshot(group.consensus.regency), sync=False)
 
@@ -153,7 +151,7 @@ class Ordering:
         """These are the topics and replicas from now on."""
         self.topics = {topic.id: topic for topic in topics_of(cluster) if topic.contract.is_log}
         for group in self.groups.values():
-            group.pass_over_what_may_not_be()
+            group.backlog.pass_over_what_may_not_be()
         if self.on_topology is not None:
             # Nothing is on disk of a group that has no topics yet.
             self._add_groups({}, Found({}, ()))
@@ -301,8 +299,8 @@ _FOLLOWERS_SAY = (Standing, Fill, Retrieve, AskPart)
 _WORDS: dict[type, Callable[[Group, NodeId, Any], None]] = {
     Received: Group.on_received,
     Stored: Group.on_stored,
-    Retrieve: Group.on_retrieve,
-    Retrieved: Group.on_retrieved,
+    Retrieve: lambda group, sender, ask: group.retrieval.on_retrieve(sender, ask),
+    Retrieved: lambda group, sender, given: group.retrieval.on_retrieved(sender, given),
     Fill: Group.on_fill,
     Entries: lambda group, sender, entries: group.filling.on_entries(sender, entries),
     Absent: lambda group, sender, absent: group.filling.on_absent(sender, absent),
@@ -311,9 +309,9 @@ _AGREEMENT: dict[type, Callable[[Group, NodeId, Any], None]] = {
     Propose: Group.on_propose,
     Write: Group.on_write,
     Accept: Group.on_accept,
-    Standing: Group.on_standing,
+    Standing: lambda group, sender, standing: group.catching_up.on_standing(sender, standing),
     Cosign: Group.on_cosign,
-    Decision: Group.on_decision,
+    Decision: lambda group, sender, decision: group.catching_up.on_decision(sender, decision),
     OfferSnapshot: Group.on_offer,
     AskPart: Group.on_ask,
     SnapshotPart: Group.on_part,

@@ -1,0 +1,188 @@
+"""Those who lag behind come forward slot by slot, we as well as others.
+
+Now and then, and more often when nothing moves, a replica says where it stands. Whoever is further
+tells it the slots that it lacks, with the digests of their batches, and repeats what it has said in
+the slot that both are in. A replica that sees others far ahead asks in the same way, at once.
+
+A slot is decided as so many replicas say that one of them is correct; what a value names proves
+itself. A replica that follows a group hears of everything in this way. Slots that peers do not keep
+any more cannot be told: for those there is `transfer.py`.
+
+What is kept is bounded: of each replica one word per slot, some slots ahead, and no large ones.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from quorate.core.control import CONTROL_TOPIC_ID
+from quorate.core.ids import Digest, NodeId
+from quorate.core.ordering import AskPart, Decision, Standing
+from quorate.crypto.digests import digest
+from quorate.protocol.ordering.backlog import Backlog
+from quorate.protocol.ordering.clocks import Clocks
+from quorate.protocol.ordering.commands import Commands
+from quorate.protocol.ordering.consensus import Consensus
+from quorate.protocol.ordering.leader_change import LeaderChange
+from quorate.protocol.ordering.pace import Pace
+from quorate.protocol.ordering.placement import Roster
+from quorate.protocol.ordering.records import Store, cut
+from quorate.protocol.ordering.transfer import Transfer
+from quorate.protocol.ordering.value import Value, value_digest
+from quorate.protocol.outbox import Outbox
+
+# Slots that a replica which lags behind is told at a time, and how far ahead it listens.
+DECISIONS_BYTES_MAX = 512 * 1024
+DECISIONS_AHEAD_MAX = 256
+EARLY_VALUE_BYTES_MAX = 16 * 1024
+
+
+class CatchingUp:
+    """What one replica hears from those ahead of it, and tells those behind."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        consensus: Consensus,
+        change: LeaderChange,
+        *,
+        backlog: Backlog,
+        commands: Commands,
+        clocks: Clocks,
+        transfer: Transfer | None,
+        store: Store,
+        outbox: Outbox,
+        pace: Pace,
+    ) -> None:
+        # What others say was decided, by slot.
+        self.said: dict[int, dict[NodeId, Decision]] = {}
+        self._roster, self._others = roster, roster.others
+        self._consensus, self._change = consensus, change
+        self._backlog, self._commands, self._clocks = backlog, commands, clocks
+        self._transfer, self._store = transfer, store
+        self._outbox, self._pace = outbox, pace
+        # Up to which slot each replica was told decisions, and when.
+        self._told: dict[NodeId, tuple[int, int]] = {}
+        self._standing_us = 0
+        self._asked_us = 0
+
+    # Where we stand
+
+    def tick(self, *, is_stuck: bool) -> None:
+        now_us, pace = self._outbox.now_us, self._pace
+        if now_us - self._standing_us >= (pace.standing_us if is_stuck else pace.standing_idle_us):
+            self._standing_us = now_us
+            self.say_standing(self._others)
+            if self._commands.await_snapshot:
+                self._outbox.send_all(self._others, AskPart(self._roster.number, 0, 0))
+
+    def notice(self, sender: NodeId, slot: int) -> None:
+        """Somebody takes part in a slot that is far from ours: ask how it came there."""
+        now_us = self._outbox.now_us
+        if slot > self._consensus.slot and now_us - self._asked_us >= self._pace.behind_us:
+            self._asked_us = now_us
+            self.say_standing((sender,))
+
+    def say_standing(self, peers: tuple[NodeId, ...]) -> None:
+        consensus = self._consensus
+        standing = Standing(
+            self._roster.number,
+            consensus.regency,
+            consensus.slot,
+            consensus.is_synced,
+            self._clocks.own_us(),
+        )
+        self._outbox.send_all(peers, standing)
+
+    # Others behind us
+
+    def on_standing(self, sender: NodeId, standing: Standing) -> None:
+        """A peer is stuck, or says hello: help it along."""
+        consensus = self._consensus
+        is_member = sender in self._roster.members
+        is_peer = consensus.takes_part and is_member
+        if is_member:
+            self._clocks.hear(sender, standing.clock_us)
+        if is_peer:
+            self._change.repeat(sender, standing.regency, standing.is_synced)
+        if standing.slot < consensus.slot and self._may_tell(sender, standing.slot):
+            self._tell_decisions(sender, standing.slot)
+        if is_peer and standing.regency == consensus.regency:
+            consensus.repeat(sender, standing.slot)
+        self.notice(sender, standing.slot - 1)
+
+    def _may_tell(self, peer: NodeId, slot: int) -> bool:
+        """Go on at once with a peer that has taken what it was told; repeat it now and then only.
+
+        A peer that lies about where it is gets everything once, and then no more than that.
+        """
+        told_before, told_us = self._told.get(peer, (0, -self._pace.standing_us))
+        return slot >= told_before or self._outbox.now_us - told_us >= self._pace.standing_us
+
+    def _tell_decisions(self, peer: NodeId, slot: int) -> None:
+        number = self._roster.number
+        first, _ = self._store.slots(number)
+        if slot < first and self._transfer is not None:
+            self._transfer.offer(peer, slot)
+        for decided in self._store.decided(number, slot, DECISIONS_BYTES_MAX):
+            commands = self._commands.of(decided)
+            self._told[peer] = decided.slot + 1, self._outbox.now_us
+            digests = b"".join([placed.digests for placed in decided.placed])
+            decision = Decision(number, decided.slot, decided.value, digests, commands)
+            self._outbox.send(peer, decision)
+
+    # Others ahead of us
+
+    def on_decision(self, sender: NodeId, decision: Decision) -> None:
+        slot = self._consensus.slot
+        if self._commands.await_snapshot:
+            return
+        if not slot <= decision.slot < slot + DECISIONS_AHEAD_MAX:
+            return
+        if decision.slot > slot and len(decision.value) > EARLY_VALUE_BYTES_MAX:
+            return
+        self.said.setdefault(decision.slot, {})[sender] = decision
+        bound = self._consensus.bound.get(slot)
+        if decision.slot == slot and value_digest(decision.value) == bound:
+            # That it is the value is beyond doubt, and the digests prove themselves.
+            self._learn(decision)
+        while self._take_decision():
+            pass
+        if self._consensus.slot > slot and not self.said:
+            self.say_standing(self._others)
+
+    def _take_decision(self) -> bool:
+        """Decide the current slot if enough replicas say how it was decided."""
+        slot = self._consensus.slot
+        said = Counter(decision.value for decision in self.said.get(slot, {}).values())
+        for value, count in said.items():
+            if count >= self._roster.rules.voices_to_believe:
+                for decision in list(self.said[slot].values()):
+                    # The digests are one replica's word each: any that fit will do.
+                    if decision.value == value:
+                        self._learn(decision)
+                self._consensus.decided_elsewhere(value)
+                break
+        return self._consensus.slot > slot
+
+    def _learn(self, decision: Decision) -> None:
+        """Take the contents of a decided value from whoever told us of it."""
+        digests, at = cut(decision.digests), 0
+        commands = iter(decision.commands)
+        for span in Value.decode(decision.value).spans:
+            waiting = self._backlog.line(span.line)
+            contents = digests[at : at + span.batches]
+            payloads: list[bytes | None] = [None] * span.batches
+            if span.topic == CONTROL_TOPIC_ID:
+                payloads = _matching(contents, commands)
+            if not waiting.matches(span):
+                waiting.replace(span, contents, payloads)
+            elif span.topic == CONTROL_TOPIC_ID:
+                waiting.complete(span.first, contents, payloads)
+            at += span.batches
+
+
+def _matching(digests: list[Digest], payloads: Iterator[bytes]) -> list[bytes | None]:
+    """The payloads that these digests are of, as far as they were given."""
+    given = [next(payloads, b"") for _ in digests]
+    pairs = zip(digests, given, strict=True)
+    return [payload if digest(payload) == content else None for content, payload in pairs]

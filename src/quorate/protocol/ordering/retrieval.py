@@ -1,0 +1,203 @@
+"""What a value names, and how we come to know what we lack of it.
+
+A value names batches by count and chain. To vote for it we must find them authentic and available
+(`lines.py`); to carry it out we must know their digests, and have the payloads of commands. What
+stays out is on its way to us, or it is not: after a while we ask all others for it, and whoever
+has it sends the digests, as many payloads as fit, and says how far its publisher gave it to them.
+
+What we were given for a span is an *offer*. It replaces what we have of the line only if enough
+replicas vouch for it, or if that the span is right is beyond doubt already. That an offer is what
+the span names, the chain proves.
+"""
+
+from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.limits import RUN_BATCHES_MAX
+from quorate.core.ordering import Line, Received, Retrieve, Retrieved
+from quorate.crypto.digests import digest
+from quorate.protocol.ordering.backlog import Backlog, Wanted
+from quorate.protocol.ordering.commands import Commands
+from quorate.protocol.ordering.lines import Waiting
+from quorate.protocol.ordering.log import OrderLog
+from quorate.protocol.ordering.pace import Pace
+from quorate.protocol.ordering.placement import Roster
+from quorate.protocol.ordering.readers import Readers
+from quorate.protocol.ordering.value import Span
+from quorate.protocol.outbox import Outbox
+
+RETRIEVED_BYTES_MAX = 1024 * 1024
+
+
+class Retrieval:
+    """What one replica wants of the lines of its group, and gives to others that want it."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        log: OrderLog,
+        backlog: Backlog,
+        commands: Commands,
+        readers: Readers,
+        outbox: Outbox,
+        pace: Pace,
+    ) -> None:
+        self._me, self._others = roster.me, roster.others
+        self._voices_to_believe = roster.rules.voices_to_believe
+        self._log = log
+        self._backlog = backlog
+        self._commands = commands
+        self._readers = readers
+        self._outbox = outbox
+        self._pace = pace
+
+    # What a span needs
+
+    def is_acceptable(self, span: Span) -> bool:
+        """Whether we find it authentic and available; if not, it is wanted."""
+        waiting = self._backlog.line(span.line)
+        if span.first != waiting.next:
+            return False
+        if self._is_here(waiting, span) and self._is_authentic(waiting, span):
+            return True
+        self.want(span)
+        return False
+
+    def is_available(self, span: Span) -> bool:
+        """As acceptable, but that it is authentic is beyond doubt already."""
+        waiting = self._backlog.line(span.line)
+        self.use_offer(span, is_certain=True)
+        if self._is_here(waiting, span):
+            return True
+        self.want(span)
+        return False
+
+    def is_applicable(self, span: Span) -> bool:
+        """Whether we know what it names, and have it if we must carry it out."""
+        waiting = self._backlog.line(span.line)
+        if not waiting.matches(span):
+            return False
+        return not self._commands.are_on(span.line) or self._is_here(waiting, span)
+
+    def _is_here(self, waiting: Waiting, span: Span) -> bool:
+        return waiting.matches(span) and not waiting.lacks(span, self._backlog.holders(span.line))
+
+    def _is_authentic(self, waiting: Waiting, span: Span) -> bool:
+        if waiting.direct >= span.end - 1:
+            return True
+        return waiting.believed_by(span.end - 1, self._me) >= self._voices_to_believe
+
+    # What we want
+
+    def want(self, span: Span) -> None:
+        wanted = self._backlog.wanted.get(span.line)
+        if wanted is None or wanted.span != span:
+            self._backlog.wanted[span.line] = Wanted(span, self._outbox.now_us)
+
+    def want_what_others_have(self, waiting: Waiting, received: Received) -> None:
+        """So many say they received more than we have that one of them is correct."""
+        if _voices(waiting, received.through, received.chain) >= self._voices_to_believe:
+            count = received.through + 1 - waiting.next
+            self.want(Span(*waiting.line, waiting.next, count, received.chain))
+
+    def tick(self) -> None:
+        """Look at what we were given, and ask for what we still lack."""
+        now_us = self._outbox.now_us
+        for line, wanted in list(self._backlog.wanted.items()):
+            span = wanted.span
+            self.use_offer(span, is_certain=False)
+            waiting = self._backlog.line(line)
+            is_known = self._is_here(waiting, span)
+            if span.end <= waiting.next or (is_known and self._is_authentic(waiting, span)):
+                del self._backlog.wanted[line]
+            elif now_us - wanted.since_us >= self._pace.retrieve_us:
+                wanted.since_us = now_us - self._pace.retrieve_us + self._pace.retrieve_again_us
+                first = waiting.first_lacking(span, self._backlog.holders(line))
+                retrieve = Retrieve(*line, first, span.end - first)
+                self._outbox.send_all(self._others, retrieve)
+
+    def on_retrieved(self, sender: NodeId, retrieved: Retrieved) -> None:
+        line = Line(retrieved.publisher, retrieved.topic, retrieved.partition)
+        wanted = self._backlog.wanted.get(line)
+        if wanted is None:
+            return
+        payloads: list[bytes | None] = [
+            payload if payload and digest(payload) == content else None
+            for payload, content in zip(retrieved.payloads, retrieved.digests, strict=False)
+        ]
+        payloads += [None] * (len(retrieved.digests) - len(payloads))
+        waiting, span = self._backlog.line(line), wanted.span
+        if waiting.matches(span):
+            waiting.complete(retrieved.first, retrieved.digests, payloads)
+        elif retrieved.first == span.first and waiting.is_named_by(span, retrieved.digests):
+            wanted.offer = retrieved.digests, payloads
+        self._backlog.has_news = True
+
+    def use_offer(self, span: Span, *, is_certain: bool) -> None:
+        """Replace what we have of a line by what we were given, if enough vouch for that."""
+        wanted = self._backlog.wanted.get(span.line)
+        if wanted is None or wanted.offer is None:
+            return
+        waiting = self._backlog.line(span.line)
+        if not (is_certain or self._is_vouched_for(waiting, span)):
+            return
+        if waiting.replace(span, *wanted.offer):
+            waiting.direct = max(waiting.direct, span.end - 1)
+            self._backlog.unsaid[span.line] = waiting
+            self._backlog.activate(waiting)
+            self._backlog.has_news = True
+
+    def _is_vouched_for(self, waiting: Waiting, span: Span) -> bool:
+        return _voices(waiting, span.end - 1, span.chain) >= self._voices_to_believe
+
+    # What others want
+
+    def on_retrieve(self, sender: NodeId, retrieve: Retrieve) -> None:
+        if retrieve.count > RUN_BATCHES_MAX:
+            return
+        line = Line(retrieve.publisher, retrieve.topic, retrieve.partition)
+        if retrieve.first < self._log.line(line).next:
+            self._give_decided(sender, line, retrieve)
+        waiting = self._backlog.lines.get(line)
+        last = retrieve.first + retrieve.count - 1
+        if waiting is None or not waiting.next <= retrieve.first <= last < waiting.end:
+            return
+        start, end = retrieve.first - waiting.next, last + 1 - waiting.next
+        digests, payloads = waiting.digests[start:end], _fitting(waiting.payloads[start:end])
+        self._outbox.send(sender, Retrieved(*line, retrieve.first, digests, payloads))
+        chain = waiting.chain_at(last)
+        if waiting.direct >= last and chain is not None:
+            self._outbox.send(sender, Received(*line, last, chain))
+
+    def _give_decided(self, sender: NodeId, line: Line, retrieve: Retrieve) -> None:
+        """A peer lacks what we have decided: if a power cut took it from all others, it is ours
+        to give."""
+        for position in self._log.line(line).recent:
+            at = retrieve.first - position.first
+            if not 0 <= at < position.batches:
+                continue
+            payloads: list[bytes] = []
+            offset = position.offset + at
+            for stretch in self._readers.read(line.target, offset, RETRIEVED_BYTES_MAX):
+                payloads += stretch.payloads
+            payloads = payloads[: min(position.batches - at, retrieve.count)]
+            if payloads:
+                digests = [*map(digest, payloads)]
+                self._outbox.send(sender, Retrieved(*line, retrieve.first, digests, payloads))
+
+
+def _voices(waiting: Waiting, through: Sequence, chain: Digest) -> int:
+    """How many say that they received a line exactly so far, and so."""
+    return sum(
+        (received.through, received.chain) == (through, chain)
+        for received in waiting.heard.values()
+    )
+
+
+def _fitting(payloads: list[bytes | None]) -> list[bytes]:
+    """As many payloads as a message takes, nothing for the others; one goes, however large."""
+    fitting: list[bytes] = []
+    room = RETRIEVED_BYTES_MAX
+    for payload in payloads:
+        fits = payload is not None and (len(payload) <= room or room == RETRIEVED_BYTES_MAX)
+        fitting.append(payload if payload is not None and fits else b"")
+        room -= len(fitting[-1])
+    return fitting
