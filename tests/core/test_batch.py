@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tracemalloc
+from itertools import pairwise
 from struct import pack_into
 
 import pytest
@@ -105,6 +106,34 @@ def test_a_batch_larger_than_one_window_of_the_check_is_read_whole() -> None:
     values = [b"%d" % number for number in range(3 * 4096 + 5)]
 
     assert Batch(batch.encode_values(values, 1)).values() == values
+
+
+@given(st.integers(1, 40), st.integers(0, 20), st.booleans())
+def test_values_of_one_length_come_out_as_they_went_in(
+    count: int, size: int, is_urgent: bool
+) -> None:
+    values = [bytes([number]) * size for number in range(count)]
+    events = [Event(None, value, (), 7, is_urgent) for value in values]
+    found = Batch(batch.encode(events))
+    assert found.events() == events
+    assert found.record_batch().num_rows == count
+    assert found.values() == values
+
+
+@given(st.integers(0, 10), st.integers(0, 60))
+def test_values_of_one_length_hide_no_offset_that_is_wrong(number: int, offset: int) -> None:
+    """Ten values of six bytes: whatever one of their offsets says, all is checked."""
+    right = batch.encode([Event(None, b"sixsix", (), 7, False)] * 10)
+    forged = with_u32(right, HEADER_BYTES + 4 * number, offset)
+    offsets = [6 * at for at in range(11)]
+    offsets[number] = offset
+    if offsets == sorted(offsets) and (offsets[0], offsets[-1]) == (0, 60):
+        assert [len(value) for value in Batch(forged).values()] == [
+            end - start for start, end in pairwise(offsets)
+        ]
+    else:
+        with pytest.raises(RemoteProtocolError, match="value offsets are not in order"):
+            Batch(forged)
 
 
 def test_offsets_that_go_back_are_found_in_every_window() -> None:

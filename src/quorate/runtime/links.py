@@ -176,6 +176,9 @@ class Link(asyncio.BufferedProtocol):
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Write the frames as one record, or as several when they are many or large."""
+        if len(frames) == 1 and isinstance(frame := frames[0], bytes):
+            self._write(self._records.seal((frame,), len(frame)))
+            return
         for group in grouped(frames):
             if isinstance(group, Bulk):
                 self._write(self._records.seal_bulk(group))
