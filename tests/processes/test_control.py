@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from clusters import TestCluster, quorate, running_cluster
 from logs import leader, next_records
-from quorate.client import Admin, BlockingConsumer, Consumer, Producer, Record
+from quorate.client import Admin, BlockingConsumer, Consumer, Producer, Record, session
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, LocalProtocolError, RefusedError
 from quorate.runtime.local import OPERATOR
@@ -86,6 +87,34 @@ def test_a_topic_can_be_used_as_soon_as_it_is_created(
             return await next_records(consumer, 5)
 
     assert [int(record.value) for record in asyncio.run(story())] == [0, 1, 2, 3, 4]
+
+
+def test_clients_find_partitions_that_come_about_while_they_run(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a group, and wherever the consumer began: all that is new there is read."""
+    monkeypatch.setattr(session, "TOPOLOGY_EVERY_S", 0.2)
+
+    async def story() -> list[tuple[int, bytes]]:
+        await created(cluster, "growing", order="total")
+        async with AsyncExitStack() as stack:
+            consumer = await stack.enter_async_context(Consumer(cluster.directory, "bob"))
+            producer = await stack.enter_async_context(Producer(cluster.directory, "alice"))
+            consumer.subscribe(["growing"], start="end")
+            await consumer.subscribed()
+            await producer.send("growing", b"before")
+            async with Admin(cluster.directory, OPERATOR) as admin:
+                await admin.alter_topic("growing", {"partitions": 3})
+            await eventually(
+                lambda: asyncio.sleep(0, producer.cluster.topics["growing"].partitions),
+                lambda partitions: partitions == 3,
+            )
+            for partition in range(3):
+                await producer.send("growing", b"after", partition=partition)
+            found = await next_records(consumer, 4)
+            return sorted((record.partition, record.value) for record in found)
+
+    assert asyncio.run(story()) == [(0, b"after"), (0, b"before"), (1, b"after"), (2, b"after")]
 
 
 def test_what_was_created_and_altered_is_there_after_all_replicas_were_killed() -> None:

@@ -22,6 +22,7 @@ from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, 
 from quorate.client.sharing import Member, Progress, refuse_without
 from quorate.core import batch
 from quorate.core.batch import Batch
+from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC, LEASE_US, LEASE_US_MAX, LEASE_US_MIN
 from quorate.core.errors import (
     ClosedError,
@@ -311,6 +312,17 @@ class Consumer(Session):
         else:
             self._destination.read_from_time(topic, partition, _TIMES_US[start])
 
+    def _read_new_partitions(self, before: Cluster) -> None:
+        """Topics that we read may have got more partitions, of which nothing was read yet."""
+        if self._membership is not None:
+            # Its group is told what is whose.
+            return
+        for topic in self._wanted:
+            known, now = before.contract(topic), self.cluster.contract(topic)
+            if now.is_log:
+                for partition in range(known.partitions, now.partitions):
+                    self._read(topic, partition, "begin")
+
     async def subscribed(self) -> None:
         """Wait until every subscription is in force; raise if one is refused."""
         while self._put_off:
@@ -463,8 +475,10 @@ class Consumer(Session):
         elif isinstance(outcome, Skipped):
             self.counters["skipped"] += outcome.count
         elif isinstance(outcome, Topology):
+            before = self.cluster
             self._adopt(outcome.cluster)
             self._destination.adopt(outcome.cluster)
+            self._read_new_partitions(before)
         elif isinstance(outcome, Shared) and self._membership is not None and not self._closed:
             self._membership.on_shared(outcome)
 

@@ -175,6 +175,14 @@ class Producer(Session):
         partitions = range(contract.partitions)
         return [Outlet(topic, self._source.line(topic, number), number) for number in partitions]
 
+    def _use_new_partitions(self) -> None:
+        """Topics that we publish on may have got more partitions."""
+        for topic, outlets in self._outlets.items():
+            contract = self.cluster.topics[topic]
+            if contract.is_log:
+                for number in range(len(outlets), contract.partitions):
+                    outlets.append(Outlet(topic, self._source.line(topic, number), number))
+
     async def unregister(self, topic: str) -> None:
         """Stop publishing on a topic, after what is under way has its receipts."""
         await self.flush(topic)
@@ -351,6 +359,7 @@ class Producer(Session):
             elif isinstance(outcome, machine.Topology):
                 self._adopt(outcome.cluster)
                 self._source.adopt(outcome.cluster)
+                self._use_new_partitions()
 
     def _on_receipt(self, receipt: machine.Receipt) -> None:
         outlets = self._by_id.get(receipt.stream.topic)

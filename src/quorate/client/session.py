@@ -34,6 +34,8 @@ ANSWER_TIMEOUT_S = 15.0
 # A lease is renewed so often before it would end.
 LEASE_PARTS = 3
 CLOSE_TIMEOUT_S = 3.0
+# Clients ask so often whether there are other replicas, topics or partitions than before.
+TOPOLOGY_EVERY_S = 30.0
 
 
 def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Identity]:
@@ -74,6 +76,7 @@ class Session(ABC):
         self._closed = False
         # Says now and then that we are here, while we hold something.
         self._lease: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -104,13 +107,16 @@ class Session(ABC):
         for replica in self.cluster.replicas:
             self._transport.dial(replica.number)
         self._driver.start(self._transport)
+        if self.cluster.control is not None:
+            self._watch = asyncio.create_task(self._watch_topology())
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        if self._lease is not None:
-            self._lease.cancel()
+        for task in (self._lease, self._watch):
+            if task is not None:
+                task.cancel()
         if self._driver is not None and self._transport is not None:
             self._driver.stop()
             # uvloop may never tell the end of a connection that was still being made.
@@ -136,6 +142,12 @@ class Session(ABC):
         await self._answer(number, members, what, timeout_s)
         return self.cluster
 
+    async def _watch_topology(self) -> None:
+        while not self._closed:
+            await asyncio.sleep(TOPOLOGY_EVERY_S)
+            with contextlib.suppress(QuorumError):
+                await self.update_topology()
+
     async def _know(self, topics: Iterable[str]) -> None:
         """Topics may have come about after our cluster file was written."""
         unknown = [topic for topic in topics if topic not in (*self.cluster.topics, CONTROL_TOPIC)]
@@ -146,6 +158,8 @@ class Session(ABC):
 
     def _adopt(self, cluster: Cluster) -> None:
         """The cluster is known to be like this now."""
+        if cluster == self.cluster:
+            return
         self.cluster = cluster
         self._macs.adopt(macs_of(cluster, self._identity))
         self.transport.adopt(cluster)
