@@ -5,17 +5,21 @@ from itertools import groupby, islice
 from random import Random
 from statistics import fmean, median
 
+import msgspec
 import pytest
 
 from quorate.core.errors import ConfigError
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message, StatusQuery
+from quorate.core.ordering import Append
+from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready
 from quorate.sim.links import (
     Bandwidth,
     BurstLoss,
     Constant,
     Exponential,
+    Fabric,
     IndependentLoss,
     Latency,
     LogNormal,
@@ -201,6 +205,22 @@ def test_messages_are_doubled_at_the_rate_asked_for() -> None:
     assert set(numbers(world)) == set(range(4_000))
     assert world.traffic["doubled"] == len(numbers(world)) - 4_000
     assert world.traffic["doubled"] / 4_000 == pytest.approx(0.25, rel=0.1)
+
+
+def test_only_payloads_that_no_tag_covers_are_altered_and_at_the_rate_asked_for() -> None:
+    fabric = Fabric(Network(alteration=0.25), Random)
+    tagged = Append(7, 0, 1, [b"one", b"two"])
+    proven = msgspec.structs.replace(tagged, digests=[digest(b"one"), digest(b"two")])
+    assert all(fabric.carried(tagged) is tagged for _ in range(1_000))
+
+    arrived = [fabric.carried(proven) for _ in range(4_000)]
+    altered = [message for message in arrived if message is not proven]
+
+    assert len(altered) / 4_000 == pytest.approx(0.25, rel=0.1)
+    for message in altered:
+        assert isinstance(message, Append)
+        assert message.digests == proven.digests
+        assert message.payloads != proven.payloads
 
 
 def test_a_spell_of_loss_ends() -> None:

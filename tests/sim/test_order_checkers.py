@@ -9,18 +9,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from council import CRASH, A, B, Council
-from quorate.core.ids import NodeId, topic_id
-from quorate.core.ordering import Accept, Line, Partition, Propose, State
+from quorate.core.ids import Digest, NodeId, topic_id
+from quorate.core.ordering import Accept, Append, Entries, Line, Partition, Propose, State
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Answered, Entry, Recorded
 from quorate.protocol.ordering import catching_up
 from quorate.protocol.ordering.consensus import Consensus, Promise
+from quorate.protocol.ordering.group import Group
+from quorate.protocol.ordering.reading import Reading
 from quorate.protocol.ordering.retrieval import Retrieval
 from quorate.protocol.ordering.rules import FREE, Byzantine, Crash, Resolution
-from quorate.protocol.ordering.value import Span
+from quorate.protocol.ordering.value import Span, chained, leaves_of
 from quorate.sim import order_checkers
 from quorate.sim.campaign import campaign, command, run_seed
 from quorate.sim.checkers import Conduct
@@ -360,6 +363,30 @@ def is_caught(setting: Setting, seeds: range) -> bool:
     )
 
 
+def read_on_trust(patch: pytest.MonkeyPatch) -> None:
+    """A reader does not hold payloads against what was said of them."""
+    take = Reading._take
+
+    def trusting(self: Reading, entries: Entries, before: Digest) -> bool:
+        line = Line(entries.publisher, *self.partition)
+        digests = map(digest, entries.payloads)
+        leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, digests)
+        after = chained(before, leaves)[-1]
+        return take(self, msgspec.structs.replace(entries, after=after), before)
+
+    patch.setattr(Reading, "_take", trusting)
+
+
+def take_on_trust(patch: pytest.MonkeyPatch) -> None:
+    """A replica does not hold payloads against the digests that came with them."""
+    on_append = Group.on_append
+
+    def trusting(self: Group, sender: NodeId, append: Append) -> None:
+        on_append(self, sender, msgspec.structs.replace(append, digests=[]))
+
+    patch.setattr(Group, "on_append", trusting)
+
+
 Mutate = Callable[[pytest.MonkeyPatch], None]
 # The first seed of each range was found to show it; should seeds come to mean something else, one
 # of the others will.
@@ -382,6 +409,12 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     ),
     "commands that are carried out without being there": (
         carry_out_blindly, Setting("ordering"), range(3, 50),
+    ),
+    "payloads that a reader takes on trust": (
+        read_on_trust, Setting("crash-ordering"), range(7, 60),
+    ),
+    "payloads that a replica takes on trust": (
+        take_on_trust, Setting("ordering"), range(7, 60),
     ),
 }  # fmt: skip
 

@@ -19,6 +19,9 @@ from math import log
 from random import Random
 from typing import Protocol
 
+import msgspec
+
+from quorate.core.bulk import is_bulky
 from quorate.core.errors import ConfigError
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
@@ -164,6 +167,8 @@ class Network:
     mode: Mode = Mode.DATAGRAM
     loss: Loss | None = None
     duplication: float = 0.0
+    # Of the messages whose payloads no tag covers (`core/bulk.py`), so many are altered.
+    alteration: float = 0.0
     fifo: bool = False
     bandwidth: Bandwidth | None = None
     # How long a lost segment takes to be sent again; doubles each time.
@@ -175,6 +180,7 @@ class Network:
 
     def __post_init__(self) -> None:
         _check_rate("duplication", self.duplication)
+        _check_rate("alteration", self.alteration)
 
 
 class Link:
@@ -229,6 +235,7 @@ class Fabric:
         self._network = network
         self._loss_random = stream("loss")
         self._duplication_random = stream("duplication")
+        self._alteration_random = stream("alteration")
         self.next_latency_us = iter(network.latency.samples(stream("latency"))).__next__
         self.next_reconnect_us = iter(network.reconnect.samples(stream("reconnect"))).__next__
         self._obstacles: list[Obstacle] = []
@@ -237,6 +244,15 @@ class Fabric:
         # In a plain network a message arrives once, after its latency, and that is all.
         self.is_plain = False
         self._look_again()
+
+    def carried(self, message: Message) -> Message:
+        """What becomes of a message on its way: it arrives as it is, or with another payload."""
+        random, rate = self._alteration_random, self._network.alteration
+        if not rate or not is_bulky(message) or random.random() >= rate:
+            return message
+        payloads, at = list(message.payloads), random.randrange(len(message.payloads))
+        payloads[at] = payloads[at][:-1] + bytes([payloads[at][-1] ^ 1])
+        return msgspec.structs.replace(message, payloads=payloads)
 
     def put(self, obstacle: Obstacle) -> None:
         self._obstacles.append(obstacle)
@@ -318,6 +334,7 @@ class Fabric:
             and self._loss is None
             and not self._obstacles
             and not network.duplication
+            and not network.alteration
             and not network.fifo
             and network.bandwidth is None
             and network.distance_us is None

@@ -19,7 +19,7 @@ differs is that replicas have disks:
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.topic import Topic
 from quorate.sim.adversaries import FALSE_STATE, LOG_PUBLISHERS, LOG_REPLICA_NAMES, TWIN_SOURCE
 from quorate.sim.faults import FaultKind
+from quorate.sim.links import Network
 from quorate.sim.order_commands import PlannedCommand, draw_commands, simulated_cluster
 from quorate.sim.scenarios import (
     BEGIN_US,
@@ -139,7 +140,7 @@ class _Drawing:
             setting=self._setting,
             seed=self._seed,
             topic=self._topic,
-            network=draw_network(self._random, self._is_stream),
+            network=self._draw_network(),
             hostile=self._hostile,
             dying=self._dying,
             publishers=self._publishers,
@@ -302,6 +303,13 @@ class _Drawing:
                 twin = self._draw_payload(at_us) if publisher.adversary == TWIN_SOURCE else None
                 payload = self._draw_payload(at_us)
                 yield PlannedAppend(at_us, publisher.node, payload, twin, partition)
+
+    def _draw_network(self) -> Network:
+        network = draw_network(self._random, self._is_stream)
+        # Drawn apart, as above.
+        apart = Random(f"{self._seed}:altered payloads")
+        rate = apart.choice((0.02, 0.1)) if apart.random() < 0.25 else 0.0
+        return replace(network, alteration=rate)
 
     def _draw_payload(self, at_us: int) -> bytes:
         size = self._random.choice((0, 1, 20, 253, 253, 1_000, 5_000, 9_000))

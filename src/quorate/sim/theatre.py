@@ -73,7 +73,7 @@ class Theatre(Generic[_S, _P, _V]):
     @property
     def faults(self) -> Counter[str]:
         """Everything that was done to this world, by kind."""
-        lost = Counter({kind: self.world.traffic[kind] for kind in ("lost", "doubled")})
+        lost = Counter({kind: self.world.traffic[kind] for kind in ("lost", "doubled", "altered")})
         return self.world.faults + self._adversaries + lost
 
     # What a stage adds

@@ -492,7 +492,10 @@ class World:
             if not receivers:
                 self.traffic["to nobody"] += 1
             for receiver in receivers:
-                transmit(host, receiver, message)
+                carried = self._fabric.carried(message)
+                if carried is not message:
+                    self.traffic["altered"] += 1
+                transmit(host, receiver, carried)
 
     def _send_datagram(self, host: Host, receiver: Host, message: Message) -> None:
         target = receiver.node
