@@ -13,7 +13,7 @@ from clusters import TestCluster, quorate, running_cluster
 from logs import leader, next_records
 from quorate.client import Admin, BlockingConsumer, Consumer, Producer, Record, session
 from quorate.core.control import CONTROL_TOPIC
-from quorate.core.errors import ConfigError, LocalProtocolError, RefusedError
+from quorate.core.errors import ConfigError, LocalProtocolError, QuorumError, RefusedError
 from quorate.runtime.local import OPERATOR
 from traffic import eventually
 
@@ -87,6 +87,49 @@ def test_a_topic_can_be_used_as_soon_as_it_is_created(
             return await next_records(consumer, 5)
 
     assert [int(record.value) for record in asyncio.run(story())] == [0, 1, 2, 3, 4]
+
+
+def test_a_command_without_an_answer_may_still_be_carried_out_and_the_error_says_so(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_TIMEOUT_S", 1.0)
+    sentence = "no quorum answered to 'create-topic late', which may still be carried out"
+
+    async def story() -> None:
+        for name in ("r2", "r3"):
+            cluster.launcher.stop(name)
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            with pytest.raises(QuorumError, match=sentence):
+                await admin.create_topic("late", {"order": "total"})
+
+    try:
+        asyncio.run(story())
+    finally:
+        cluster.revive()
+
+
+def test_nobody_publishes_on_the_cluster_s_own_log(cluster: TestCluster) -> None:
+    async def story() -> None:
+        async with Producer(cluster.directory, "alice") as producer:
+            with pytest.raises(LocalProtocolError, match="is the cluster's own log"):
+                await producer.send(CONTROL_TOPIC, b"let there be a topic")
+
+    asyncio.run(story())
+
+
+def test_whoever_seeks_too_early_is_told_what_to_do_first(cluster: TestCluster) -> None:
+    async def story() -> None:
+        await created(cluster, "sought", order="total")
+        async with Consumer(cluster.directory, "bob") as consumer:
+            with pytest.raises(LocalProtocolError, match="subscribe to topic 'sought' before"):
+                consumer.seek("sought", 0, 0)
+            consumer.subscribe(["sought"])
+            with pytest.raises(LocalProtocolError, match=r"await subscribed\(\) before seeking"):
+                consumer.seek("sought", 0, 0)
+            await consumer.subscribed()
+            consumer.seek("sought", 0, 0)
+
+    asyncio.run(story())
 
 
 def test_clients_find_partitions_that_come_about_while_they_run(

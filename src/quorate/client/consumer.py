@@ -291,7 +291,14 @@ class Consumer(Session):
         contract = self.cluster.topics.get(topic)
         if topic == CONTROL_TOPIC:
             contract = self.cluster.control
-        if contract is None or not contract.is_log:
+        if any(topic in topics for topics, _, _ in self._put_off):
+            raise LocalProtocolError(
+                f"await subscribed() before seeking in topic '{topic}', which the cluster file "
+                f"does not have"
+            )
+        if contract is None:
+            raise LocalProtocolError(f"subscribe to topic '{topic}' before seeking in it")
+        if not contract.is_log:
             raise LocalProtocolError(f"'{topic}' is no log topic, and cannot be read from anywhere")
         if not 0 <= partition < contract.partitions:
             raise LocalProtocolError(

@@ -7,6 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
@@ -131,10 +132,12 @@ class Session(ABC):
         """Have the cluster carry this out; raise what it refuses."""
         number = self._commands().give(command, time.time_ns() // 1000)
         self.driver.wake()
-        words = " ".join(map(str, msgspec.to_builtins(command).values()))[:80]
-        await self._answer(number, self.cluster.placement(CONTROL_TOPIC), f"to '{words}'")
+        # What to do, and with what topic, group or replica.
+        words = " ".join(islice(msgspec.to_builtins(command).values(), 2))
+        what = f"to '{words}', which may still be carried out"
+        await self._answer(number, self.cluster.placement(CONTROL_TOPIC), what)
 
-    async def update_topology(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Cluster:
+    async def update_topology(self, timeout_s: float | None = None) -> Cluster:
         """Ask which topics and replicas there are now; they count from here on."""
         number = self._commands().ask_topology()
         self.driver.wake()
@@ -238,9 +241,10 @@ class Session(ABC):
         number: int,
         members: Iterable[NodeId],
         what: str,
-        timeout_s: float = ANSWER_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> None:
         """Wait for the voted answer to a request; raise what it refuses."""
+        timeout_s = ANSWER_TIMEOUT_S if timeout_s is None else timeout_s
         future = self._expect_answer(number)
         try:
             sentence = await asyncio.wait_for(asyncio.shield(future), timeout_s)
