@@ -75,6 +75,8 @@ class Session(ABC):
         self._driver: Driver | None = None
         self._transport: Transport | None = None
         self._closed = False
+        # Whether the cluster is what replicas say it is, and not only what its file says.
+        self._is_current = False
         # Says now and then that we are here, while we hold something.
         self._lease: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -143,6 +145,7 @@ class Session(ABC):
         self.driver.wake()
         members, what = self.cluster.placement(CONTROL_TOPIC), "which topics there are"
         await self._answer(number, members, what, timeout_s)
+        self._is_current = True
         return self.cluster
 
     async def _watch_topology(self) -> None:
@@ -152,12 +155,15 @@ class Session(ABC):
                 await self.update_topology()
 
     async def _know(self, topics: Iterable[str]) -> None:
-        """Topics may have come about after our cluster file was written."""
+        """Topics may have come about, or have got partitions, after our file was written."""
+        topics = list(topics)
         unknown = [topic for topic in topics if topic not in (*self.cluster.topics, CONTROL_TOPIC)]
         if unknown and self.cluster.control is not None:
             await self.update_topology()
-        for topic in unknown:
-            self.cluster.placement(topic)
+        contracts = [self.cluster.contract(topic) for topic in topics]
+        has_logs = any(contract.is_log for contract in contracts)
+        if has_logs and not self._is_current and self.cluster.control is not None:
+            await self.update_topology()
 
     def _adopt(self, cluster: Cluster) -> None:
         """The cluster is known to be like this now."""
