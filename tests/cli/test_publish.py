@@ -153,6 +153,16 @@ def test_fewer_events_than_asked_for_end_in_exit_code_1(cluster: TestCluster) ->
     assert (outcome.code, outcome.out) == (1, "")
 
 
+def test_whoever_asks_a_live_topic_for_its_beginning_is_told_that_nothing_is_kept(
+    cluster: TestCluster,
+) -> None:
+    listen = ("subscribe", "news", "--seconds", 0.01, "-d", cluster.directory)
+    sentence = "--from is for log topics: of news nothing is kept"
+
+    assert sentence in quorate(*listen, "--from", "begin").err
+    assert sentence not in quorate(*listen).err
+
+
 def test_whoever_is_not_named_is_a_client_that_the_topic_lets_in(cluster: TestCluster) -> None:
     assert "from bob" in publish(cluster, "private", "psst").out
     outcome = quorate("subscribe", "private", "--seconds", 0.01, "-d", cluster.directory)

@@ -13,7 +13,7 @@ from clusters import TestCluster, quorate, running_cluster
 from logs import leader, next_records
 from quorate.client import Admin, BlockingConsumer, Consumer, Producer, Record, session
 from quorate.core.control import CONTROL_TOPIC
-from quorate.core.errors import ConfigError, LocalProtocolError, RefusedError
+from quorate.core.errors import ConfigError, LocalProtocolError, QuorumError, RefusedError
 from quorate.runtime.local import OPERATOR
 from traffic import eventually
 
@@ -27,6 +27,10 @@ def cluster() -> Iterator[TestCluster]:
     topics: dict[str, Mapping[str, object]] = {
         "shared": {"order": "total", "partitions": PARTITIONS},
         "seats": {"order": "total", "publishers_max": 1},
+        "narrow": {"order": "total"},
+        "one": {"order": "total"},
+        "other": {"order": "total"},
+        "keyed": {"order": "total"},
         "live": {"broadcast": "vote"},
     }
     clients = ("alice", "bob", "carol")
@@ -87,6 +91,134 @@ def test_a_topic_can_be_used_as_soon_as_it_is_created(
             return await next_records(consumer, 5)
 
     assert [int(record.value) for record in asyncio.run(story())] == [0, 1, 2, 3, 4]
+
+
+def test_a_command_without_an_answer_may_still_be_carried_out_and_the_error_says_so(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_TIMEOUT_S", 1.0)
+    sentence = "no quorum answered to 'create-topic late', which may still be carried out"
+
+    async def story() -> None:
+        for name in ("r2", "r3"):
+            cluster.launcher.stop(name)
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            with pytest.raises(QuorumError, match=sentence):
+                await admin.create_topic("late", {"order": "total"})
+
+    try:
+        asyncio.run(story())
+    finally:
+        cluster.revive()
+
+
+def test_clients_whose_file_is_older_than_the_partitions_of_a_log_know_them_from_the_first_event_on(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> tuple[list[Record], list[Record]]:
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            await admin.alter_topic("narrow", {"partitions": 3})
+        async with AsyncExitStack() as stack:
+            producer = await stack.enter_async_context(Producer(cluster.directory, "alice"))
+            for number in range(3):
+                receipt = await producer.send("narrow", b"old", partition=number)
+                assert receipt.partition == number
+            first = await stack.enter_async_context(Consumer(cluster.directory, "bob"))
+            first.subscribe(["narrow"], start="begin")
+            old = await next_records(first, 3)
+            last = await stack.enter_async_context(Consumer(cluster.directory, "carol"))
+            last.subscribe(["narrow"], start="end")
+            await last.subscribed()
+            await last.update_topology()
+            for number in range(3):
+                await producer.send("narrow", b"new", partition=number)
+            return old, await next_records(last, 3)
+
+    old, new = asyncio.run(story())
+    assert sorted((record.partition, record.value) for record in old) == [
+        (0, b"old"),
+        (1, b"old"),
+        (2, b"old"),
+    ]
+    assert sorted((record.partition, record.value) for record in new) == [
+        (0, b"new"),
+        (1, b"new"),
+        (2, b"new"),
+    ]
+
+
+def test_a_key_has_one_partition_on_the_command_line_and_elsewhere_also_with_an_old_file(
+    cluster: TestCluster,
+) -> None:
+    keys = [b"key %d" % number for number in range(4)]
+
+    async def story() -> list[int]:
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            await admin.alter_topic("keyed", {"partitions": 64})
+        async with Producer(cluster.directory, "alice") as producer:
+            return [(await producer.send("keyed", b"x", key=key)).partition for key in keys]
+
+    def published(key: bytes) -> int:
+        options = ("--key", key.decode(), "--json", "-d", cluster.directory)
+        outcome = quorate("publish", "keyed", "x", *options)
+        partition: int = json.loads(outcome.out)["partition"]
+        return partition
+
+    partitions = asyncio.run(story())
+    assert len(set(partitions)) > 1
+    assert partitions == [published(key) for key in keys]
+
+
+def test_each_topic_of_a_group_s_member_begins_where_it_was_asked_for(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> list[Record]:
+        async with (
+            Producer(cluster.directory, "alice") as producer,
+            Consumer(cluster.directory, "bob", group="starts") as consumer,
+        ):
+            for topic in ("one", "other"):
+                await producer.send(topic, b"old")
+            consumer.subscribe(["one"], start="begin")
+            consumer.subscribe(["other"], start="end")
+            await consumer.subscribed()
+            await eventually(
+                lambda: asyncio.sleep(0, consumer.assignment()), lambda held: len(held) == 2
+            )
+            # Where a partition begins is known when this is through.
+            await consumer.subscribed()
+            await producer.send("other", b"new")
+            return await next_records(consumer, 2)
+
+    records = asyncio.run(story())
+    assert sorted((record.topic, record.value) for record in records) == [
+        ("one", b"old"),
+        ("other", b"new"),
+    ]
+
+
+def test_nobody_publishes_on_the_cluster_s_own_log(cluster: TestCluster) -> None:
+    async def story() -> None:
+        async with Producer(cluster.directory, "alice") as producer:
+            with pytest.raises(LocalProtocolError, match="is the cluster's own log"):
+                await producer.send(CONTROL_TOPIC, b"let there be a topic")
+
+    asyncio.run(story())
+
+
+def test_whoever_seeks_too_early_is_told_what_to_do_first(cluster: TestCluster) -> None:
+    async def story() -> None:
+        await created(cluster, "sought", order="total")
+        async with Consumer(cluster.directory, "bob") as consumer:
+            with pytest.raises(LocalProtocolError, match="subscribe to topic 'sought' before"):
+                consumer.seek("sought", 0, 0)
+            consumer.subscribe(["sought"])
+            with pytest.raises(LocalProtocolError, match=r"await subscribed\(\) before seeking"):
+                consumer.seek("sought", 0, 0)
+            await consumer.subscribed()
+            consumer.seek("sought", 0, 0)
+
+    asyncio.run(story())
 
 
 def test_clients_find_partitions_that_come_about_while_they_run(

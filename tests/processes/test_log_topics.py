@@ -347,6 +347,8 @@ def test_a_partition_or_a_start_that_makes_no_sense_is_refused_with_a_sentence(
                 consumer.subscribe([topic], start="now")  # type: ignore[arg-type]
             receipt = await producer.send(topic, b"here", partition=2)
             assert receipt.partition == 2
+            with pytest.raises(LocalProtocolError, match="no partition 1; it has only 0"):
+                await producer.send("closed", b"where?", partition=1)
 
     asyncio.run(story())
 

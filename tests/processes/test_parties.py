@@ -39,6 +39,11 @@ def test_parties_that_share_only_public_files_form_a_cluster(tmp_path: Path) -> 
     for name in (*REPLICAS, *CLIENTS):
         shutil.copy(file, tmp_path / name)
 
+    # none of whose clients is an operator, so that nobody changes it and everybody is told why,
+    refused = quorate("topic", "create", "more", "--directory", tmp_path / CLIENTS[0])
+    assert "only an operator creates topics, and cluster market has none" in refused.err
+    assert "--client NAME.pub,operator,party=PARTY" in refused.err
+
     # when each starts its replica where its key is, what one client sends reaches the other.
     with ExitStack() as stack:
         for name in REPLICAS:

@@ -49,7 +49,7 @@ from quorate.runtime.loop import run
 REPLICA_FORM = "FILE.pub@HOST:PORT[,metrics=PORT][,party=NAME]"
 CLIENT_FORM = "FILE.pub[,operator][,party=NAME]"
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 
 @app.callback()

@@ -55,7 +55,7 @@ def observer(launcher: Launcher) -> str:
     here = _clients_here(launcher)
     if not here:
         raise ConfigError(
-            f"replicas are asked by a client of the cluster, and {launcher.directory}/keys holds "
+            f"replicas are asked by a client of the cluster, and {launcher.directory} holds "
             f"the keys of none; its clients are {_names(list(launcher.cluster.clients))} (it takes "
             f"none to run a replica: quorate replica NAME start)"
         )
@@ -67,10 +67,15 @@ def operator(launcher: Launcher, does: str = "makes replicas misbehave") -> str:
     for client in _clients_here(launcher):
         if client.operator:
             return client.name
-    known = _names([client for client in launcher.cluster.clients if client.operator])
+    operators = [client for client in launcher.cluster.clients if client.operator]
+    if not operators:
+        raise ConfigError(
+            f"only an operator {does}, and cluster {launcher.cluster.name} has none; 'quorate "
+            f"cluster assemble --client NAME.pub,operator,party=PARTY' makes a client one"
+        )
     raise ConfigError(
-        f"only an operator {does}, and {launcher.directory}/keys holds the "
-        f"keys of none; the operators of this cluster are {known}"
+        f"only an operator {does}, and {launcher.directory} holds the keys of none; the operators "
+        f"of this cluster are {_names(operators)}"
     )
 
 
@@ -110,7 +115,7 @@ def _first_of(launcher: Launcher, allowed: tuple[str, ...]) -> str:
     if not may:
         who = "every client" if allowed == EVERYONE else ", ".join(allowed) or "nobody"
         raise ConfigError(
-            f"this topic is open to {who}, and {launcher.directory}/keys holds the keys of "
+            f"this topic is open to {who}, and {launcher.directory} holds the keys of "
             f"{_names(here)}"
         )
     return min(may, key=lambda client: client.operator).name

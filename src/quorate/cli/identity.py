@@ -9,7 +9,7 @@ from quorate.core.errors import ConfigError
 from quorate.crypto.identity import Identity
 from quorate.runtime.files import write_identity, write_public
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 
 @app.callback()

@@ -18,7 +18,7 @@ from quorate.runtime.local import (
     write_local_cluster,
 )
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 class LinkSecurity(StrEnum):

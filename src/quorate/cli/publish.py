@@ -64,11 +64,11 @@ def publish(
     who = publisher(launcher, topic, name)
     template = Event(_encoded(key), b"", headers_of(header), 0, urgent)
     batches = _batches(values or [], file)
-    placement = Placement(partition, launcher.cluster.contract(topic).partitions)
     count = 0
     with BlockingProducer(launcher.directory, who) as producer:
         with on_stderr().status(WAITING):
             producer.register(topic)
+        placement = Placement(partition, producer.cluster.contract(topic).partitions)
         for values_at_once in batches:
             with on_stderr().status(WAITING):
                 receipts = list(_send(producer, topic, template, values_at_once, placement))

@@ -23,7 +23,7 @@ GUILTY_SHOWN = 5
 # So few seeds are not worth starting processes for.
 SEEDS_ALONE_MAX = 20
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 _ADVERSARIES = dict.fromkeys(name for each in PROTOCOLS for name in adversaries_of(each))
 _ADVERSARY_HELP = f"Who attacks; by default each seed draws its own: {', '.join(_ADVERSARIES)}."

@@ -70,6 +70,12 @@ def subscribe(
                 topics, key_prefix=os.fsencode(key_prefix), headers=headers, start=begin
             )
         on_stderr().print(f"{who} listens to {', '.join(topics)}; Ctrl-C ends.")
+        live = [topic for topic in topics if not launcher.cluster.contract(topic).is_log]
+        if begin != "end" and live:
+            on_stderr().print(
+                f"--from is for log topics: of {', '.join(live)} nothing is kept, and only what "
+                f"is published from now on comes."
+            )
         try:
             for records in _arrivals(consumer, count, seconds):
                 typer.echo("\n".join(map(_as_json if as_json else _as_words, records)))

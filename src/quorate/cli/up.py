@@ -76,7 +76,7 @@ def up(
 def _to_start(launcher: Launcher) -> list[str]:
     """The replicas that do not run yet. Who starts them also stops them, and nobody else."""
     if not launcher.held:
-        raise ConfigError(f"{launcher.directory}/keys holds the keys of no replica to start")
+        raise ConfigError(f"{launcher.directory} holds the keys of no replica to start")
     names = [replica for replica in launcher.held if launcher.pid(replica) is None]
     running = [replica for replica in launcher.held if replica not in names]
     if running:

@@ -129,7 +129,7 @@ class Consumer(Session):
             )
         # Subscriptions that wait until we have asked which topics there are.
         self._put_off: list[tuple[list[str], Filter, Start]] = []
-        self._start: Start = "end"
+        self._starts: dict[str, Start] = {}
         # The batch whose events are handed out now.
         self._open: tuple[str, int, int] | None = None
         self.counters: Counter[str] = Counter()
@@ -194,8 +194,8 @@ class Consumer(Session):
             self._wanted[topic] = wanted
             self._names[topic_id(topic)] = topic
             self._asked[topic] = self._destination.subscribe(topic, wanted)
+            self._starts[topic] = start
             if self._membership is not None:
-                self._start = start
                 self._membership.want(topic)
             elif self.cluster.contract(topic).is_log:
                 for partition in range(self.cluster.contract(topic).partitions):
@@ -260,7 +260,7 @@ class Consumer(Session):
         return number < self.cluster.contract(topic).partitions
 
     def begin(self, place: tuple[str, int], offset: int | None) -> None:
-        self._read(*place, self._start if offset is None else offset)
+        self._read(*place, self._starts[place[0]] if offset is None else offset)
         self._begun.set()
 
     def end(self, place: tuple[str, int]) -> None:
@@ -291,7 +291,14 @@ class Consumer(Session):
         contract = self.cluster.topics.get(topic)
         if topic == CONTROL_TOPIC:
             contract = self.cluster.control
-        if contract is None or not contract.is_log:
+        if any(topic in topics for topics, _, _ in self._put_off):
+            raise LocalProtocolError(
+                f"await subscribed() before seeking in topic '{topic}', which the cluster file "
+                f"does not have"
+            )
+        if contract is None:
+            raise LocalProtocolError(f"subscribe to topic '{topic}' before seeking in it")
+        if not contract.is_log:
             raise LocalProtocolError(f"'{topic}' is no log topic, and cannot be read from anywhere")
         if not 0 <= partition < contract.partitions:
             raise LocalProtocolError(
@@ -313,7 +320,10 @@ class Consumer(Session):
             self._destination.read_from_time(topic, partition, _TIMES_US[start])
 
     def _read_new_partitions(self, before: Cluster) -> None:
-        """Topics that we read may have got more partitions, of which nothing was read yet."""
+        """Topics that we read may have got more partitions, of which nothing was read yet.
+
+        Those that are there when we begin are read from where all others are.
+        """
         if self._membership is not None:
             # Its group is told what is whose.
             return
@@ -321,7 +331,8 @@ class Consumer(Session):
             known, now = before.contract(topic), self.cluster.contract(topic)
             if now.is_log:
                 for partition in range(known.partitions, now.partitions):
-                    self._read(topic, partition, "begin")
+                    start = "begin" if self._is_current else self._starts[topic]
+                    self._read(topic, partition, start)
 
     async def subscribed(self) -> None:
         """Wait until every subscription is in force; raise if one is refused."""
@@ -329,6 +340,7 @@ class Consumer(Session):
             topics, wanted, start = self._put_off.pop(0)
             await self._know(topics)
             self._subscribe(topics, wanted, start)
+        await self._know(self._wanted)
         for topic, number in list(self._asked.items()):
             await self._answer(number, self.cluster.placement(topic), f"to subscribe to '{topic}'")
             self._asked.pop(topic, None)

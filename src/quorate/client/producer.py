@@ -17,7 +17,7 @@ import msgspec
 
 from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core import batch
-from quorate.core.control import LEASE_US, Register, Unregister
+from quorate.core.control import CONTROL_TOPIC, LEASE_US, Register, Unregister
 from quorate.core.errors import (
     BusyError,
     ClosedError,
@@ -154,6 +154,11 @@ class Producer(Session):
 
     async def register(self, topic: str) -> None:
         """Ask to publish on a topic. `send` does it by itself; this shows a refusal early."""
+        if topic == CONTROL_TOPIC:
+            raise LocalProtocolError(
+                f"'{topic}' is the cluster's own log, which anybody may read; commands such as "
+                f"'quorate topic create' write it, and nobody publishes on it"
+            )
         await self._know([topic])
         number = self._source.register(topic)
         if topic not in self._outlets:
@@ -233,7 +238,8 @@ class Producer(Session):
     ) -> "asyncio.Future[Receipt]":
         """Publish one event as soon as there is room, and return its receipt to come."""
         outlets = self._outlets.get(topic) or await self._registered_outlets(topic)
-        outlet = outlets[0] if len(outlets) == 1 else self._chosen(outlets, key, partition)
+        is_only = len(outlets) == 1 and partition is None
+        outlet = outlets[0] if is_only else self._chosen(outlets, key, partition)
         if outlet.is_full:
             await self._wait_for_room(outlet)
         if timestamp_us is None:
@@ -408,9 +414,9 @@ class Producer(Session):
         count = len(outlets)
         if partition is not None:
             if not 0 <= partition < count:
+                these = "only 0" if count == 1 else f"0 to {count - 1}"
                 raise LocalProtocolError(
-                    f"topic '{outlets[0].name}' has no partition {partition}; "
-                    f"it has 0 to {count - 1}"
+                    f"topic '{outlets[0].name}' has no partition {partition}; it has {these}"
                 )
             return outlets[partition]
         if key is not None:
@@ -519,7 +525,9 @@ class Producer(Session):
         states = {}
         for replica, (connected, status, lag) in self._source.progress(topic).items():
             name = self.cluster.member(replica).name
-            word = "busy" if status is Status.WAIT else f"lags by {lag} batches"
+            word = f"has yet to take {lag} of our batches" if lag else "has taken all our batches"
+            if status is Status.WAIT:
+                word = "busy"
             states[name] = word if connected else self.transport.why_down(replica)
         return states
 

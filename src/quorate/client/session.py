@@ -7,6 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
@@ -74,6 +75,8 @@ class Session(ABC):
         self._driver: Driver | None = None
         self._transport: Transport | None = None
         self._closed = False
+        # Whether the cluster is what replicas say it is, and not only what its file says.
+        self._is_current = False
         # Says now and then that we are here, while we hold something.
         self._lease: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -131,15 +134,18 @@ class Session(ABC):
         """Have the cluster carry this out; raise what it refuses."""
         number = self._commands().give(command, time.time_ns() // 1000)
         self.driver.wake()
-        words = " ".join(map(str, msgspec.to_builtins(command).values()))[:80]
-        await self._answer(number, self.cluster.placement(CONTROL_TOPIC), f"to '{words}'")
+        # What to do, and with what topic, group or replica.
+        words = " ".join(islice(msgspec.to_builtins(command).values(), 2))
+        what = f"to '{words}', which may still be carried out"
+        await self._answer(number, self.cluster.placement(CONTROL_TOPIC), what)
 
-    async def update_topology(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Cluster:
+    async def update_topology(self, timeout_s: float | None = None) -> Cluster:
         """Ask which topics and replicas there are now; they count from here on."""
         number = self._commands().ask_topology()
         self.driver.wake()
         members, what = self.cluster.placement(CONTROL_TOPIC), "which topics there are"
         await self._answer(number, members, what, timeout_s)
+        self._is_current = True
         return self.cluster
 
     async def _watch_topology(self) -> None:
@@ -149,12 +155,15 @@ class Session(ABC):
                 await self.update_topology()
 
     async def _know(self, topics: Iterable[str]) -> None:
-        """Topics may have come about after our cluster file was written."""
+        """Topics may have come about, or have got partitions, after our file was written."""
+        topics = list(topics)
         unknown = [topic for topic in topics if topic not in (*self.cluster.topics, CONTROL_TOPIC)]
         if unknown and self.cluster.control is not None:
             await self.update_topology()
-        for topic in unknown:
-            self.cluster.placement(topic)
+        contracts = [self.cluster.contract(topic) for topic in topics]
+        has_logs = any(contract.is_log for contract in contracts)
+        if has_logs and not self._is_current and self.cluster.control is not None:
+            await self.update_topology()
 
     def _adopt(self, cluster: Cluster) -> None:
         """The cluster is known to be like this now."""
@@ -238,9 +247,10 @@ class Session(ABC):
         number: int,
         members: Iterable[NodeId],
         what: str,
-        timeout_s: float = ANSWER_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> None:
         """Wait for the voted answer to a request; raise what it refuses."""
+        timeout_s = ANSWER_TIMEOUT_S if timeout_s is None else timeout_s
         future = self._expect_answer(number)
         try:
             sentence = await asyncio.wait_for(asyncio.shield(future), timeout_s)

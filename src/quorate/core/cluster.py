@@ -560,6 +560,8 @@ _HEAD = """\
 _TOPICS_COMMENT = """\
 # Topics. Each names the guarantees that it needs, and pays only for those.
 #   protection        "none", "crash" or "byzantine": what may go wrong with replicas
+#   order             "none", "fifo" (per publisher), or "total": a log, kept on disk
+#   partitions        of a log; retention and retention_bytes say how much of it is kept
 #   broadcast         "vote", "authenticated", "reliable" or "chain": how the events of a
 #                     byzantine topic reach its subscribers
 #   history_every     after so many batches, a history repairs what was lost on the way
@@ -568,6 +570,7 @@ _TOPICS_COMMENT = """\
 #                     publishers have to wait
 #   publish           the names of the clients that may, or ["*"] for all; so for subscribe
 #   placed_over       how many replicas there were when the topic was made, if more came since
+# Once a replica has run, `quorate topic alter` changes topics, and editing them here does not.
 # Whatever is left out has a safe default. README.md has the whole table of contracts.
 """
 _REPLICAS_COMMENT = """\
@@ -575,6 +578,6 @@ _REPLICAS_COMMENT = """\
 # The keys are pinned: exactly these are trusted, and nobody else vouches for them.
 """
 _CLIENTS_COMMENT = """\
-# Clients: who may publish and subscribe, numbered from 1000. An operator may also ask
-# replicas to misbehave on purpose, where the cluster allows it.
+# Clients: who may publish and subscribe, numbered from 1000. An operator may also change
+# topics and replicas, and make replicas misbehave on purpose, where the cluster allows it.
 """
