@@ -476,9 +476,9 @@ class Consumer(Session):
             self.counters["skipped"] += outcome.count
         elif isinstance(outcome, Topology):
             before = self.cluster
-            self._adopt(outcome.cluster)
-            self._destination.adopt(outcome.cluster)
-            self._read_new_partitions(before)
+            if self._adopt(outcome.cluster):
+                self._destination.adopt(outcome.cluster)
+                self._read_new_partitions(before)
         elif isinstance(outcome, Shared) and self._membership is not None and not self._closed:
             self._membership.on_shared(outcome)
 

@@ -156,15 +156,19 @@ class Session(ABC):
         for topic in unknown:
             self.cluster.placement(topic)
 
-    def _adopt(self, cluster: Cluster) -> None:
-        """The cluster is known to be like this now."""
-        if cluster == self.cluster:
-            return
+    def _adopt(self, cluster: Cluster) -> bool:
+        """The cluster is known to be like this now; False if that is no news.
+
+        Replicas that lag behind tell us what it was before.
+        """
+        if cluster == self.cluster or cluster.revision < self.cluster.revision:
+            return False
         self.cluster = cluster
         self._macs.adopt(macs_of(cluster, self._identity))
         self.transport.adopt(cluster)
         for replica in cluster.replicas:
             self.transport.dial(replica.number)
+        return True
 
     def _keep_lease(self, lease_us: int) -> None:
         """From now on we hold something, and have to say now and then that we are here."""
