@@ -8,7 +8,8 @@ from quorate.client import Admin, Consumer, Producer
 from quorate.client.session import Session
 from quorate.core.cluster import Cluster
 from quorate.core.contract import Contract
-from quorate.protocol.machine import Topology
+from quorate.core.control import Renew
+from quorate.protocol.machine import Answered, Topology
 from quorate.runtime.local import OPERATOR, make_local_cluster
 
 LOG = {"protection": "crash", "order": "total"}
@@ -50,3 +51,17 @@ def test_a_consumer_reads_a_new_partition_once_whatever_replicas_that_lag_behind
             return consumer.cluster.topics["orders"].partitions, reading.position
 
     assert asyncio.run(story()) == (2, 7)
+
+
+def test_clients_that_ask_now_and_then_keep_nothing_of_what_was_answered() -> None:
+    async def story() -> int:
+        async with Consumer(FOUNDING, KEYS["bob"]) as consumer:
+            for question in (consumer.update_topology(), consumer.command(Renew())):
+                asked = asyncio.create_task(question)
+                await asyncio.sleep(0)
+                (number,) = consumer._answers
+                consumer._on_outcomes([Answered(number, "")])
+                await asked
+            return len(consumer._answers)
+
+    assert asyncio.run(story()) == 0

@@ -133,6 +133,7 @@ class Session(ABC):
         self.driver.wake()
         words = " ".join(map(str, msgspec.to_builtins(command).values()))[:80]
         await self._answer(number, self.cluster.placement(CONTROL_TOPIC), f"to '{words}'")
+        self._answers.pop(number, None)
 
     async def update_topology(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Cluster:
         """Ask which topics and replicas there are now; they count from here on."""
@@ -140,6 +141,7 @@ class Session(ABC):
         self.driver.wake()
         members, what = self.cluster.placement(CONTROL_TOPIC), "which topics there are"
         await self._answer(number, members, what, timeout_s)
+        self._answers.pop(number, None)
         return self.cluster
 
     async def _watch_topology(self) -> None:
