@@ -1,6 +1,7 @@
 """What clients make of it when they are told which topics and replicas there are."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -65,3 +66,22 @@ def test_clients_that_ask_now_and_then_keep_nothing_of_what_was_answered() -> No
             return len(consumer._answers)
 
     assert asyncio.run(story()) == 0
+
+
+def test_a_subscription_to_a_topic_that_is_not_known_yet_outlasts_who_gives_up_waiting() -> None:
+    log = Contract.parse("new", LOG)
+    with_new = replace(FOUNDING, topics={**FOUNDING.topics, "new": log}, revision=1)
+
+    async def story() -> set[str]:
+        async with Consumer(FOUNDING, KEYS["bob"]) as consumer:
+            consumer.subscribe(["new"])
+            for known in (FOUNDING, with_new):
+                consumer._on_outcomes([Topology(known)])
+                polling = asyncio.create_task(consumer.poll())
+                await asyncio.sleep(0)
+                polling.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await polling
+            return set(consumer._wanted)
+
+    assert asyncio.run(story()) == {"new"}

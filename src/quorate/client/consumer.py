@@ -326,8 +326,13 @@ class Consumer(Session):
     async def subscribed(self) -> None:
         """Wait until every subscription is in force; raise if one is refused."""
         while self._put_off:
-            topics, wanted, start = self._put_off.pop(0)
-            await self._know(topics)
+            topics, wanted, start = put_off = self._put_off.pop(0)
+            try:
+                await self._know(topics)
+            except (QuorumError, asyncio.CancelledError):
+                # Whoever waits gives up; what was asked for stays so.
+                self._put_off.insert(0, put_off)
+                raise
             self._subscribe(topics, wanted, start)
         for topic, number in list(self._asked.items()):
             await self._answer(number, self.cluster.placement(topic), f"to subscribe to '{topic}'")
