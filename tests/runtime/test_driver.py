@@ -3,15 +3,19 @@
 import asyncio
 import time
 from contextlib import suppress
+from typing import cast
 
 import pytest
 
+from quorate.core.codec import Frame
 from quorate.core.ids import Lane, NodeId
+from quorate.core.limits import FRAME_BYTES_MAX
 from quorate.core.messages import Message, StatusQuery, Taken
-from quorate.core.ordering import Partition
+from quorate.core.ordering import Append, Partition
 from quorate.protocol.machine import Outcome, Ready, Trimmed
 from quorate.protocol.ordering.records import Held, Record
 from quorate.runtime.driver import Driver, now_us
+from quorate.runtime.transport import Transport
 from quorate.storage.errors import DiskFullError
 
 PATIENCE_S = 10.0
@@ -151,6 +155,9 @@ class Clerk(Clockwork):
         self._ready.sync = sync
         self._ready.deliver.append(Trimmed(Partition(1, 0), first, 1))
 
+    def say(self, peer: NodeId, message: Message) -> None:
+        self._ready.send.append((peer, message))
+
 
 class Book:
     """A disk that notes what happens to it, among other things that happen."""
@@ -245,3 +252,50 @@ def test_records_that_found_no_room_are_written_before_those_of_later_turns(sync
         return [event for event in book.happened if event.endswith("written")]
 
     assert asyncio.run(story()) == ["1 is written", "2 is written"]
+
+
+class Wire:
+    """A transport that takes everything, and knows how much."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+
+    def buffered_bytes(self, peer: NodeId) -> int:
+        return 0
+
+    def send(self, peer: NodeId, frames: list[Frame]) -> bool:
+        self.frames += len(frames)
+        return True
+
+
+def test_a_message_that_cannot_be_sent_takes_nothing_else_of_its_turn_with_it() -> None:
+    async def story() -> tuple[list[str], int, int]:
+        machine, book, wire = Clerk(), Book(), Wire()
+        owner = Driver(machine, disk=book, on_outcomes=book.left)
+        machine.want(1, sync=False)
+        too_large = Append(1, 0, 1, [bytes(FRAME_BYTES_MAX)])
+        for message in (too_large, Taken(1000, 1, Lane.EVENTS, 1)):
+            machine.say(2, message)
+        owner.start(cast(Transport, wire))
+        await book.until("1 is written")
+        owner.stop()
+        return book.happened, wire.frames, owner.counters["internal_errors"]
+
+    assert asyncio.run(story()) == (["1 leaves", "1 is written"], 1, 1)
+
+
+def test_records_are_written_whatever_becomes_of_what_leaves() -> None:
+    async def story() -> list[str]:
+        machine, book = Clerk(), Book()
+
+        def fail(_: list[Outcome]) -> None:
+            raise RuntimeError("nobody takes what leaves in this test")
+
+        owner = Driver(machine, disk=book, on_outcomes=fail)
+        machine.want(1, sync=False)
+        with pytest.raises(RuntimeError):
+            owner._turn()
+        owner.stop()
+        return book.happened
+
+    assert asyncio.run(story()) == ["1 is written"]

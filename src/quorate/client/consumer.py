@@ -337,8 +337,13 @@ class Consumer(Session):
     async def subscribed(self) -> None:
         """Wait until every subscription is in force; raise if one is refused."""
         while self._put_off:
-            topics, wanted, start = self._put_off.pop(0)
-            await self._know(topics)
+            topics, wanted, start = put_off = self._put_off.pop(0)
+            try:
+                await self._know(topics)
+            except (QuorumError, asyncio.CancelledError):
+                # Whoever waits gives up; what was asked for stays so.
+                self._put_off.insert(0, put_off)
+                raise
             self._subscribe(topics, wanted, start)
         await self._know(self._wanted)
         for topic, number in list(self._asked.items()):
@@ -488,9 +493,9 @@ class Consumer(Session):
             self.counters["skipped"] += outcome.count
         elif isinstance(outcome, Topology):
             before = self.cluster
-            self._adopt(outcome.cluster)
-            self._destination.adopt(outcome.cluster)
-            self._read_new_partitions(before)
+            if self._adopt(outcome.cluster):
+                self._destination.adopt(outcome.cluster)
+                self._read_new_partitions(before)
         elif isinstance(outcome, Shared) and self._membership is not None and not self._closed:
             self._membership.on_shared(outcome)
 

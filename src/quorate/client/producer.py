@@ -362,8 +362,7 @@ class Producer(Session):
                 self._on_room(outcome)
             elif isinstance(outcome, Answered):
                 self._on_answered(outcome)
-            elif isinstance(outcome, machine.Topology):
-                self._adopt(outcome.cluster)
+            elif isinstance(outcome, machine.Topology) and self._adopt(outcome.cluster):
                 self._source.adopt(outcome.cluster)
                 self._use_new_partitions()
 

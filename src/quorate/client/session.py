@@ -135,9 +135,10 @@ class Session(ABC):
         number = self._commands().give(command, time.time_ns() // 1000)
         self.driver.wake()
         # What to do, and with what topic, group or replica.
-        words = " ".join(islice(msgspec.to_builtins(command).values(), 2))
+        words = " ".join(map(str, islice(msgspec.to_builtins(command).values(), 2)))
         what = f"to '{words}', which may still be carried out"
         await self._answer(number, self.cluster.placement(CONTROL_TOPIC), what)
+        self._answers.pop(number, None)
 
     async def update_topology(self, timeout_s: float | None = None) -> Cluster:
         """Ask which topics and replicas there are now; they count from here on."""
@@ -146,6 +147,7 @@ class Session(ABC):
         members, what = self.cluster.placement(CONTROL_TOPIC), "which topics there are"
         await self._answer(number, members, what, timeout_s)
         self._is_current = True
+        self._answers.pop(number, None)
         return self.cluster
 
     async def _watch_topology(self) -> None:
@@ -165,15 +167,19 @@ class Session(ABC):
         if has_logs and not self._is_current and self.cluster.control is not None:
             await self.update_topology()
 
-    def _adopt(self, cluster: Cluster) -> None:
-        """The cluster is known to be like this now."""
-        if cluster == self.cluster:
-            return
+    def _adopt(self, cluster: Cluster) -> bool:
+        """The cluster is known to be like this now; False if that is no news.
+
+        Replicas that lag behind tell us what it was before.
+        """
+        if cluster == self.cluster or cluster.revision < self.cluster.revision:
+            return False
         self.cluster = cluster
         self._macs.adopt(macs_of(cluster, self._identity))
         self.transport.adopt(cluster)
         for replica in cluster.replicas:
             self.transport.dial(replica.number)
+        return True
 
     def _keep_lease(self, lease_us: int) -> None:
         """From now on we hold something, and have to say now and then that we are here."""

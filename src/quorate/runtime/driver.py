@@ -228,9 +228,12 @@ class Driver:
         if ready.sync or self._is_syncing:
             self._write(ready.persist, lambda: self._sync(ready))
         else:
-            # Nothing rests on what need not be synced, so it need not be waited for either.
-            self._release(ready)
-            self._write(ready.persist)
+            # Nothing rests on what need not be synced, so it need not be waited for either. Later
+            # records rest on it, whatever becomes of what leaves.
+            try:
+                self._release(ready)
+            finally:
+                self._write(ready.persist)
 
     def _write(self, records: list[Record], then: Callable[[], None] = lambda: None) -> None:
         """Append these records and go on; if there is no room, as soon as there is."""
@@ -318,7 +321,14 @@ class Driver:
         for peer, message in messages:
             frame = encoded.get(id(message))
             if frame is None:
-                frame = encoded[id(message)] = for_link(message)
+                try:
+                    frame = encoded[id(message)] = for_link(message)
+                except LocalProtocolError:
+                    # The machine's mistake, which must not cost the others what is for them.
+                    self.counters["internal_errors"] += 1
+                    kind, name = type(message).__name__, self._name_of(peer)
+                    _log.exception("a %s to %s was dropped", kind, name)
+                    continue
             frames = per_peer.get(peer)
             if frames is None:
                 per_peer[peer] = [frame]

@@ -149,6 +149,25 @@ def test_the_topology_is_believed_when_two_replicas_name_the_digest_of_one_text(
     assert office.taken()[1] == [Topology(cluster()), Answered(number, "")]
 
 
+def test_how_a_cluster_began_and_what_it_is_now_can_be_asked_for_at_the_same_time() -> None:
+    office = Office()
+    text = cluster().render()
+    numbers = office.commands.ask_founding(), office.commands.ask_topology()
+    sent, _ = office.taken()
+    assert {message for to, message in sent if to == 0} == {
+        TopologyQuery(numbers[0], True, True),
+        TopologyQuery(numbers[1], True, False),
+    }
+    for number in numbers:
+        for replica in (0, 1):
+            report = TopologyReport(number, 0, digest(text.encode()), text)
+            office.commands.on_report(replica, report)
+    assert office.commands.founding == cluster()
+    assert office.taken()[1] == [
+        Answered(numbers[0], ""), Topology(cluster()), Answered(numbers[1], ""),
+    ]  # fmt: skip
+
+
 def test_an_assignment_is_believed_on_two_equal_words_and_never_an_older_one() -> None:
     office = Office()
     first = Assigned("ops", 1, 3, [("orders", 0, -1), ("orders", 1, 12)])

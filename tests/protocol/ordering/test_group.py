@@ -288,6 +288,20 @@ def test_a_proposal_that_may_not_be_is_not_written_and_its_leader_is_reported(
     assert {report.node for report in council.reports(by=1)} == {0}
 
 
+def test_a_proposal_of_more_than_a_slot_orders_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SLOT_BATCHES_MAX", 2)
+    council = Council(byzantine=(0,))
+    for publisher in (A, B):
+        council.publish(publisher, 1, b"1", b"2")
+    value = value_of(span_of(A, 1, b"1", b"2"), span_of(B, 1, b"1"))
+    council.say(0, (1, 2, 3), Propose(council.number, 1, 1, value))
+    council.settle()
+    assert council.messages(Write) == []
+    assert {report.node for report in council.reports(by=1)} == {0}
+
+
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_proposal_that_leaves_something_out_is_not_written(first: int) -> None:
     council = Council(byzantine=(0,))

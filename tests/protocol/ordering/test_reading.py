@@ -355,6 +355,23 @@ def test_nobody_passes_on_in_circles() -> None:
     assert desk.lead == seen[-1]
 
 
+def test_what_a_lead_sent_too_early_does_not_count_as_the_next_one_s() -> None:
+    desk = Desk()
+    liar = desk.lead
+    # Wherever the next one's first message ends, something false follows on it.
+    desk.entries(FALSE, 1, 2)
+    desk.entries(FALSE, 2, 3)
+    desk.absent(liar, 0)
+    honest = desk.lead
+
+    desk.entries(TRUE, 0, 2)
+    desk.chain(next(each for each in desk.others if each != liar), TRUE, 2)
+
+    assert desk.read() == [b"1", b"2"]
+    assert desk.lead == honest
+    assert desk.reports == []
+
+
 def test_absence_from_anybody_but_the_lead_says_nothing() -> None:
     desk = Desk()
     lead = desk.lead
@@ -463,6 +480,50 @@ def test_a_replica_that_started_over_and_one_that_lies_do_not_hide_what_others_h
     for replica in rest:
         desk.chain(replica, TRUE, 4)
     assert desk.read() == [b"1", b"2", b"3", b"4"]
+
+
+def test_what_is_gone_where_it_was_stored_is_not_waited_for_from_those_who_never_had_it() -> None:
+    """Retention by size takes nothing from whoever has only the digests of large batches."""
+    for table in (BYZANTINE, CRASH):
+        desk = Desk(table)
+        stores, others = desk.reading._order[:2], desk.reading._order[2:]
+        for _ in desk.topic.members:
+            desk.absent(desk.lead, 0)
+            assert trimmed(desk) == []
+        for replica in others:
+            says_that_it_begins(desk, replica, 0)
+        for replica in stores:
+            assert trimmed(desk) == []
+            says_that_it_begins(desk, replica, 2)
+        assert trimmed(desk) == [(0, 2)]
+
+
+def test_one_that_lies_and_says_nothing_does_not_keep_a_reader_at_what_is_gone() -> None:
+    desk = Desk()
+    stores = desk.reading._order[:2]
+    for _ in range(3):
+        desk.absent(desk.lead, 0)
+    silent = desk.lead
+    for replica in desk.topic.members:
+        if replica != silent:
+            says_that_it_begins(desk, replica, 2 if replica in stores else 0)
+    assert trimmed(desk) == []
+    desk.pass_time(LATE_AFTER_US)
+    desk.pass_time(2 * LATE_AFTER_US)
+    assert trimmed(desk) == [(0, 2)]
+
+
+def test_who_lacked_something_elsewhere_may_have_what_a_reader_seeks() -> None:
+    desk = Desk(CRASH)
+    first = desk.lead
+    desk.absent(first, 0)
+    for replica in desk.others:
+        says_that_it_begins(desk, replica, 0)
+    desk.reading.seek(1, desk.connected)
+    for replica in desk.topic.members:
+        if replica != first:
+            says_that_it_begins(desk, replica, 4)
+    assert trimmed(desk) == []
 
 
 def test_where_a_partition_begins_is_what_the_one_says_that_has_most_if_nobody_lies() -> None:

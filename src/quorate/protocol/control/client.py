@@ -99,7 +99,8 @@ class Commands:
         self._requests = requests
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._given: Given | None = None
-        self._inquiry: Inquiry | None = None
+        # By number. What the cluster is now is asked for now and then, whatever else is asked.
+        self._inquiries: dict[int, Inquiry] = {}
         # What the cluster was when it began, once that was asked for.
         self.founding: Cluster | None = None
         # By group: what each replica says that we read, and what we believe.
@@ -137,11 +138,14 @@ class Commands:
 
     def _inquire(self, *, founding: bool) -> int:
         topic = self._require_control()
-        if self._inquiry is None or self._inquiry.founding != founding:
-            number = self._requests.take_number()
-            self._inquiry = Inquiry(number, topic.members, self._outbox, founding=founding)
-            self._inquiry.ask()
-        return self._inquiry.number
+        for inquiry in self._inquiries.values():
+            if inquiry.founding == founding:
+                return inquiry.number
+        number = self._requests.take_number()
+        inquiry = Inquiry(number, topic.members, self._outbox, founding=founding)
+        self._inquiries[number] = inquiry
+        inquiry.ask()
+        return number
 
     def leave(self, group: str) -> None:
         """What is said of this group from now on is no news any more."""
@@ -154,9 +158,10 @@ class Commands:
         if self._line is not None:
             self._line.tick()
         now_us = self._outbox.now_us
-        inquiry, given = self._inquiry, self._given
-        if inquiry is not None and now_us - inquiry.asked_us >= ASK_AGAIN_US:
-            inquiry.ask()
+        for inquiry in self._inquiries.values():
+            if now_us - inquiry.asked_us >= ASK_AGAIN_US:
+                inquiry.ask()
+        given = self._given
         if given is None or self._topic is None:
             return
         if now_us - given.since_us >= FORGOTTEN_AFTER_US and not self._line_in_flight:
@@ -208,8 +213,8 @@ class Commands:
             self._outbox.deliver(Shared(group, assigned.epoch, partitions))
 
     def on_report(self, replica: NodeId, report: TopologyReport) -> None:
-        inquiry = self._inquiry
-        if inquiry is None or report.number != inquiry.number:
+        inquiry = self._inquiries.get(report.number)
+        if inquiry is None:
             return
         text = inquiry.on_report(replica, report, self._needed)
         if text is None:
@@ -219,7 +224,7 @@ class Commands:
         except QuorateError as error:
             self._outbox.report(replica, "bad-topology", str(error))
             return
-        self._inquiry = None
+        del self._inquiries[inquiry.number]
         if inquiry.founding:
             self.founding = cluster
         else:

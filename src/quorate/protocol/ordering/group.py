@@ -75,6 +75,8 @@ from quorate.protocol.outbox import Outbox
 # A slot orders up to so much.
 SLOT_BATCHES_MAX = 4096
 SLOT_BYTES_MAX = 16 * 1024 * 1024
+# Of commands fewer: whoever lags behind is told them all in one message.
+SLOT_COMMANDS_MAX = 1024
 
 
 class Group:
@@ -303,8 +305,14 @@ class Group:
         if not ready or self._is_gathering(ready):
             return None
         batches, size = max(1, SLOT_BATCHES_MAX // len(ready)), SLOT_BYTES_MAX // len(ready)
+        commands = SLOT_COMMANDS_MAX
         for waiting, last in ready:
-            span = _span(waiting, last, batches, size)
+            are_commands = self.commands.are_on(waiting.line)
+            count_max = min(batches, commands) if are_commands else batches
+            if not count_max:
+                continue
+            span = _span(waiting, last, count_max, size)
+            commands -= span.batches if are_commands else 0
             spans.append(span)
             # Whoever was served goes to the end.
             backlog.active[waiting.line] = backlog.active.pop(waiting.line)
@@ -331,9 +339,18 @@ class Group:
         if not self.clocks.allow(decoded.time_us, self.log.state.time_us):
             self._outbox.report(self.consensus.leader, "bad-clock", f"time {decoded.time_us}")
             return False
+        if not self._fits_a_slot(decoded.spans):
+            self._outbox.report(self.consensus.leader, "bad-proposal", "of more than a slot orders")
+            return False
         # Each span is looked at, so that all that is missing is asked for.
         acceptable = [self._is_span_acceptable(span) for span in decoded.spans]
         return all(acceptable)
+
+    def _fits_a_slot(self, spans: tuple[Span, ...]) -> bool:
+        """Whether those who lag behind can be told all that is in it."""
+        commands = [span.batches for span in spans if self.commands.are_on(span.line)]
+        batches = sum(span.batches for span in spans)
+        return batches <= SLOT_BATCHES_MAX and sum(commands) <= SLOT_COMMANDS_MAX
 
     def _is_span_acceptable(self, span: Span) -> bool:
         if self.backlog.may_append(span.line):

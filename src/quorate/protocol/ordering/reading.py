@@ -163,6 +163,7 @@ class Reading:
     def seek(self, offset: int, connected: "set[NodeId]") -> None:
         """Read on from another offset."""
         self.position, self._limit = offset, offset + CREDIT_BATCHES
+        self._lacking.clear()
         self._forget_unsettled()
         self.begin(connected)
 
@@ -216,8 +217,12 @@ class Reading:
         starts = sorted(self._starts.values(), reverse=True)
         needed = len(self.topic.members) - self.topic.f
         kept = starts[needed - 1] if len(starts) >= needed else 0
-        if kept > self.position and not self._others_needed:
-            there = [replica for replica in self._order if replica in connected]
+        lacking = set() if self._unsettled else self._lacking
+        if self._others_needed:
+            if kept <= self.position:
+                kept = self._kept_by_stores(starts, lacking, connected, is_late=is_late)
+        elif kept > self.position:
+            there = [r for r in self._order if r in connected and r not in lacking]
             heard = [self._starts[replica] for replica in there if replica in self._starts]
             kept = min(heard, default=kept) if is_late or len(heard) == len(there) else 0
         if kept <= self.position:
@@ -227,6 +232,22 @@ class Reading:
         self._outbox.deliver(Trimmed(self.partition, self.position, kept - self.position))
         self.seek(kept, connected)
         return True
+
+    def _kept_by_stores(
+        self, starts: list[int], lacking: set[NodeId], connected: "set[NodeId]", *, is_late: bool
+    ) -> int:
+        """Where to go on if n - f lack what is next: some had it, and others never did.
+
+        Large batches are with few replicas, and retention by size takes nothing from the others.
+        What is gone is said by so many that one of them is correct; and whoever is there and may
+        have it is asked first.
+        """
+        gone = {replica for replica, start in self._starts.items() if start > self.position}
+        lacking = gone | lacking
+        is_asked = is_late or lacking.issuperset(connected & self.topic.index.keys())
+        if len(lacking) < len(self.topic.members) - self.topic.f or not is_asked:
+            return 0
+        return starts[self.topic.f] if len(starts) > self.topic.f else 0
 
     def stop(self) -> None:
         """Nobody need send us anything any more."""
@@ -253,6 +274,7 @@ class Reading:
             was_wide, self._is_wide = self._is_wide, True
             if was_wide and self._skip_what_is_gone(connected, is_late=True):
                 return
+            self._lacking.clear()
             if was_wide and self.end > self.position:
                 self._blame("is late", connected)
             else:
@@ -370,12 +392,15 @@ class Reading:
         former = self.lead
         self._absent = None
         self._lacking.add(former)
+        if self._skip_what_is_gone(connected):
+            return
         there = [replica for replica in self._order if replica in connected]
         others = [replica for replica in there if replica not in self._lacking]
         if not others:
-            # Nobody who is there has it. Ask all again when it has been late for a while.
-            self._lacking.clear()
+            # Nobody who is there has it. All are asked again when it has been late for a while.
             return
+        # What came too early from one lead proves nothing about the next.
+        self._early.clear()
         self.lead = min(others, key=lambda replica: self._blames[replica])
         for replica in dict.fromkeys((*self._partners(connected), former)):
             self._ask(replica)

@@ -1,0 +1,71 @@
+"""Commands where they are ordered: what one slot takes of them, others can be told."""
+
+import pytest
+
+from commands import ANNA, cluster
+from quorate.core.codec import encode
+from quorate.core.control import CONTROL_TOPIC_ID
+from quorate.core.ids import NodeId
+from quorate.core.ordering import Append, Decision, Line, Propose, Received, Write
+from quorate.crypto.digests import digest
+from quorate.protocol.machine import Ready
+from quorate.protocol.ordering.group import SLOT_COMMANDS_MAX
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.replica import Ordering
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
+from quorate.protocol.outbox import Outbox
+from quorate.sim.disks import SimDisk
+from quorate.sim.order_stage import SimSigner
+from quorate.sim.stores import SimStore
+
+LINE = Line(ANNA, CONTROL_TOPIC_ID, 0)
+NAMES = {client.number: client.name for client in cluster().clients}
+# Of what makes no command as well, as much as replicas let wait.
+COMMANDS = [bytes(INLINE_BYTES_MAX)] * 4096
+CHAINS = chained(CHAIN_START, map(digest, COMMANDS))
+WALL_US = 1_000_000
+
+
+class Replica:
+    """One of four; the first leads."""
+
+    def __init__(self, me: NodeId) -> None:
+        self._outbox = Outbox()
+        store = SimStore(SimDisk(), 1 << 62)
+        self._ordering = Ordering(
+            me, (), NAMES, signer=SimSigner(me), store=store, found=store.found(),
+            wall_us=lambda _: WALL_US, outbox=self._outbox, cluster=cluster(),
+        )  # fmt: skip
+        for first in (1, 2049):
+            self.step(ANNA, Append(*LINE[1:], first, COMMANDS[:2048]))
+
+    def step(self, sender: NodeId, message: Append | Received | Propose) -> Ready:
+        self._ordering.step(sender, message)
+        self._ordering.flush()
+        return self._outbox.take()
+
+
+def test_whatever_a_slot_orders_of_commands_can_be_told_to_those_who_lag_behind() -> None:
+    leader = Replica(0)
+    leader.step(1, Received(*LINE, 4096, CHAINS[-1]))
+    ready = leader.step(2, Received(*LINE, 4096, CHAINS[-1]))
+
+    (value,) = {message.value for _, message in ready.send if isinstance(message, Propose)}
+
+    (span,) = Value.decode(value).spans
+    commands = COMMANDS[: span.batches]
+    digests = b"".join(map(digest, commands))
+    assert encode(Decision(GroupKind.BYZANTINE, 1, value, digests, commands))
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_leader_that_orders_more_commands_than_others_can_be_told_is_not_followed(
+    excess: int,
+) -> None:
+    count = SLOT_COMMANDS_MAX + excess
+    value = Value(WALL_US, (Span(*LINE, 1, count, CHAINS[count - 1]),)).encode()
+    ready = Replica(1).step(0, Propose(GroupKind.BYZANTINE, 1, 1, value))
+    is_written = any(isinstance(message, Write) for _, message in ready.send)
+    assert is_written == (not excess)
+    assert [report.node for report in ready.reports] == [0] * excess
