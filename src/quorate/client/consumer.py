@@ -496,6 +496,7 @@ class Consumer(Session):
             if self._adopt(outcome.cluster):
                 self._destination.adopt(outcome.cluster)
                 self._read_new_partitions(before)
+            self._is_current = True
         elif isinstance(outcome, Shared) and self._membership is not None and not self._closed:
             self._membership.on_shared(outcome)
 
