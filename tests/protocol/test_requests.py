@@ -71,6 +71,29 @@ def test_under_crashes_the_first_answer_wins_and_under_lies_f_plus_one() -> None
         assert answered(outlook) == [Answered(number, "")]
 
 
+def test_one_replica_that_lags_behind_does_not_refuse_for_all() -> None:
+    """It has yet to hear of a topic that was just created; the other one knows it."""
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    number = requests.ask(CRASH, Operation.REGISTER).number
+    requests.on_reply(R1, Reply(number, "there is no such topic here"))
+    assert answered(outlook) == []
+    requests.on_reply(R2, Reply(number))
+    assert answered(outlook) == [Answered(number, "")]
+
+
+def test_a_refusal_counts_when_all_have_refused_or_the_others_stay_silent() -> None:
+    for others, at_us in (((R2,), 0), ((), REPEAT_AFTER_US)):
+        outlook = Outlook()
+        requests = Requests(outlook.outbox)
+        number = requests.ask(CRASH, Operation.REGISTER).number
+        for replica in (R1, *others):
+            requests.on_reply(replica, Reply(number, "no room"))
+        outlook.at(at_us)
+        requests.tick()
+        assert answered(outlook) == [Answered(number, "no room")]
+
+
 def test_it_is_repeated_to_those_who_have_not_answered() -> None:
     outlook = Outlook()
     requests = Requests(outlook.outbox)

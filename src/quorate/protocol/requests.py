@@ -2,10 +2,11 @@
 
 Source: FIT-Broker 2013, section 4.4.1 (algorithms 1 and 2) and section 4.4.4 (algorithm 5).
 
-A request goes to every replica of its topic; the answer is the first one under crash faults
-and f + 1 equal ones under Byzantine faults. What was asked for stays on record, so that a
-replica that comes back after a crash is told again: that is all the state transfer that a
-live topic needs.
+A request goes to every replica of its topic; the answer is the first one under crash faults and
+f + 1 equal ones under Byzantine faults. Where the first one would do, a refusal waits a while for
+the others: a replica that lags behind does not know of a new topic yet. What was asked for stays
+on record, so that a replica that comes back after a crash is told again: that is all the state
+transfer that a live topic needs.
 """
 
 from collections.abc import Mapping
@@ -40,6 +41,12 @@ class Standing:
     superseded: bool = False
     repeat_at_us: int = 0
     renew_at_us: dict[NodeId, int] = field(default_factory=dict)
+    # What one replica answered where one is enough, while others may know better.
+    refusal: str = ""
+
+    @property
+    def silent(self) -> set[NodeId]:
+        return set(self.topic.members) - set(self.voter.replies)
 
     @property
     def is_about(self) -> tuple[TopicId, int]:
@@ -108,11 +115,21 @@ class Requests:
             self._renew(replica, standing, reply.sentence)
             return
         answer = standing.voter.add(replica, reply.sentence)
-        if answer is not None and not standing.answered:
-            standing.answered, standing.refused = True, bool(answer)
-            self._outbox.deliver(Answered(standing.number, answer))
-            if answer or standing.operation in GIVING_BACK:
-                self.withdraw(standing)
+        if standing.refusal and answer is None and not standing.silent:
+            answer = standing.refusal
+        if answer is None or standing.answered:
+            return
+        byzantine = standing.topic.contract.protection == "byzantine"
+        if answer and standing.silent and not byzantine:
+            standing.refusal = answer
+        else:
+            self._conclude(standing, answer)
+
+    def _conclude(self, standing: Standing, answer: str) -> None:
+        standing.answered, standing.refused = True, bool(answer)
+        self._outbox.deliver(Answered(standing.number, answer))
+        if answer or standing.operation in GIVING_BACK:
+            self.withdraw(standing)
 
     def _renew(self, replica: NodeId, standing: Standing, why: str) -> None:
         """This replica ended what it had granted, since we took nothing. Now we do: ask again.
@@ -135,10 +152,13 @@ class Requests:
     def tick(self) -> None:
         """Repeat to those that have not answered, whether or not the others have."""
         now_us = self._outbox.now_us
-        for standing in self._standing.values():
+        for standing in list(self._standing.values()):
+            if standing.refusal and not standing.answered and standing.repeat_at_us <= now_us:
+                self._conclude(standing, standing.refusal)
+                continue
             if standing.answered and standing.repeat_at_us <= now_us:
                 self._ask_the_others_again(standing)
-            silent = set(standing.topic.members) - set(standing.voter.replies)
+            silent = standing.silent
             if silent and standing.repeat_at_us <= now_us and not standing.superseded:
                 standing.repeat_at_us = now_us + REPEAT_AFTER_US
                 for replica in sorted(silent):
