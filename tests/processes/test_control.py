@@ -12,6 +12,7 @@ import pytest
 from clusters import TestCluster, quorate, running_cluster
 from logs import leader, next_records
 from quorate.client import Admin, BlockingConsumer, Consumer, Producer, Record, session
+from quorate.client import consumer as consumer_module
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, LocalProtocolError, QuorumError, RefusedError
 from quorate.runtime.local import OPERATOR
@@ -247,6 +248,29 @@ def test_clients_find_partitions_that_come_about_while_they_run(
             return sorted((record.partition, record.value) for record in found)
 
     assert asyncio.run(story()) == [(0, b"after"), (0, b"before"), (1, b"after"), (2, b"after")]
+
+
+def test_a_consumer_whose_queue_is_full_still_hears_answers(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops reading from replicas then, and what they answer comes the same way."""
+    monkeypatch.setattr(consumer_module, "QUEUE_BYTES", 1)
+
+    async def story() -> list[int]:
+        await created(cluster, "full", order="total")
+        async with Producer(cluster.directory, "alice", batch_events=1) as producer:
+            for number in range(30):
+                await producer.send("full", b"%d" % number)
+        async with Consumer(cluster.directory, "bob", group="full", auto_commit_s=None) as consumer:
+            consumer.subscribe(["full"], start="begin")
+            found = []
+            for _ in range(30):
+                found += await next_records(consumer, 1)
+                await consumer.commit()
+                await consumer.update_topology()
+            return [int(record.value) for record in found]
+
+    assert asyncio.run(story()) == [*range(30)]
 
 
 def test_what_was_created_and_altered_is_there_after_all_replicas_were_killed() -> None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -153,6 +153,8 @@ class Consumer(Session):
         self._unbegun: set[Partition] = set()
         self._begun = asyncio.Event()
         self._paused = False
+        # How many wait for an answer.
+        self._waiting = 0
 
     # Subscriptions
 
@@ -352,10 +354,11 @@ class Consumer(Session):
         if self._membership is not None and self._membership.is_joining:
             await self._join(self._membership)
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                while self._unbegun:
-                    self._begun.clear()
-                    await self._begun.wait()
+            with self._listening():
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    while self._unbegun:
+                        self._begun.clear()
+                        await self._begun.wait()
         except TimeoutError:
             members = self.cluster.placement(self._names[next(iter(self._unbegun)).topic])
             raise QuorumError(
@@ -477,8 +480,7 @@ class Consumer(Session):
                 self._on_news(outcome)
         if self._deliveries:
             self._arrived.set()
-        if self._events > self._queue_events or self._bytes > QUEUE_BYTES:
-            self._pause(True)
+        self._pause_or_go_on()
 
     def _on_news(self, outcome: Outcome) -> None:
         if isinstance(outcome, Answered):
@@ -523,10 +525,37 @@ class Consumer(Session):
         delivery, count = self._deliveries.popleft()
         self._events -= count
         self._bytes -= len(delivery.payload)
-        is_short = self._events <= self._queue_events // 2 and self._bytes <= QUEUE_BYTES // 2
-        if self._paused and is_short:
-            self._pause(False)
+        self._pause_or_go_on()
         return delivery
+
+    async def _answer(
+        self,
+        number: int,
+        members: Iterable[NodeId],
+        what: str,
+        timeout_s: float | None = None,
+    ) -> None:
+        with self._listening():
+            await super()._answer(number, members, what, timeout_s)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hold nothing back while somebody waits for an answer: it would be held back, too."""
+        self._waiting += 1
+        self._pause_or_go_on()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            self._pause_or_go_on()
+
+    def _pause_or_go_on(self) -> None:
+        is_full = self._events > self._queue_events or self._bytes > QUEUE_BYTES
+        is_short = self._events <= self._queue_events // 2 and self._bytes <= QUEUE_BYTES // 2
+        if is_full and not self._paused and not self._waiting:
+            self._pause(True)
+        elif self._paused and (is_short or self._waiting):
+            self._pause(False)
 
     def _pause(self, paused: bool) -> None:
         self._paused = paused
