@@ -15,7 +15,6 @@ from frames import (
     handed_on,
     is_refusal,
     message_or_error,
-    refused,
     with_flipped_bits,
 )
 from quorate.core import codec
@@ -95,7 +94,7 @@ def with_digest(digest: bytes) -> list[Any]:
 @pytest.mark.parametrize("length", [0, 1, 31, 33, 64])
 def test_digests_have_their_length(length: int) -> None:
     for message in with_digest(bytes(length)):
-        refused(frame_of(message))
+        assert is_refusal(message_or_error(frame_of(message)))
     for message in with_digest(D):
         assert decode(frame_of(message)) == message
 
@@ -128,7 +127,7 @@ OVER: dict[str, Any] = {
 
 @pytest.mark.parametrize("message", OVER.values(), ids=OVER)
 def test_what_is_over_its_bound_is_refused(message: Any) -> None:
-    refused(frame_of(message))
+    assert is_refusal(message_or_error(frame_of(message)))
 
 
 def test_what_is_just_within_its_bound_is_taken() -> None:
@@ -147,7 +146,7 @@ def test_a_frame_over_the_bound_is_refused_on_both_sides() -> None:
     half = bytes(BATCH_BYTES_MAX)
     with pytest.raises(LocalProtocolError, match="is over"):
         codec.encode(Append(1, 0, 1, [half, half]))
-    refused(bytes([ORDER]) + bytes(FRAME_BYTES_MAX))
+    assert is_refusal(message_or_error(bytes([ORDER]) + bytes(FRAME_BYTES_MAX)))
 
 
 def forged(message: Any, old: bytes, new: bytes) -> bytes:

@@ -193,45 +193,31 @@ class Book:
                 await self._news.wait()
 
 
-def test_what_rests_on_a_record_leaves_when_that_is_synced() -> None:
-    async def story() -> list[str]:
-        machine, book = Clerk(), Book()
-        owner = Driver(machine, disk=book, on_outcomes=book.left)
-        machine.want(1, sync=True)
-        owner.wake()
-        await book.until("1 leaves")
-        owner.stop()
-        return book.happened
+async def turns(*syncs: bool, until: str) -> list[str]:
+    """What happens when each turn wants one record, synced or not, and something that leaves."""
+    machine, book = Clerk(), Book()
+    owner = Driver(machine, disk=book, on_outcomes=book.left)
+    for first, sync in enumerate(syncs, 1):
+        machine.want(first, sync=sync)
+        owner._turn()
+    await book.until(until)
+    owner.stop()
+    return book.happened
 
-    assert asyncio.run(story()) == ["1 is written", "synced", "1 leaves"]
+
+def test_what_rests_on_a_record_leaves_when_that_is_synced() -> None:
+    happened = asyncio.run(turns(True, until="1 leaves"))
+    assert happened == ["1 is written", "synced", "1 leaves"]
 
 
 def test_records_that_may_be_lost_hold_nothing_up() -> None:
-    async def story() -> list[str]:
-        machine, book = Clerk(), Book()
-        owner = Driver(machine, disk=book, on_outcomes=book.left)
-        machine.want(1, sync=False)
-        owner.wake()
-        await book.until("1 is written")
-        owner.stop()
-        return book.happened
-
-    assert asyncio.run(story()) == ["1 leaves", "1 is written"]
+    assert asyncio.run(turns(False, until="1 is written")) == ["1 leaves", "1 is written"]
 
 
 def test_nothing_overtakes_what_waits_for_a_sync() -> None:
-    async def story() -> list[str]:
-        machine, book = Clerk(), Book()
-        owner = Driver(machine, disk=book, on_outcomes=book.left)
-        machine.want(1, sync=True)
-        owner._turn()
-        machine.want(2, sync=False)
-        owner._turn()
-        await book.until("2 leaves")
-        owner.stop()
-        return [event for event in book.happened if event != "synced"]
-
-    assert asyncio.run(story()) == ["1 is written", "2 is written", "1 leaves", "2 leaves"]
+    happened = asyncio.run(turns(True, False, until="2 leaves"))
+    order = [event for event in happened if event != "synced"]
+    assert order == ["1 is written", "2 is written", "1 leaves", "2 leaves"]
 
 
 @pytest.mark.parametrize("sync", [True, False])

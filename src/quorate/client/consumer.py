@@ -528,16 +528,6 @@ class Consumer(Session):
         self._pause_or_go_on()
         return delivery
 
-    async def _answer(
-        self,
-        number: int,
-        members: Iterable[NodeId],
-        what: str,
-        timeout_s: float | None = None,
-    ) -> None:
-        with self._listening():
-            await super()._answer(number, members, what, timeout_s)
-
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
         """Hold nothing back while somebody waits for an answer: it would be held back, too."""

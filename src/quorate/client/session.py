@@ -248,6 +248,10 @@ class Session(ABC):
         if not future.done():
             future.set_result(answered.sentence)
 
+    def _listening(self) -> contextlib.AbstractContextManager[None]:
+        """While somebody waits for an answer. Clients that hold back reading go on meanwhile."""
+        return contextlib.nullcontext()
+
     async def _answer(
         self,
         number: int,
@@ -259,7 +263,8 @@ class Session(ABC):
         timeout_s = ANSWER_TIMEOUT_S if timeout_s is None else timeout_s
         future = self._expect_answer(number)
         try:
-            sentence = await asyncio.wait_for(asyncio.shield(future), timeout_s)
+            with self._listening():
+                sentence = await asyncio.wait_for(asyncio.shield(future), timeout_s)
         except TimeoutError:
             raise QuorumError(f"no quorum answered {what}", self._states(number, members)) from None
         if sentence:

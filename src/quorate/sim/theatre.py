@@ -5,6 +5,7 @@ as anything arrives, and then for as long as the slowest repair could take. Only
 violation.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection
 from functools import partial
@@ -33,7 +34,7 @@ _P = TypeVar("_P", bound=Planned)
 _V = TypeVar("_V")
 
 
-class Theatre(Generic[_S, _P, _V]):
+class Theatre(ABC, Generic[_S, _P, _V]):
     """The world of one scenario, what is planned in it, and the violations that are found.
 
     `overhear` is told every message that reaches a machine, for a readable trace. That changes
@@ -83,18 +84,19 @@ class Theatre(Generic[_S, _P, _V]):
         """How long after the storm there may be more to see although nothing is missing."""
         return 0
 
+    @abstractmethod
     def _wrong(self) -> list[_V]:
         """What must never be."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _missing(self) -> list[_V]:
         """What must be in the end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _rewrite(
         self, node: NodeId, adversary: str, random: Random, victims: Collection[NodeId]
     ) -> Rewrite:
-        raise NotImplementedError
+        """How a node of this kind misbehaves."""
 
     def _twin(
         self, node: NodeId, make: Callable[[], Machine]
@@ -102,12 +104,13 @@ class Theatre(Generic[_S, _P, _V]):
         """How to make a second machine with this identity, and its disk."""
         return make, None
 
+    @abstractmethod
     def _publish(self, node: NodeId, side: Side, source: Source) -> None:
         """As much as there is room for: a program that uses a source waits for it, too."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
-        raise NotImplementedError
+        """Note what a machine handed to its application."""
 
     # Building
 
