@@ -54,8 +54,8 @@ HEADER_BYTES = _HEADER.size
 
 # Offsets are checked in windows, so that a batch of a million events is not unfolded at once.
 _WINDOW = 4096
-# Offsets of batches with up to so many values of one length are kept ready.
-_EVEN_EVENTS_MAX = 4096
+# Offsets of so many values of one length are kept ready. Fewer are looked at faster than looked up.
+_EVEN_EVENTS_MIN, _EVEN_EVENTS_MAX = 8, 4096
 # The eight bits of every byte, lowest first, as Arrow packs booleans.
 _BITS = tuple(tuple(bool(byte >> bit & 1) for bit in range(8)) for byte in range(256))
 MISUSES = (TypeError, AttributeError, ValueError, OverflowError, StructError)
@@ -294,7 +294,9 @@ def checked_head(payload: bytes) -> Head:
 def is_even(payload: bytes, head: Head) -> bool:
     """Whether a payload is values of one length and nothing else: then its columns are good."""
     size, rest = divmod(head.value_bytes, head.events)
-    if rest or head.flags > URGENT or head.compression or head.events > _EVEN_EVENTS_MAX:
+    if rest or not _EVEN_EVENTS_MIN <= head.events <= _EVEN_EVENTS_MAX:
+        return False
+    if head.flags > URGENT or head.compression:
         return False
     return payload.startswith(_even_offsets(head.events, size), HEADER_BYTES)
 
