@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 QUEUE_EVENTS = 100_000
 QUEUE_BYTES = 8 * 1024 * 1024
+# The queue may grow to this while somebody waits for an answer.
+WAITING_BYTES = 256 * 1024 * 1024
 AUTO_COMMIT_S = 1.0
 LEAVE_TIMEOUT_S = 3.0
 
@@ -152,7 +154,7 @@ class Consumer(Session):
         # Partitions whose first offset is not known yet.
         self._unbegun: set[Partition] = set()
         self._begun = asyncio.Event()
-        self._paused = False
+        self._is_full = self._is_paused = False
         # How many wait for an answer.
         self._waiting = 0
 
@@ -288,6 +290,7 @@ class Consumer(Session):
         self._deliveries = deque(kept)
         self._events = sum(count for _, count in kept)
         self._bytes = sum(len(arrival.payload) for arrival, _ in kept)
+        self._pause_or_go_on()
 
     def _check_place(self, topic: str, partition: int, start: Start) -> None:
         contract = self.cluster.topics.get(topic)
@@ -530,7 +533,7 @@ class Consumer(Session):
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """Hold nothing back while somebody waits for an answer: it would be held back, too."""
+        """Read from replicas while somebody waits for an answer, though the queue is full."""
         self._waiting += 1
         self._pause_or_go_on()
         try:
@@ -540,15 +543,20 @@ class Consumer(Session):
             self._pause_or_go_on()
 
     def _pause_or_go_on(self) -> None:
-        is_full = self._events > self._queue_events or self._bytes > QUEUE_BYTES
-        is_short = self._events <= self._queue_events // 2 and self._bytes <= QUEUE_BYTES // 2
-        if is_full and not self._paused and not self._waiting:
-            self._pause(True)
-        elif self._paused and (is_short or self._waiting):
-            self._pause(False)
+        """Of log topics a full queue asks for no more; live ones do not wait to be asked."""
+        part = 2 if self._is_full else 1
+        is_long = self._events > self._queue_events // part or self._bytes > QUEUE_BYTES // part
+        if is_long != self._is_full:
+            self._is_full = is_long
+            self._destination.hold(is_long)
+            if self._driver is not None:
+                self._driver.wake()
+        is_paused = self._is_full and (not self._waiting or self._bytes > WAITING_BYTES)
+        if is_paused != self._is_paused:
+            self._pause(is_paused)
 
     def _pause(self, paused: bool) -> None:
-        self._paused = paused
+        self._is_paused = paused
         for replica in self.cluster.replicas:
             if paused:
                 self.transport.pause_reading(replica.number)

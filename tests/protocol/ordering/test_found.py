@@ -35,7 +35,8 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Entry
-from quorate.protocol.ordering.reading import CREDIT_BATCHES, EARLY_MAX, Reading
+from quorate.protocol.ordering import reading as reading_module
+from quorate.protocol.ordering.reading import CREDIT_BATCHES, FIRST_CREDIT_BATCHES, Reading
 from quorate.protocol.ordering.replica import Found
 from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of, value_digest
 from quorate.sim.order_stage import SimSigner
@@ -246,9 +247,12 @@ def reading() -> Reading:
     return made
 
 
-def test_as_many_early_entries_as_are_kept_can_be_placed_at_once() -> None:
+def test_as_many_early_entries_as_are_kept_can_be_placed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """`Reading.on_entries` calls itself for each: 1024 of them are deeper than Python goes."""
-    first, *early = entries(EARLY_MAX)
+    monkeypatch.setattr(reading_module, "FIRST_CREDIT_BATCHES", CREDIT_BATCHES)
+    first, *early = entries(CREDIT_BATCHES)
     reader = reading()
     assert reader.lead is not None
     for each in early:
@@ -256,7 +260,7 @@ def test_as_many_early_entries_as_are_kept_can_be_placed_at_once() -> None:
 
     reader.on_entries(reader.lead, first, EVERYBODY)
 
-    assert reader.received == EARLY_MAX
+    assert reader.received == CREDIT_BATCHES
 
 
 def test_an_answer_to_retrieve_can_be_decoded_however_much_a_publisher_handed_in() -> None:
@@ -311,10 +315,10 @@ def test_a_reader_takes_no_more_than_it_allowed() -> None:
     reader = reading()
     assert reader.lead is not None
 
-    for each in entries(CREDIT_BATCHES + 100):
+    for each in entries(FIRST_CREDIT_BATCHES + 100):
         reader.on_entries(reader.lead, each, EVERYBODY)
 
-    assert reader.received <= CREDIT_BATCHES
+    assert reader.received == FIRST_CREDIT_BATCHES
 
 
 def test_a_replica_that_makes_up_decisions_fills_no_memory() -> None:

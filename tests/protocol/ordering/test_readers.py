@@ -213,6 +213,16 @@ def test_a_reader_at_its_limit_hears_the_chain_there() -> None:
     assert desk.sent() == [Chained(*HERE, 1, desk.store.chain(HERE, 1) or b"", 0, 4)]
 
 
+@pytest.mark.usefixtures("short_steps")
+def test_a_reader_hears_the_chain_in_steps_up_to_its_limit_however_near_that_is() -> None:
+    desk = Desk()
+    desk.decide(*[b"%d" % number for number in range(13)])
+    desk.follow(limit=3, payloads=False)
+    assert told(desk.sent()) == [2, 3]
+    desk.readers.on_allow(READER, Allow(*HERE, 6))
+    assert told(desk.sent()) == [5, 6]
+
+
 def test_what_is_decided_later_follows_by_itself() -> None:
     desk = full_desk()
     desk.follow(4)

@@ -1,6 +1,7 @@
 """A reader believes f + 1 replicas, takes payloads from one, and is not held up by any."""
 
 import msgspec
+import pytest
 
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import (
@@ -17,9 +18,11 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Entry, Ready, Trimmed
+from quorate.protocol.ordering import reading as module
 from quorate.protocol.ordering.reading import (
     ASK_AGAIN_US,
     CREDIT_BATCHES,
+    FIRST_CREDIT_BATCHES,
     LATE_AFTER_US,
     Reading,
     Search,
@@ -114,7 +117,7 @@ def test_a_reader_asks_one_replica_for_payloads_and_f_others_for_the_chain() -> 
         asked = desk.asked()
         assert len(asked) == f + 1
         assert [node for node, follow in asked.items() if follow.payloads] == [desk.lead]
-        assert {follow.limit for follow in asked.values()} == {CREDIT_BATCHES}
+        assert {follow.limit for follow in asked.values()} == {FIRST_CREDIT_BATCHES}
 
 
 def test_when_one_of_them_contradicts_the_lead_everybody_is_asked() -> None:
@@ -398,18 +401,137 @@ def test_after_a_seek_a_reader_reads_from_there() -> None:
     assert desk.read() == [b"3", b"4"]
 
 
+# How much is let in
+
+
+def allowed(desk: Desk) -> list[int]:
+    """Up to where whoever is sent more credit may send now."""
+    return [message.limit for _, message in desk.take().send if isinstance(message, Allow)]
+
+
 def test_credit_is_renewed_in_steps() -> None:
-    book = Book(*[b"x"] * (CREDIT_BATCHES // 2 + 1))
+    first, half = FIRST_CREDIT_BATCHES, FIRST_CREDIT_BATCHES + CREDIT_BATCHES // 2
+    book = Book(*[b"x"] * (half + 1))
     desk = Desk()
-    desk.entries(book, 0, CREDIT_BATCHES // 2)
-    desk.chain(desk.others[0], book, CREDIT_BATCHES // 2)
-    assert not [m for _, m in desk.take().send if isinstance(m, Allow)]
+    desk.entries(book, 0, first)
+    desk.chain(desk.others[0], book, first)
+    assert allowed(desk) == [first + CREDIT_BATCHES] * 4
+    desk.entries(book, first, half)
+    desk.chain(desk.others[0], book, half)
+    assert allowed(desk) == []
 
-    desk.entries(book, CREDIT_BATCHES // 2, CREDIT_BATCHES // 2 + 1)
-    desk.chain(desk.others[0], book, CREDIT_BATCHES // 2 + 1)
+    desk.entries(book, half, half + 1)
+    desk.chain(desk.others[0], book, half + 1)
 
-    allowed = [m.limit for _, m in desk.take().send if isinstance(m, Allow)]
-    assert allowed == [CREDIT_BATCHES // 2 + 1 + CREDIT_BATCHES] * 4
+    assert allowed(desk) == [half + 1 + CREDIT_BATCHES] * 4
+
+
+def test_of_large_batches_fewer_are_let_in_ahead_and_at_least_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CREDIT_BYTES", 200)
+    first = FIRST_CREDIT_BATCHES
+    for size, credit in ((2, 100), (201, 1)):
+        book = Book(*[bytes(size)] * first)
+        desk = Desk()
+        desk.entries(book, 0, first)
+        desk.chain(desk.others[0], book, first)
+        assert allowed(desk) == [first + credit] * 4
+
+
+def test_whoever_holds_a_reader_lets_nobody_send_further_ahead() -> None:
+    first = FIRST_CREDIT_BATCHES
+    book = Book(*[b"x"] * first)
+    desk = Desk()
+    desk.reading.hold(True)
+    desk.entries(book, 0, first)
+    desk.chain(desk.others[0], book, first)
+    assert allowed(desk) == []
+
+    desk.reading.hold(False)
+
+    assert allowed(desk) == [first + CREDIT_BATCHES] * 4
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES_MAX", 10)
+
+
+@pytest.mark.usefixtures("little_room")
+def test_a_lead_cannot_make_a_reader_hold_more_than_so_much() -> None:
+    book = Book(*[b"xx"] * 40)
+    in_order, early = Desk(), Desk()
+
+    for offset in range(40):
+        in_order.entries(book, offset, offset + 1)
+    for offset in reversed(range(40)):
+        early.entries(book, offset, offset + 1)
+
+    assert in_order.reading.received == 5
+    # What is next is taken in any case, and what came too early makes room for it.
+    assert early.reading.received == 1
+
+
+@pytest.mark.usefixtures("little_room")
+def test_a_reader_that_is_full_has_others_confirm_what_it_holds_and_goes_on() -> None:
+    book = Book(*[b"xx"] * 40)
+    desk = Desk()
+    desk.asked()
+    for offset in range(40):
+        desk.entries(book, offset, offset + 1)
+    asked = desk.asked()
+    (partner,) = asked.keys() - {desk.lead}
+    assert (asked[partner].offset, asked[partner].limit) == (0, 5)
+    assert (asked[desk.lead].offset, asked[desk.lead].limit) == (5, 5)
+
+    desk.chain(partner, book, 5)
+    ready = desk.take()
+    assert len(ready.deliver) == 5
+    assert {m.limit for _, m in ready.send if isinstance(m, Allow)} == {5 + CREDIT_BATCHES}
+    for offset in range(5, 10):
+        desk.entries(book, offset, offset + 1)
+    desk.chain(partner, book, 10)
+    assert len(desk.read()) == 5
+
+
+@pytest.mark.usefixtures("little_room")
+def test_a_batch_larger_than_all_that_is_held_is_read() -> None:
+    book = Book(b"x" * 11, b"y" * 12)
+    desk = Desk()
+    for offset in (0, 1):
+        desk.entries(book, offset, offset + 1)
+        desk.chain(desk.others[0], book, offset + 1)
+    assert desk.read() == [b"x" * 11, b"y" * 12]
+
+
+@pytest.mark.usefixtures("little_room")
+def test_entries_cut_otherwise_the_second_time_leave_nothing_behind() -> None:
+    book = Book(*[b"xx"] * 40)
+    desk = Desk()
+    for turn in range(8):
+        at = 5 * turn
+        desk.entries(book, at + 2, at + 4)
+        desk.entries(book, at, at + 3)
+        desk.entries(book, at + 3, at + 5)
+        desk.chain(desk.others[0], book, at + 5)
+    assert len(desk.read()) == 40
+
+
+@pytest.mark.usefixtures("little_room")
+def test_after_a_lead_that_filled_a_reader_the_next_one_may_send_again() -> None:
+    book = Book(*[b"xx"] * 40)
+    desk = Desk()
+    for offset in range(40):
+        desk.entries(book, offset, offset + 1)
+    desk.asked()
+
+    desk.connected.discard(desk.lead)
+    desk.reading.disconnected(desk.lead, desk.connected)
+
+    asked = desk.asked()
+    assert asked[desk.lead].offset == 0
+    assert asked[desk.lead].limit == FIRST_CREDIT_BATCHES
 
 
 # What is gone

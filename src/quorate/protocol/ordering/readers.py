@@ -31,9 +31,9 @@ TAIL_STRETCHES_MAX = 4096
 # One message, and one turn, carry so much to one reader.
 ENTRIES_BYTES_MAX = 512 * 1024
 TURN_BYTES_MAX = 2 * 1024 * 1024
-# Whoever is further behind than one decision or two hears of the chain every so many batches, and
-# can settle what it has: otherwise it would hold all that it lets its lead send ahead. One turn
-# brings only so many words.
+# Whoever is further behind than one decision or two hears of the chain every so many batches and
+# where its limit is, and can settle what it has: otherwise it would hold all that it lets its lead
+# send ahead. One turn brings only so many words.
 TELL_ONCE_BATCHES_MAX = 512
 TELL_EVERY_BATCHES = 64
 TURN_WORDS_MAX = 64
@@ -243,7 +243,7 @@ class Readers:
         start, _ = self._store.bounds(partition)
         # Of what is not kept any more nobody knows the chain.
         through = max(min(end, max(reader.limit, reader.cursor)), start)
-        for offset in _steps(reader, start, through):
+        for offset in _steps(reader, start, through, is_end=through == end):
             chain = self._chain(partition, offset)
             if chain is None:
                 return
@@ -264,11 +264,13 @@ class Readers:
         return self._store.chain(partition, offset)
 
 
-def _steps(reader: Reader, start: int, through: int) -> Iterable[int]:
+def _steps(reader: Reader, start: int, through: int, *, is_end: bool) -> Iterable[int]:
     """The offsets at which to tell a reader the chain in this turn."""
     known = max(reader.told, reader.cursor, start)
+    if through == reader.told:
+        return ()
     # Who gets payloads has the chain from them.
-    if reader.payloads or through - known <= TELL_ONCE_BATCHES_MAX:
-        return () if through == reader.told else (through,)
+    if reader.payloads or (is_end and through - known <= TELL_ONCE_BATCHES_MAX):
+        return (through,)
     last = min(through, known + TURN_WORDS_MAX * TELL_EVERY_BATCHES)
-    return range(known + TELL_EVERY_BATCHES, last + 1, TELL_EVERY_BATCHES)
+    return (*range(known + TELL_EVERY_BATCHES, last, TELL_EVERY_BATCHES), last)

@@ -33,11 +33,16 @@ from quorate.protocol.ordering.value import chained, leaves_of
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 
-# How far ahead of what it has read a reader lets replicas send.
+# How far ahead of what it has read a reader lets replicas send: so much, as batches are now, and
+# no more than so many of them. Where it does not know how large they are, it begins with few.
+CREDIT_BYTES = 16 * 1024 * 1024
 CREDIT_BATCHES = 4096
+FIRST_CREDIT_BATCHES = 64
+# What a lead sends beyond this is dropped until others have confirmed what is here. One batch is
+# always taken.
+HELD_BYTES_MAX = 2 * CREDIT_BYTES
 # A lead that is so late with what others have is replaced.
 LATE_AFTER_US = 400_000
-EARLY_MAX = 1024
 # What a replica may say of the chain before its lead has come so far.
 WORDS_MAX = 256
 LATE_AFTER_US_MAX = 3_000_000
@@ -114,6 +119,8 @@ class Reading:
         self._absent: int | None = None
         # What the lead sent and we cannot place yet, by offset.
         self._early: dict[int, Entries] = {}
+        # How much we hold of the lead's, in either way.
+        self._held_bytes = 0
         # What replicas said of the chain further on than we are, and up to where they agree.
         self._words: dict[NodeId, deque[Chained]] = {}
         self._agreed: dict[NodeId, int] = {}
@@ -121,7 +128,9 @@ class Reading:
         self._ends: dict[NodeId, int] = {}
         self._starts: dict[NodeId, int] = {}
         self._blames: Counter[NodeId] = Counter()
-        self._limit = offset + CREDIT_BATCHES
+        self._credit = FIRST_CREDIT_BATCHES
+        self._limit = offset + self._credit
+        self._is_held = False
         self._moved_us = self._late_since_us = self._asked_us = outbox.now_us
         self._patience_us = LATE_AFTER_US
         byzantine = topic.contract.protection == "byzantine"
@@ -162,10 +171,15 @@ class Reading:
 
     def seek(self, offset: int, connected: "set[NodeId]") -> None:
         """Read on from another offset."""
-        self.position, self._limit = offset, offset + CREDIT_BATCHES
+        self.position = self._limit = offset
         self._lacking.clear()
         self._forget_unsettled()
         self.begin(connected)
+
+    def hold(self, is_held: bool) -> None:
+        """Replicas may send no further ahead for now, or again."""
+        self._is_held = is_held
+        self._allow()
 
     # Messages
 
@@ -173,10 +187,12 @@ class Reading:
         is_allowed = entries.offset + len(entries.payloads) <= self._limit
         if sender != self.lead or entries.offset < self.received or not is_allowed:
             return
+        if entries.offset in self._early or not self._has_room_for(entries, connected):
+            return
+        self._held_bytes += _size(entries)
         if entries.offset > self.received:
             # It came before what precedes it.
-            if len(self._early) < EARLY_MAX:
-                self._early[entries.offset] = entries
+            self._early[entries.offset] = entries
             return
         following: Entries | None = entries
         while following is not None:
@@ -191,6 +207,7 @@ class Reading:
                 return
             self._supplied_by.add(sender)
             following = self._early.pop(self.received, None)
+        self._drop_early(through=self.received)
         self._lacking.clear()
         self._settle(connected)
         self._pass_on(connected)
@@ -282,6 +299,22 @@ class Reading:
 
     # Settling
 
+    def _has_room_for(self, entries: Entries, connected: "set[NodeId]") -> bool:
+        """If not, the lead is to wait, and others say how the chain goes on where we are."""
+        room_bytes = HELD_BYTES_MAX - _size(entries)
+        if self._held_bytes > room_bytes and entries.offset == self.received:
+            self._drop_early(through=self._limit)
+        if self._held_bytes == 0 or self._held_bytes <= room_bytes:
+            return True
+        if entries.offset == self.received:
+            self._limit = self.received
+            self._ask_all(connected)
+        return False
+
+    def _drop_early(self, through: int) -> None:
+        for offset in [offset for offset in self._early if offset < through]:
+            self._held_bytes -= _size(self._early.pop(offset))
+
     def _take(self, entries: Entries, before: Digest) -> bool:
         """False if these are not the batches that the lead says they are."""
         line = Line(entries.publisher, *self.partition)
@@ -329,6 +362,7 @@ class Reading:
         if batches <= 0:
             return
         partition, offset, words = self.partition, self.position, self._vouchers(through)
+        size_bytes = sum([len(payload) for *_, payload in self._unsettled[:batches]])
         self._outbox.ready.deliver.extend(
             [
                 Entry(partition, offset + at, *batch, words)
@@ -340,10 +374,16 @@ class Reading:
         if not self._unsettled:
             self._supplied_by.clear()
         self.position = through
+        self._held_bytes -= size_bytes
         self._moved_us, self._patience_us = self._outbox.now_us, LATE_AFTER_US
-        if self._limit - self.position < CREDIT_BATCHES // 2:
-            # Replicas may send further ahead, in steps.
-            self._limit = self.position + CREDIT_BATCHES
+        typical_bytes = size_bytes // batches
+        self._credit = max(1, min(CREDIT_BATCHES, CREDIT_BYTES // max(1, typical_bytes)))
+        self._allow()
+
+    def _allow(self) -> None:
+        """Replicas may send further ahead, in steps."""
+        if not self._is_held and 2 * (self._limit - self.position) < self._credit:
+            self._limit = self.position + self._credit
             self._outbox.send_all(self.topic.members, Allow(*self.partition, self._limit))
 
     def _vouchers(self, through: int) -> tuple[NodeId, ...]:
@@ -400,7 +440,7 @@ class Reading:
             # Nobody who is there has it. All are asked again when it has been late for a while.
             return
         # What came too early from one lead proves nothing about the next.
-        self._early.clear()
+        self._drop_early(through=self._limit)
         self.lead = min(others, key=lambda replica: self._blames[replica])
         for replica in dict.fromkeys((*self._partners(connected), former)):
             self._ask(replica)
@@ -439,9 +479,15 @@ class Reading:
     def _forget_unsettled(self) -> None:
         self._unsettled.clear()
         self._early.clear()
+        self._held_bytes = 0
+        self._limit = max(self._limit, self.position + self._credit)
         self._supplied_by.clear()
         self._agreed.clear()
         self._contradicted.clear()
         self._absent = None
         self._chains.clear()
         self._start = None
+
+
+def _size(entries: Entries) -> int:
+    return sum(map(len, entries.payloads))
