@@ -545,6 +545,25 @@ def test_a_group_goes_on_where_it_committed_even_if_the_leader_is_killed(
     asyncio.run(story())
 
 
+def test_a_group_that_begins_at_the_end_misses_nothing_that_comes_while_nobody_reads(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> list[bytes]:
+        await created(cluster, "absent", order="total")
+        async with Producer(cluster.directory, "alice") as producer:
+            await producer.send("absent", b"before")
+            async with Consumer(cluster.directory, "bob", group="absent") as consumer:
+                consumer.subscribe(["absent"], start="end")
+                await consumer.subscribed()
+                await until(lambda: consumer.position("absent", 0) is not None)
+            await producer.send("absent", b"after")
+        async with Consumer(cluster.directory, "carol", group="absent") as consumer:
+            consumer.subscribe(["absent"], start="end")
+            return [record.value for record in await next_records(consumer, 1)]
+
+    assert asyncio.run(story()) == [b"after"]
+
+
 def test_what_a_program_is_busy_with_comes_again_if_it_never_asked_for_more(
     cluster: TestCluster,
 ) -> None:

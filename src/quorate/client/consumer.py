@@ -475,6 +475,8 @@ class Consumer(Session):
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Delivery | Entry):
+                if not self._is_ours(outcome):
+                    continue
                 count = _count(outcome)
                 self._deliveries.append((outcome, count))
                 self._events += count
@@ -485,12 +487,22 @@ class Consumer(Session):
             self._arrived.set()
         self._pause_or_go_on()
 
+    def _is_ours(self, arrival: Arrival) -> bool:
+        """It is not if we heard just before it that another member of the group reads it now."""
+        if self._membership is None or not isinstance(arrival, Entry):
+            return True
+        topic, number = arrival.partition
+        return (self._names[topic], number) in self._membership.held
+
     def _on_news(self, outcome: Outcome) -> None:
         if isinstance(outcome, Answered):
             self._on_answered(outcome)
         elif isinstance(outcome, Begun):
             self._unbegun.discard(outcome.partition)
             self._begun.set()
+            if self._membership is not None:
+                topic = self._names[outcome.partition.topic]
+                self._membership.on_begun((topic, outcome.partition.number), outcome.offset)
         elif isinstance(outcome, Trimmed):
             # Retention took what this consumer had yet to read.
             self.counters["trimmed"] += outcome.count

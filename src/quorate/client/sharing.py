@@ -85,6 +85,8 @@ class Member:
         self.topics: list[str] = []
         # What is ours to read now.
         self.held: dict[Place, None] = {}
+        # Those of them of which nobody in the group has said yet how far it is.
+        self._unread: set[Place] = set()
         self.is_joining = False
         self._reader = reader
         self._progress = progress
@@ -146,12 +148,27 @@ class Member:
         for place in lost:
             self._lose(place)
         for place in gained:
-            offset = places[place]
-            if offset is not None:
-                self._committed[place] = offset
-            self._reader.begin(place, offset)
+            self._gain(place, places[place])
         # Also tells the cluster that we let go of what we lost.
         self._spawn(self._let_go(lost))
+
+    def _gain(self, place: Place, offset: int | None) -> None:
+        if offset is None:
+            self._unread.add(place)
+        elif self._committed.get(place) == offset:
+            # It is back before anybody else said how far it is: we need not read again what we are
+            # through with.
+            offset = self._progress.done.get(place, offset)
+        else:
+            self._progress.forget(place)
+            self._committed[place] = offset
+        self._reader.begin(place, offset)
+
+    def on_begun(self, place: Place, offset: int) -> None:
+        """What we begin with is how far the group is: whoever comes after us misses nothing."""
+        if place in self._unread:
+            self._unread.discard(place)
+            self._progress.done.setdefault(place, offset)
 
     async def _learn_of_topics(self, shared: Shared) -> None:
         """A topic has more partitions than we knew of."""
@@ -160,6 +177,7 @@ class Member:
             self.on_shared(shared)
 
     def _lose(self, place: Place) -> None:
+        self._unread.discard(place)
         self._reader.end(place)
 
     async def _let_go(self, lost: list[Place]) -> None:

@@ -209,6 +209,17 @@ def test_more_partitions_begin_a_new_epoch_in_which_nothing_moves() -> None:
     assert commander.control.take_changes() == (True, {"g": [ANNA, BEN]})
 
 
+def test_what_a_topic_gets_later_is_read_from_its_beginning_even_if_nobody_is_there() -> None:
+    commander = handed_over()
+    for node in (ANNA, BEN):
+        commander.ok(node, Leave("g"))
+    commander.ok(ACME, AlterTopic("orders", {"partitions": 6}))
+    commander.join(ANNA)
+
+    offsets = [place.offset for place in commander.state.groups["g"].places["orders"]]
+    assert offsets == [None, None, None, 30, 0, 0]
+
+
 def test_another_change_of_a_topic_leaves_its_groups_alone() -> None:
     commander = handed_over()
     before = commander.state.groups["g"].epoch

@@ -11,6 +11,7 @@ Rules:
   told of an epoch in which it has to do without it, and a commit of that epoch or a later one,
   which may carry the last offset, gives it up. So does leaving, or the end of a lease.
 - A member commits offsets of what it holds, whatever epoch it knows. Offsets may go back.
+- Partitions that a topic gets while a group knows it are read from their beginning.
 - A group without members keeps its offsets. When there are too many groups, the one that has been
   without use for longest among those goes.
 
@@ -310,7 +311,10 @@ def _fit(group: Group, contracts: Contracts) -> None:
     topics = {topic for member in group.members.values() for topic in member.topics}
     for topic in sorted(topics | set(group.places)):
         places = group.places.setdefault(topic, [])
-        places += [Place() for _ in range(contracts[topic].partitions - len(places))]
+        # What came after the group has no events that it could have missed before.
+        offset = 0 if places else None
+        missing = contracts[topic].partitions - len(places)
+        places += [Place(offset=offset) for _ in range(missing)]
 
 
 def _forget_unused(group: Group) -> None:
