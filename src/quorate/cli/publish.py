@@ -12,7 +12,14 @@ from typing import Annotated, NamedTuple, cast
 import msgspec
 import typer
 
-from quorate.cli.directory import DEFAULT, DirectoryOption, opened, publisher
+from quorate.cli.directory import (
+    DEFAULT,
+    DirectoryOption,
+    hint_if_unreached,
+    opened,
+    patience_s,
+    publisher,
+)
 from quorate.cli.tables import on_stderr
 from quorate.client.blocking import BlockingProducer
 from quorate.client.producer import BATCH_EVENTS, Receipt
@@ -65,8 +72,9 @@ def publish(
     template = Event(_encoded(key), b"", headers_of(header), 0, urgent)
     batches = _batches(values or [], file)
     count = 0
-    with BlockingProducer(launcher.directory, who) as producer:
+    with hint_if_unreached(launcher), BlockingProducer(launcher.directory, who) as producer:
         with on_stderr().status(WAITING):
+            producer.reach(patience_s(launcher))
             producer.register(topic)
         placement = Placement(partition, producer.cluster.contract(topic).partitions)
         for values_at_once in batches:

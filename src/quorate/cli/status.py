@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from quorate.cli.directory import DEFAULT, Directory, DirectoryOption, observer, opened
+from quorate.cli.directory import (
+    DEFAULT,
+    Directory,
+    DirectoryOption,
+    asked,
+    observer,
+    opened,
+)
 from quorate.cli.tables import (
     Reports,
     Standing,
@@ -18,7 +25,7 @@ from quorate.cli.tables import (
     topic_table,
 )
 from quorate.client.admin import Admin
-from quorate.core.errors import QuorumError
+from quorate.core.errors import QuorumError, UnreachedError
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.loop import run
 
@@ -36,11 +43,11 @@ def status(
     """Tell the health, rates and queues of each replica.
 
     The exit code is 0 if all replicas are up, and 1 if one is not. A replica that misbehaves on
-    purpose is up.
+    purpose is up. Where none can be reached, one sentence says so.
     """
     directory = named or directory
     launcher = opened(directory)
-    reports = run(_ask(launcher, observer(launcher)))
+    reports = _ask(launcher, observer(launcher), as_json=as_json)
     found = standings(launcher, reports)
     if as_json:
         typer.echo(json.dumps(_as_json(launcher, found, reports), indent=2))
@@ -50,13 +57,20 @@ def status(
         raise typer.Exit(1)
 
 
-async def _ask(launcher: Launcher, name: str) -> Reports:
-    async with Admin(launcher.directory, name) as admin:
+def _ask(launcher: Launcher, name: str, *, as_json: bool) -> Reports:
+    async def ask(admin: Admin) -> Reports:
         if launcher.cluster.control is not None:
             # Topics and replicas may have come since the file was written.
             with contextlib.suppress(QuorumError):
                 launcher.cluster = await admin.update_topology(TOPOLOGY_S_MAX)
         return await admin.status()
+
+    try:
+        return run(asked(launcher, name, ask))
+    except UnreachedError as error:
+        if not as_json:
+            raise
+        return {who: {"health": "down", "why": why} for who, why in error.causes.items()}
 
 
 def _print(launcher: Launcher, found: list[Standing]) -> None:

@@ -11,7 +11,14 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.directory import DEFAULT, DirectoryOption, opened, subscriber
+from quorate.cli.directory import (
+    DEFAULT,
+    DirectoryOption,
+    hint_if_unreached,
+    opened,
+    patience_s,
+    subscriber,
+)
 from quorate.cli.publish import headers_of
 from quorate.cli.tables import on_stderr, printable
 from quorate.client.blocking import BlockingConsumer
@@ -64,8 +71,13 @@ def subscribe(
     who = subscriber(launcher, topics, name)
     headers = dict(headers_of(header))
     shown = 0
-    with _suspicions_on_stderr(), BlockingConsumer(launcher.directory, who) as consumer:
+    with (
+        hint_if_unreached(launcher),
+        _suspicions_on_stderr(),
+        BlockingConsumer(launcher.directory, who) as consumer,
+    ):
         with on_stderr().status("Waiting for the replicas ..."):
+            consumer.reach(patience_s(launcher))
             consumer.subscribe(
                 topics, key_prefix=os.fsencode(key_prefix), headers=headers, start=begin
             )

@@ -349,7 +349,7 @@ class Consumer(Session):
             self._subscribe(topics, wanted, start)
         await self._know(self._wanted)
         for topic, number in list(self._asked.items()):
-            await self._answer(number, self.cluster.placement(topic), f"to subscribe to '{topic}'")
+            await self._answer(number, topic, f"to subscribe to '{topic}'")
             self._asked.pop(topic, None)
         if self._membership is not None and self._membership.is_joining:
             await self._join(self._membership)
@@ -360,9 +360,12 @@ class Consumer(Session):
                         self._begun.clear()
                         await self._begun.wait()
         except TimeoutError:
-            members = self.cluster.placement(self._names[next(iter(self._unbegun)).topic])
-            raise QuorumError(
-                "too few replicas say where a partition begins", self._states(0, members)
+            topic = self._names[next(iter(self._unbegun)).topic]
+            members = len(self.cluster.placement(topic))
+            raise self._too_few(
+                "too few replicas say where a partition begins",
+                topic,
+                needed=members - self.cluster.f,
             ) from None
 
     async def unsubscribe(self, topic: str) -> None:
@@ -376,7 +379,7 @@ class Consumer(Session):
                 self._unbegun.discard(Partition(topic_id(topic), partition))
         number = self._destination.unsubscribe(topic)
         self.driver.wake()
-        await self._answer(number, self.cluster.placement(topic), f"to unsubscribe from '{topic}'")
+        await self._answer(number, topic, f"to unsubscribe from '{topic}'")
 
     # Reading
 
