@@ -22,6 +22,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 TOPICS: dict[str, dict[str, object]] = {
     "news": {"protection": "byzantine", "broadcast": "authenticated"},
     "private": {"protection": "crash", "publish": ["bob"], "subscribe": ["bob"]},
+    "ledger": {"order": "total"},
 }
 
 
@@ -161,6 +162,22 @@ def test_whoever_asks_a_live_topic_for_its_beginning_is_told_that_nothing_is_kep
 
     assert sentence in quorate(*listen, "--from", "begin").err
     assert sentence not in quorate(*listen).err
+
+
+def test_whoever_asks_for_an_offset_that_is_not_there_yet_is_told_and_waits_for_it(
+    cluster: TestCluster,
+) -> None:
+    publish(cluster, "ledger", "zero")
+    listen = ("subscribe", "ledger", "--from", 2, "--count", 1, "-d", cluster.directory)
+    with quorate_process(*listen, "--json") as process:
+        told = line_with(process.stderr, "ends at offset")
+        publish(cluster, "ledger", "one")
+        publish(cluster, "ledger", "two")
+
+        rows = heard(process)
+
+    assert told == "partition 0 of 'ledger' ends at offset 1; waiting for offset 2\n"
+    assert [(row["offset"], row["value"]) for row in rows] == [(2, "two")]
 
 
 def test_whoever_is_not_named_is_a_client_that_the_topic_lets_in(cluster: TestCluster) -> None:

@@ -47,7 +47,8 @@ def subscribe(
         typer.Option(
             "--from",
             metavar="begin|end|OFFSET|TIME",
-            help="Where to begin with a log topic; a time such as 2026-11-15T08:00.",
+            help="Where to begin with a log topic; an offset that is not there yet is waited "
+            "for; a time such as 2026-11-15T08:00.",
         ),
     ] = "end",
     as_json: Annotated[
@@ -119,11 +120,13 @@ def start_of(text: str) -> Start:
 
 @contextlib.contextmanager
 def _suspicions_on_stderr() -> Iterator[None]:
-    """Show there what our client holds against whom, once each."""
+    """Show there what our client holds against whom, once each, and what it warns of."""
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            on_stderr().print(f"Noticed {printable(record.getMessage())}", markup=False)
+            # What the client sees of others is less than a warning about what we wait for.
+            noticed = "" if record.levelno >= logging.WARNING else "Noticed "
+            on_stderr().print(f"{noticed}{printable(record.getMessage())}", markup=False)
 
     log, handler = logging.getLogger("quorate.client"), Shown()
     before = log.level

@@ -57,6 +57,7 @@ QUEUE_EVENTS = 100_000
 QUEUE_BYTES = 8 * 1024 * 1024
 AUTO_COMMIT_S = 1.0
 LEAVE_TIMEOUT_S = 3.0
+TELL_AFTER_S = 1.0
 
 _log = logging.getLogger("quorate.client")
 
@@ -152,6 +153,8 @@ class Consumer(Session):
         # Partitions whose first offset is not known yet.
         self._unbegun: set[Partition] = set()
         self._begun = asyncio.Event()
+        # Offsets that were named, which may be beyond the end of their partition.
+        self._named: dict[tuple[str, int], int] = {}
         self._paused = False
         # How many wait for an answer.
         self._waiting = 0
@@ -168,8 +171,9 @@ class Consumer(Session):
     ) -> None:
         """Ask for topics, perhaps only for events with such a key and such headers.
 
-        Log topics are read from `start` on: "begin", "end", an offset, or a time. `await
-        subscribed()` waits until the replicas agreed; reading does so by itself.
+        Log topics are read from `start` on: "begin", "end", an offset, or a time. An offset that
+        is not there yet is waited for, and a warning says so. `await subscribed()` waits until the
+        replicas agreed; reading does so by itself.
         """
         if isinstance(topics, str):
             raise LocalProtocolError(f"subscribe takes a list of topics: [{topics!r}]")
@@ -263,6 +267,9 @@ class Consumer(Session):
 
     def begin(self, place: tuple[str, int], offset: int | None) -> None:
         self._read(*place, self._starts[place[0]] if offset is None else offset)
+        if offset is not None:
+            # Its group has been there.
+            self._named.pop(place, None)
         self._begun.set()
 
     def end(self, place: tuple[str, int]) -> None:
@@ -313,7 +320,9 @@ class Consumer(Session):
 
     def _read(self, topic: str, partition: int, start: Start) -> None:
         self._unbegun.add(Partition(topic_id(topic), partition))
+        self._named.pop((topic, partition), None)
         if isinstance(start, int):
+            self._named[topic, partition] = start
             self._destination.read(topic, partition, start)
         elif isinstance(start, datetime):
             time_us = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -519,10 +528,33 @@ class Consumer(Session):
                 raise ClosedError("the consumer is closed")
             self._arrived.clear()
             try:
-                await asyncio.wait_for(self._arrived.wait(), timeout_s)
+                await self._arrival(timeout_s)
             except TimeoutError:
                 return False
         return True
+
+    async def _arrival(self, timeout_s: float | None) -> None:
+        """Wait for a delivery, and after a while tell what it is that we wait for."""
+        if self._named:
+            soon_s = TELL_AFTER_S if timeout_s is None else min(TELL_AFTER_S, timeout_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), soon_s)
+            self._tell_what_is_beyond_the_end()
+            timeout_s = None if timeout_s is None else timeout_s - soon_s
+        await asyncio.wait_for(self._arrived.wait(), timeout_s)
+
+    def _tell_what_is_beyond_the_end(self) -> None:
+        """Whoever names an offset may wait for it, but should know that it is not there yet."""
+        for (topic, partition), offset in list(self._named.items()):
+            reading = self._destination.reading(topic, partition)
+            if reading is None or reading.position != offset:
+                del self._named[topic, partition]
+            elif reading.end < offset:
+                del self._named[topic, partition]
+                _log.warning(
+                    "partition %d of '%s' ends at offset %d; waiting for offset %d",
+                    partition, topic, reading.end, offset,
+                )  # fmt: skip
 
     def _take(self) -> Arrival:
         delivery, count = self._deliveries.popleft()
