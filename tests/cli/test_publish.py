@@ -196,11 +196,11 @@ def test_whoever_is_not_named_is_a_client_that_the_topic_lets_in(cluster: TestCl
         (("publish", "news", "x", "--file", "y"), "give either values or --file, not both"),
         (("publish", "news", "--file", "/nonexistent"), "/nonexistent cannot be read: No such"),
         (("publish", "news", "--file", "/"), "cannot be read: Is a directory"),
-        (("publish", "private", "x", "--as", "alice"), "alice"),
+        (("publish", "private", "x", "--as", "alice"), "alice may not publish on 'private'; bob"),
         (("subscribe", "nosuch"), "no topic 'nosuch'; it has news, private"),
         (("subscribe", "news", "--count", 0), "--count is 0, but it must be above 0"),
         (("subscribe", "news", "--seconds", "nan"), "--seconds is nan, but it must be above 0"),
-        (("subscribe", "private", "--as", "alice"), "alice"),
+        (("subscribe", "private", "--as", "alice"), "alice may not subscribe to 'private'; bob"),
     ],
 )
 def test_a_mistake_is_answered_with_one_sentence(
