@@ -25,6 +25,7 @@ from quorate.cli.directory import (
     operator,
 )
 from quorate.cli.init import LinkSecurity
+from quorate.cli.tables import on_stderr
 from quorate.core.cluster import (
     PORT_MAX,
     Client,
@@ -33,8 +34,9 @@ from quorate.core.cluster import (
     Replica,
     parse_topics,
 )
-from quorate.core.errors import ConfigError
+from quorate.core.errors import ConfigError, RefusedError
 from quorate.crypto.digests import digest
+from quorate.protocol.control.machine import NOT_YET
 from quorate.runtime.files import (
     FOUNDING_FILE,
     cluster_file,
@@ -172,12 +174,21 @@ def add(
 ) -> None:
     """Add a replica. It keeps the order logs too, and serves topics that are created later.
 
-    Operators of f + 1 parties (or of all that have one) must ask for exactly the same.
+    Operators of f + 1 parties (or of all that have one) must ask for exactly the same. The exit
+    code is 1 while others have yet to ask.
     """
     launcher = opened(directory)
     asked_for = _replica(0, replica)
     who = operator_name or operator(launcher, "adds replicas")
-    run(asked(launcher, who, lambda admin: admin.add_replica(asked_for)))
+    try:
+        run(asked(launcher, who, lambda admin: admin.add_replica(asked_for)))
+    except RefusedError as error:
+        why = str(error)
+        if not why.startswith(NOT_YET):
+            raise
+        # It was noted, and nobody did anything wrong.
+        on_stderr().print(f"{asked_for.name} is no replica yet: {why.removeprefix(NOT_YET)}")
+        raise typer.Exit(1) from None
     typer.echo(f"{asked_for.name} is a replica from now on; start it with the current cluster file")
 
 

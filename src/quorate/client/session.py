@@ -54,6 +54,11 @@ def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Iden
     directory = None
     if not isinstance(cluster, Cluster):
         file = cluster_file(Path(cluster))
+        if not file.exists():
+            raise ConfigError(
+                f"there is no cluster at {cluster} (no file {file}); expected is a directory that "
+                f"'quorate init' wrote, or a cluster file"
+            )
         directory = file.parent
         cluster = read_cluster(file)
     if isinstance(identity, Identity):
@@ -65,6 +70,11 @@ def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Iden
         if named.exists() or not path.exists():
             cluster.named(path.name)
             path = named
+    if not path.exists():
+        raise ConfigError(
+            f"there are no private keys at {path}; expected is the name of a member whose keys are "
+            f"in the cluster's directory, or a file that 'quorate identity new' wrote"
+        )
     return cluster, read_identity(path)
 
 
