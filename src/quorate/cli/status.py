@@ -18,7 +18,7 @@ from quorate.cli.directory import (
 from quorate.cli.tables import (
     Reports,
     Standing,
-    log_table,
+    log_tables,
     remarks,
     replica_table,
     standings,
@@ -79,8 +79,7 @@ def _print(launcher: Launcher, found: list[Standing]) -> None:
     if any(standing.is_up for standing in found):
         console.print()
         console.print(topic_table(launcher.cluster, found, width=console.width))
-        logs = log_table(found, width=console.width)
-        if logs is not None:
+        for logs in log_tables(found, width=console.width):
             console.print()
             console.print(logs)
     console.print(remarks(launcher.cluster, found), soft_wrap=True)
