@@ -8,7 +8,9 @@ from quorate.client import Consumer
 from quorate.core.errors import ConfigError
 from quorate.runtime.local import make_local_cluster, write_local_cluster
 
-EXPECTED = "expected is a directory that 'quorate init' wrote, or a cluster file"
+EXPECTED = (
+    "expected is a directory with a cluster.toml, as 'quorate init' writes one, or that file itself"
+)
 
 
 def test_a_path_without_a_cluster_is_named_with_what_is_expected_there(tmp_path: Path) -> None:

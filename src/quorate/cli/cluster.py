@@ -50,6 +50,9 @@ from quorate.runtime.loop import run
 
 REPLICA_FORM = "FILE.pub@HOST:PORT[,metrics=PORT][,party=NAME]"
 CLIENT_FORM = "FILE.pub[,operator][,party=NAME]"
+ReplicaArgument = Annotated[
+    str, typer.Argument(metavar="REPLICA", help=f"Its keys and address, as `{REPLICA_FORM}`.")
+]
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -150,7 +153,7 @@ def current(
 
 @app.command()
 def replace(
-    replica: Annotated[str, typer.Argument(metavar=REPLICA_FORM, help="Its keys and address.")],
+    replica: ReplicaArgument,
     operator_name: OperatorName = None,
     directory: DirectoryOption = DEFAULT,
 ) -> None:
@@ -168,7 +171,7 @@ def replace(
 
 @app.command()
 def add(
-    replica: Annotated[str, typer.Argument(metavar=REPLICA_FORM, help="Its keys and address.")],
+    replica: ReplicaArgument,
     operator_name: OperatorName = None,
     directory: DirectoryOption = DEFAULT,
 ) -> None:
@@ -197,7 +200,7 @@ def _replica(number: int, text: str) -> Replica:
     address, *options = place.split(",")
     host, colon, port = address.rpartition(":")
     if not (at and colon):
-        raise ConfigError(f"--replica {text!r} does not have the form {REPLICA_FORM}")
+        raise ConfigError(f"{text!r} does not have the form {REPLICA_FORM}")
     public = read_public(Path(file))
     chosen = _options(text, options, {"metrics", "party"}, REPLICA_FORM)
     return Replica.of(

@@ -29,16 +29,38 @@ REFUSED_S_MAX = 1.0
 Directory = Annotated[
     Path | None,
     typer.Argument(
-        metavar="DIRECTORY", help="A directory that `quorate init` wrote.", show_default="cluster"
+        metavar="DIRECTORY",
+        help="Where `cluster.toml` and your keys are; `quorate init` makes such a directory.",
+        show_default="cluster",
+    ),
+]
+SameDirectoryOption = Annotated[
+    Path,
+    typer.Option(
+        "--directory",
+        "-d",
+        help="The same, as with other commands; DIRECTORY counts if both are given.",
     ),
 ]
 DirectoryOption = Annotated[
-    Path, typer.Option("--directory", "-d", help="A directory that `quorate init` wrote.")
+    Path,
+    typer.Option(
+        "--directory",
+        "-d",
+        help="Where `cluster.toml` and your keys are; `quorate init` makes such a directory.",
+    ),
 ]
 
 
 OperatorName = Annotated[
-    str | None, typer.Option("--as", help="Which operator to be; one that is here, if left out.")
+    str | None,
+    typer.Option("--as", help="Which operator to be; if left out, one whose keys are here."),
+]
+ClientName = Annotated[
+    str | None,
+    typer.Option(
+        "--as", help="Which client to be; if left out, one that may and whose keys are here."
+    ),
 ]
 _Value = TypeVar("_Value")
 

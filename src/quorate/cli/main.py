@@ -49,7 +49,9 @@ SUBCOMMANDS = (
     Subcommand("demo", _FIRST, "Watch a cluster survive a lying replica and then lose it."),
     Subcommand("init", _CLUSTER, "Write a local cluster: keys, certificates and one TOML file."),
     Subcommand("identity", _CLUSTER, "Make a party's keys, on the machine where they stay."),
-    Subcommand("cluster", _CLUSTER, "Build a cluster file from the public parts of its parties."),
+    Subcommand(
+        "cluster", _CLUSTER, "Build a cluster file from its parties' public parts; change replicas."
+    ),
     Subcommand("up", _CLUSTER, "Start a local cluster and show how it is doing."),
     Subcommand("status", _CLUSTER, "Tell the health, rates and queues of each replica."),
     Subcommand("replica", _CLUSTER, "Run one replica, or make it misbehave on purpose."),

@@ -14,6 +14,7 @@ import typer
 
 from quorate.cli.directory import (
     DEFAULT,
+    ClientName,
     DirectoryOption,
     hint_if_unreached,
     opened,
@@ -41,18 +42,16 @@ def publish(
     values: Annotated[
         list[str] | None, typer.Argument(metavar="VALUE", help="An event each.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--as", help="Which client to be; one that may, if left out.")
-    ] = None,
+    name: ClientName = None,
     key: Annotated[str | None, typer.Option(help="The key of every event.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header of every event.")
     ] = None,
     urgent: Annotated[
-        bool, typer.Option("--urgent", help="Let them overtake what waits in queues.")
+        bool, typer.Option("--urgent", help="On a live topic: overtake what waits in queues.")
     ] = False,
     partition: Annotated[
-        int | None, typer.Option(min=0, help="Of a log topic; by the key, if left out.")
+        int | None, typer.Option(min=0, help="Of a log topic; if left out, by the key, or in turn.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option(help="Publish the content of this file as one event.")

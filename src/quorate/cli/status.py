@@ -10,7 +10,7 @@ from rich.console import Console
 from quorate.cli.directory import (
     DEFAULT,
     Directory,
-    DirectoryOption,
+    SameDirectoryOption,
     asked,
     observer,
     opened,
@@ -37,7 +37,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 @app.command()
 def status(
     named: Directory = None,
-    directory: DirectoryOption = DEFAULT,
+    directory: SameDirectoryOption = DEFAULT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell the health, rates and queues of each replica.

@@ -13,6 +13,7 @@ import typer
 
 from quorate.cli.directory import (
     DEFAULT,
+    ClientName,
     DirectoryOption,
     hint_if_unreached,
     opened,
@@ -33,9 +34,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 @app.command()
 def subscribe(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="What to listen to.")],
-    name: Annotated[
-        str | None, typer.Option("--as", help="Which client to be; one that may, if left out.")
-    ] = None,
+    name: ClientName = None,
     count: Annotated[int | None, typer.Option(help="End after so many events.")] = None,
     seconds: Annotated[float | None, typer.Option(help="End after so many seconds.")] = None,
     key_prefix: Annotated[str, typer.Option(help="Only events whose key begins like this.")] = "",
@@ -47,8 +46,8 @@ def subscribe(
         typer.Option(
             "--from",
             metavar="begin|end|OFFSET|TIME",
-            help="Where to begin with a log topic; an offset that is not there yet is waited "
-            "for; a time such as 2026-11-15T08:00.",
+            help="Where to begin with a log topic. A time is such as 2026-11-15T08:00; an offset "
+            "that is not there yet is waited for.",
         ),
     ] = "end",
     as_json: Annotated[

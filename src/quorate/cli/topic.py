@@ -20,7 +20,7 @@ from quorate.cli.directory import (
 from quorate.cli.tables import printable
 from quorate.client.admin import Admin
 from quorate.core.cluster import Cluster
-from quorate.core.contract import Contract
+from quorate.core.contract import KEYS, Contract
 from quorate.core.control import Setting
 from quorate.core.errors import ConfigError
 from quorate.protocol.control.topology import FIXED_KEYS
@@ -36,7 +36,8 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="What its contract says, such as `order=total partitions=4 publish=alice,bob`.",
+        help="What its contract says, such as `order=total partitions=4 publish=alice,bob`; the "
+        f"keys are {', '.join(KEYS)}.",
     ),
 ]
 Changes = Annotated[

@@ -56,8 +56,8 @@ def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Iden
         file = cluster_file(Path(cluster))
         if not file.exists():
             raise ConfigError(
-                f"there is no cluster at {cluster} (no file {file}); expected is a directory that "
-                f"'quorate init' wrote, or a cluster file"
+                f"there is no cluster at {cluster} (no file {file}); expected is a directory with "
+                f"a cluster.toml, as 'quorate init' writes one, or that file itself"
             )
         directory = file.parent
         cluster = read_cluster(file)

@@ -136,7 +136,7 @@ class Contract:
         """Every key that means something to such a topic."""
         settings = {key: getattr(self, _FIELDS.get(key, key)) for key in _READERS}
         senseless = {rule.key for rule in _RULES if not rule.holds(settings)}
-        return [key for key in _READERS if key not in senseless and key not in NOT_YET]
+        return [key for key in KEYS if key not in senseless]
 
     def table(self) -> dict[str, Any]:
         """Every key that applies, as `parse` reads it: a contract stays what it is when a
@@ -158,9 +158,8 @@ def _read(key: str, value: object) -> object:
     reader = _READERS.get(key)
     if reader is None:
         shown = key[:60]
-        offered = [each for each in _READERS if each not in NOT_YET]
-        near = get_close_matches(shown, offered, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(offered)}"
+        near = get_close_matches(shown, KEYS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(KEYS)}"
         raise ContractError(f"a contract has no key {shown!r}; {hint}")
     return reader(key, value)
 
@@ -265,6 +264,9 @@ _READERS: dict[str, _Reader] = {
     "publish": _clients,
     "subscribe": _clients,
 }
+
+# What whoever writes a contract is offered.
+KEYS = tuple(key for key in _READERS if key not in NOT_YET)
 
 # The fields whose names say their unit.
 _FIELDS = {"expires_after": "expires_after_us", "retention": "retention_us"}
