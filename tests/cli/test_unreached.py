@@ -83,7 +83,7 @@ def test_with_too_few_replicas_the_sentence_says_how_many_are_there_and_how_many
 
         asked = quorate("publish", "ledger", "x", "-d", cluster.directory)
         # What changes something takes as many as it takes to order it.
-        ordered = quorate("topic", "alter", "ledger", "retention=7d", "-d", cluster.directory)
+        ordered = quorate("topic", "create", "late", "-d", cluster.directory)
 
         r1 = cluster.launcher.replica("r1")
 
