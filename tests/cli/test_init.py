@@ -13,6 +13,7 @@ import pytest
 
 from quorate.cli import main
 from quorate.core.cluster import Cluster
+from quorate.core.contract import HISTORY_EVERY
 from quorate.crypto.identity import Identity, public_of
 from quorate.crypto.macs import PairwiseMacs
 from quorate.runtime.files import read_cluster, read_identity
@@ -77,6 +78,16 @@ def test_init_writes_a_cluster_that_can_be_read(shell: Shell, tmp_path: Path, po
     assert [client.name for client in cluster.clients if client.operator] == ["operator"]
     assert [replica.port for replica in cluster.replicas] == [port, port + 1, port + 2, port + 3]
     assert f"quorate up {directory}" in said
+
+
+def test_the_sample_topics_have_histories_as_often_as_any_topic(
+    shell: Shell, tmp_path: Path, port: int
+) -> None:
+    shell.succeed("init", tmp_path / "c", "--base-port", port)
+
+    topics = read_cluster(tmp_path / "c" / "cluster.toml").topics
+
+    assert {topics[name].history_every for name in ("orders", "prices")} == {HISTORY_EVERY}
 
 
 def test_init_declares_a_topic_of_each_kind(shell: Shell, tmp_path: Path, port: int) -> None:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 TOPICS: dict[str, dict[str, object]] = {
     "news": {"protection": "byzantine", "broadcast": "authenticated"},
     "private": {"protection": "crash", "publish": ["bob"], "subscribe": ["bob"]},
+    "ledger": {"order": "total"},
 }
 
 
@@ -163,6 +164,22 @@ def test_whoever_asks_a_live_topic_for_its_beginning_is_told_that_nothing_is_kep
     assert sentence not in quorate(*listen).err
 
 
+def test_whoever_asks_for_an_offset_that_is_not_there_yet_is_told_and_waits_for_it(
+    cluster: TestCluster,
+) -> None:
+    publish(cluster, "ledger", "zero")
+    listen = ("subscribe", "ledger", "--from", 2, "--count", 1, "-d", cluster.directory)
+    with quorate_process(*listen, "--json") as process:
+        told = line_with(process.stderr, "ends at offset")
+        publish(cluster, "ledger", "one")
+        publish(cluster, "ledger", "two")
+
+        rows = heard(process)
+
+    assert told == "partition 0 of 'ledger' ends at offset 1; waiting for offset 2\n"
+    assert [(row["offset"], row["value"]) for row in rows] == [(2, "two")]
+
+
 def test_whoever_is_not_named_is_a_client_that_the_topic_lets_in(cluster: TestCluster) -> None:
     assert "from bob" in publish(cluster, "private", "psst").out
     outcome = quorate("subscribe", "private", "--seconds", 0.01, "-d", cluster.directory)
@@ -179,11 +196,11 @@ def test_whoever_is_not_named_is_a_client_that_the_topic_lets_in(cluster: TestCl
         (("publish", "news", "x", "--file", "y"), "give either values or --file, not both"),
         (("publish", "news", "--file", "/nonexistent"), "/nonexistent cannot be read: No such"),
         (("publish", "news", "--file", "/"), "cannot be read: Is a directory"),
-        (("publish", "private", "x", "--as", "alice"), "alice"),
+        (("publish", "private", "x", "--as", "alice"), "alice may not publish on 'private'; bob"),
         (("subscribe", "nosuch"), "no topic 'nosuch'; it has news, private"),
         (("subscribe", "news", "--count", 0), "--count is 0, but it must be above 0"),
         (("subscribe", "news", "--seconds", "nan"), "--seconds is nan, but it must be above 0"),
-        (("subscribe", "private", "--as", "alice"), "alice"),
+        (("subscribe", "private", "--as", "alice"), "alice may not subscribe to 'private'; bob"),
     ],
 )
 def test_a_mistake_is_answered_with_one_sentence(

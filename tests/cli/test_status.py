@@ -3,15 +3,27 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from signal import SIGSTOP
 
+import msgspec
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from clusters import TestCluster, quorate, running_cluster, until
-from quorate.cli.tables import Standing, remarks, standings, topic_table
+from quorate.cli.tables import (
+    Report,
+    Standing,
+    log_tables,
+    remarks,
+    replica_table,
+    standings,
+    topic_table,
+)
 from quorate.core.cluster import Cluster
+from quorate.runtime.local import make_local_cluster
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -135,6 +147,62 @@ def test_where_replicas_differ_each_ones_queue_is_shown(cluster: TestCluster) ->
     assert row.split()[7] == "2"
 
 
+LONG_NAMES = ("alice-replica", "bob-replica", "carol-replica", "dave-replica")
+
+
+def long_names() -> Cluster:
+    local = make_local_cluster().cluster
+    named = zip(local.replicas, LONG_NAMES, strict=True)
+    return replace(local, replicas=tuple(replace(each, name=name) for each, name in named))
+
+
+def log_report(leader: str) -> dict[str, object]:
+    group = {
+        "leader": leader, "regency": 12, "slot": 1_234_567, "batches": 12_345_678,
+        "root": "0123456789abcdef" * 4,
+    }  # fmt: skip
+    return {"fsync": "always", "gives_up": "", "groups": {"byzantine": group}}
+
+
+def test_at_80_columns_names_are_whole_and_a_hash_that_is_short_says_so() -> None:
+    cluster = long_names()
+    said = {
+        "health": "misbehaving", "memory_mb": 1234.0, "links": 40, "regency": 12,
+        "rates": {"batches_in_per_s": 54_321.0, "events_out_per_s": 654_321.0},
+        "log": log_report(LONG_NAMES[0]),
+    }  # fmt: skip
+    found = [Standing(each, msgspec.convert(said, Report)) for each in cluster.replicas]
+
+    (logs,) = log_tables(found, width=80)
+    replicas = at_80_columns(replica_table(cluster, found, width=80))
+    topics = at_80_columns(topic_table(cluster, found, width=80))
+    log = at_80_columns(logs)
+
+    for name in LONG_NAMES:
+        assert re.search(rf"^{name} +misbehaving ", replicas, re.MULTILINE)
+        assert re.search(rf"^{name} .* 01234567…", log, re.MULTILINE)
+    assert "led by alice-replica" in log
+    assert "654,321" in replicas
+    assert "12,345,678" in log
+    assert "authenticated" in topics
+    assert "…" not in replicas + topics
+
+
+def test_while_replicas_do_not_agree_who_leads_each_ones_word_is_shown() -> None:
+    cluster = long_names()
+    found = [
+        Standing(each, msgspec.convert({"health": "ok", "log": log_report(leader)}, Report))
+        for each, leader in zip(cluster.replicas, ("bob-replica", "[/red]", "x", "x"), strict=True)
+    ]
+
+    (logs,) = log_tables(found, width=80)
+    shown = at_80_columns(logs)
+
+    assert "led by" not in shown
+    assert re.search(r"^alice-replica .* bob-replica", shown, re.MULTILINE)
+    assert re.search(r"^bob-replica .* \[/red\]", shown, re.MULTILINE)
+
+
 def test_a_clock_that_is_wrong_is_named_by_those_who_notice(cluster: TestCluster) -> None:
     ordered = quorate("replica", "r1", "clock", "--ahead-s", 3600, "-d", cluster.directory)
     assert ordered.code == 0, ordered.err
@@ -150,6 +218,13 @@ def test_a_clock_that_is_wrong_is_named_by_those_who_notice(cluster: TestCluster
     assert "finds the clock of r0" not in said
     quorate("replica", "r1", "behave", "-d", cluster.directory)
     until(lambda: "finds the clock" not in quorate("status", cluster.directory).out)
+
+
+def at_80_columns(table: Table) -> str:
+    out = StringIO()
+    Console(file=out, width=80).print(table)
+    assert all(len(row) <= 80 for row in out.getvalue().splitlines())
+    return out.getvalue()
 
 
 def printed(cluster: Cluster, found: list[Standing]) -> str:

@@ -13,6 +13,7 @@ from quorate.core.contract import (
     ORDERS,
     PROTECTIONS,
     Contract,
+    not_listed,
 )
 from quorate.core.errors import ContractError
 from quorate.core.limits import WINDOW_BATCHES
@@ -211,7 +212,8 @@ def test_every_key_is_read_into_its_field() -> None:
         ({"validated": True}, "a validated topic proves positions to others"),
         (
             {"validated": True, "order": "total", "protection": "crash"},
-            "set protection to 'byzantine' and order to 'total'",
+            "which only Byzantine replicas in total order can do, and this version of Quorate does "
+            "not have that yet; leave validated out",
         ),
         ({"order_group": "all"}, "an order group gives several topics one order"),
         ({"partitions": 2}, "a live topic has one partition; set partitions to 1, or order to"),
@@ -326,3 +328,26 @@ def test_a_guarantee_that_is_not_kept_yet_must_not_be_believed_in(key: str) -> N
     with pytest.raises(ContractError, match=f"topic 'alerts' asks for {key}, which this version"):
         Contract.parse("alerts", table).check_available("alerts")
     Contract.parse("alerts", {"order": "total"}).check_available("alerts")
+
+
+@pytest.mark.parametrize("key", ["validated", "order_group"])
+def test_a_guarantee_that_is_not_kept_yet_is_not_offered_either(key: str) -> None:
+    with pytest.raises(ContractError, match="allowed are protection, order, ") as unknown:
+        Contract.parse("alerts", {"colour": "red"})
+    assert key not in str(unknown.value)
+    with pytest.raises(ContractError, match="this version of Quorate does not have that yet"):
+        Contract.parse("alerts", {key: True if key == "validated" else "all"})
+
+
+def test_whoever_is_not_on_a_list_hears_who_is_or_how_many_are() -> None:
+    many = tuple(f"c{number}" for number in range(30))
+
+    assert not_listed("bob", "publish on", "news", ("anna", "ben")) == (
+        "bob may not publish on 'news'; anna, ben may"
+    )
+    assert not_listed("bob", "subscribe to", "news", ()) == (
+        "bob may not subscribe to 'news'; nobody may"
+    )
+    assert not_listed("bob", "publish on", "news", many) == (
+        "bob may not publish on 'news'; 30 others may"
+    )

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import quorate
 from quorate.cli import main as command_line
 from quorate.cli.main import SUBCOMMANDS, Subcommand
-from quorate.core.errors import ConfigError
+from quorate.core.errors import ConfigError, QuorumError
 
 SOURCE = Path(quorate.__file__).parent
 PRESENT = [row for row in SUBCOMMANDS if find_spec(row.module) is not None]
@@ -125,6 +125,15 @@ def test_an_error_of_ours_is_one_sentence_and_no_traceback(
 
     assert exit_code() == 2
     assert capsys.readouterr() == ("", f"{sentence}\n")
+
+
+def test_whoever_may_try_again_gets_another_exit_code_than_whoever_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_with(QuorumError("too few answer", {"r1": "is down"}), monkeypatch)
+
+    assert exit_code() == 1
+    assert capsys.readouterr() == ("", "too few answer (r1: is down)\n")
 
 
 def test_a_missing_extra_is_named(

@@ -379,6 +379,32 @@ def test_topics_are_created_altered_listed_and_described_on_the_command_line(
     assert "has no topic 'nowhere'" in quorate("topic", "describe", "nowhere", *here).err
 
 
+def test_whoever_alters_a_topic_is_told_which_topics_there_are_and_what_can_change(
+    cluster: TestCluster,
+) -> None:
+    here = ("-d", cluster.directory)
+    assert quorate("topic", "create", "altered", "order=total", *here).code == 0
+    assert quorate("topic", "create", "lively", *here).code == 0
+
+    nowhere = quorate("topic", "alter", "nowhere", "retention=7d", *here)
+    log, live = (
+        quorate("topic", "alter", "altered", *here),
+        quorate("topic", "alter", "lively", *here),
+    )
+
+    assert (nowhere.code, log.code, live.code) == (2, 2, 2)
+    assert nowhere.err.startswith("cluster local has no topic 'nowhere'; it has ")
+    assert "altered, lively" in nowhere.err
+    assert log.err == (
+        "say what to alter of altered, as KEY=VALUE; the keys are partitions, retention, "
+        "retention_bytes, publishers_max, subscribers_max, publish, subscribe\n"
+    )
+    assert live.err == (
+        "say what to alter of lively, as KEY=VALUE; the keys are queue_events_max, discard, "
+        "expires_after, publishers_max, subscribers_max, publish, subscribe\n"
+    )
+
+
 def test_anybody_can_read_who_commanded_what(cluster: TestCluster) -> None:
     async def story() -> list[Record]:
         await created(cluster, "written-down")

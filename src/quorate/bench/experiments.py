@@ -129,7 +129,7 @@ def disk_words(fsync: str) -> str:
 
 
 def quick_plan() -> list[Experiment]:
-    """The figures that matter most, in less than a minute."""
+    """The figures that matter most, in one to three minutes."""
     return [
         *(Experiment(protocol=protocol) for protocol in PROTOCOLS),
         *(Experiment(protocol="vote", events_per_batch=100, topics=topics) for topics in (1, 4)),

@@ -27,7 +27,7 @@ IN_MEMORY, SYNCED = "never", "always"
 
 
 def quick_plan() -> list[Experiment]:
-    """The figures that matter most, in about a minute."""
+    """The figures that matter most, in one to three minutes."""
     plain = Experiment(protocol=ORDERING, fsync=IN_MEMORY)
     return [
         plain,

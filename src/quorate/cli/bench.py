@@ -17,6 +17,7 @@ from quorate.bench.pipe import measure_rate, measure_round_trip_ms
 from quorate.bench.rows import Row
 from quorate.cli import bench_logs
 from quorate.cli.bench_options import (
+    QUICK_TAKES,
     SECONDS_MIN,
     AsJson,
     OnlyFaults,
@@ -161,7 +162,9 @@ def endurance(
     events: Annotated[int, typer.Option(min=1, help="How many events to publish.")] = (
         endurance_run.EVENTS
     ),
-    quick: Annotated[bool, typer.Option(help="Far fewer events; ends in a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"Far fewer events: {QUICK_TAKES}.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """The memory of every replica while ten million events pass, and a client floods them.

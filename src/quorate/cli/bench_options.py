@@ -39,7 +39,10 @@ class LogProtocol(StrEnum):
     crash_ordering = "crash-ordering"
 
 
-Quick: TypeAlias = Annotated[bool, typer.Option(help="Only what matters most; ends in a minute.")]
+QUICK_TAKES = "one to three minutes, by how busy the machine is"
+Quick: TypeAlias = Annotated[
+    bool, typer.Option("--quick", help=f"Only what matters most: {QUICK_TAKES}.")
+]
 OnlyLog: TypeAlias = Annotated[
     list[LogProtocol] | None,
     typer.Option("--only", metavar="PROTOCOL", help="Only ordering, or crash-ordering."),

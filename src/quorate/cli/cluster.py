@@ -25,6 +25,7 @@ from quorate.cli.directory import (
     operator,
 )
 from quorate.cli.init import LinkSecurity
+from quorate.cli.tables import on_stderr
 from quorate.core.cluster import (
     PORT_MAX,
     Client,
@@ -33,8 +34,9 @@ from quorate.core.cluster import (
     Replica,
     parse_topics,
 )
-from quorate.core.errors import ConfigError
+from quorate.core.errors import ConfigError, RefusedError
 from quorate.crypto.digests import digest
+from quorate.protocol.control.machine import NOT_YET
 from quorate.runtime.files import (
     FOUNDING_FILE,
     cluster_file,
@@ -48,6 +50,9 @@ from quorate.runtime.loop import run
 
 REPLICA_FORM = "FILE.pub@HOST:PORT[,metrics=PORT][,party=NAME]"
 CLIENT_FORM = "FILE.pub[,operator][,party=NAME]"
+ReplicaArgument = Annotated[
+    str, typer.Argument(metavar="REPLICA", help=f"Its keys and address, as `{REPLICA_FORM}`.")
+]
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -148,7 +153,7 @@ def current(
 
 @app.command()
 def replace(
-    replica: Annotated[str, typer.Argument(metavar=REPLICA_FORM, help="Its keys and address.")],
+    replica: ReplicaArgument,
     operator_name: OperatorName = None,
     directory: DirectoryOption = DEFAULT,
 ) -> None:
@@ -166,18 +171,27 @@ def replace(
 
 @app.command()
 def add(
-    replica: Annotated[str, typer.Argument(metavar=REPLICA_FORM, help="Its keys and address.")],
+    replica: ReplicaArgument,
     operator_name: OperatorName = None,
     directory: DirectoryOption = DEFAULT,
 ) -> None:
     """Add a replica. It keeps the order logs too, and serves topics that are created later.
 
-    Operators of f + 1 parties (or of all that have one) must ask for exactly the same.
+    Operators of f + 1 parties (or of all that have one) must ask for exactly the same. The exit
+    code is 1 while others have yet to ask.
     """
     launcher = opened(directory)
     asked_for = _replica(0, replica)
     who = operator_name or operator(launcher, "adds replicas")
-    run(asked(launcher, who, lambda admin: admin.add_replica(asked_for)))
+    try:
+        run(asked(launcher, who, lambda admin: admin.add_replica(asked_for)))
+    except RefusedError as error:
+        why = str(error)
+        if not why.startswith(NOT_YET):
+            raise
+        # It was noted, and nobody did anything wrong.
+        on_stderr().print(f"{asked_for.name} is no replica yet: {why.removeprefix(NOT_YET)}")
+        raise typer.Exit(1) from None
     typer.echo(f"{asked_for.name} is a replica from now on; start it with the current cluster file")
 
 
@@ -186,7 +200,7 @@ def _replica(number: int, text: str) -> Replica:
     address, *options = place.split(",")
     host, colon, port = address.rpartition(":")
     if not (at and colon):
-        raise ConfigError(f"--replica {text!r} does not have the form {REPLICA_FORM}")
+        raise ConfigError(f"{text!r} does not have the form {REPLICA_FORM}")
     public = read_public(Path(file))
     chosen = _options(text, options, {"metrics", "party"}, REPLICA_FORM)
     return Replica.of(

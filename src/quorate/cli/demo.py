@@ -121,8 +121,6 @@ def _log_words(scene: Scene) -> str:
 
 
 def _summary(scene: Scene, result: dict[str, object]) -> Group:
-    weak = [line for line in scene.lines.values() if not line.tolerates_lies]
-    fooled = sum(line.forged for line in weak)
     rejected = ", ".join(f"{who} x {count}" for who, count in scene.rejected.most_common(6))
     words = [
         f"Every event went to two subscribers. {scene.liar} lied, died, and came back; "
@@ -133,10 +131,15 @@ def _summary(scene: Scene, result: dict[str, object]) -> Group:
         + (f" ({rejected})." if rejected else "."),
     ]
     words.append(_log_words(scene))
-    if fooled:
-        names = ", ".join(line.name for line in weak)
-        words.append(
-            f"'{names}' promises to stand crashes only, and believed the liar {fooled} times: "
-            f"that is what a contract is for."
-        )
+    weak = [line for line in scene.lines.values() if not line.tolerates_lies]
+    words += [weak_words(line, scene.liar) for line in weak if line.lost or line.forged]
     return Group(_topics(scene, final=True), *words)
+
+
+def weak_words(line: Line, liar: str) -> str:
+    """Why a topic may lose events, and believe what was never published."""
+    return (
+        f"'{line.name}' promises to stand crashes only, and {liar} lied: that {line.lost} "
+        f"events were lost and {line.forged} forged, its contract allows. The other topics promise "
+        f"more, and take more replicas for it."
+    )

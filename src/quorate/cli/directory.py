@@ -5,37 +5,62 @@ directory. Where nobody is named, it takes the first client that may do what is 
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
 from quorate.client.admin import Admin
+from quorate.client.session import ANSWER_TIMEOUT_S
 from quorate.core.cluster import Client, Cluster
 from quorate.core.contract import EVERYONE
 from quorate.core.control import CONTROL_TOPIC
-from quorate.core.errors import ConfigError, QuorumError
+from quorate.core.errors import ConfigError, UnreachedError
 from quorate.runtime.files import CLUSTER_FILE, cluster_file, key_file
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.loop import run
 
 DEFAULT = Path("cluster")
+# How long nobody may be there at any address before a command gives up.
+REFUSED_S_MAX = 1.0
 
 # Commands that have no other argument take the directory as one, or as the option of the others.
 Directory = Annotated[
     Path | None,
     typer.Argument(
-        metavar="DIRECTORY", help="A directory that `quorate init` wrote.", show_default="cluster"
+        metavar="DIRECTORY",
+        help="Where `cluster.toml` and your keys are; `quorate init` makes such a directory.",
+        show_default="cluster",
+    ),
+]
+SameDirectoryOption = Annotated[
+    Path,
+    typer.Option(
+        "--directory",
+        "-d",
+        help="The same, as with other commands; DIRECTORY counts if both are given.",
     ),
 ]
 DirectoryOption = Annotated[
-    Path, typer.Option("--directory", "-d", help="A directory that `quorate init` wrote.")
+    Path,
+    typer.Option(
+        "--directory",
+        "-d",
+        help="Where `cluster.toml` and your keys are; `quorate init` makes such a directory.",
+    ),
 ]
 
 
 OperatorName = Annotated[
-    str | None, typer.Option("--as", help="Which operator to be; one that is here, if left out.")
+    str | None,
+    typer.Option("--as", help="Which operator to be; if left out, one whose keys are here."),
+]
+ClientName = Annotated[
+    str | None,
+    typer.Option(
+        "--as", help="Which client to be; if left out, one that may and whose keys are here."
+    ),
 ]
 _Value = TypeVar("_Value")
 
@@ -95,9 +120,8 @@ def known(launcher: Launcher, topics: Iterable[str]) -> Cluster:
     """The cluster as it is now, if its file does not know one of these topics."""
     unknown = [topic for topic in topics if topic not in (*launcher.cluster.topics, CONTROL_TOPIC)]
     if unknown and launcher.cluster.control is not None:
-        with contextlib.suppress(QuorumError):
-            who = observer(launcher)
-            launcher.cluster = run(asked(launcher, who, lambda admin: admin.update_topology()))
+        who = observer(launcher)
+        launcher.cluster = run(asked(launcher, who, lambda admin: admin.update_topology()))
     for topic in unknown:
         launcher.cluster.contract(topic)
     return launcher.cluster
@@ -105,8 +129,30 @@ def known(launcher: Launcher, topics: Iterable[str]) -> Cluster:
 
 async def asked(launcher: Launcher, who: str, work: Callable[[Admin], Awaitable[_Value]]) -> _Value:
     """What the cluster answers to this client."""
-    async with Admin(launcher.directory, who) as admin:
-        return await work(admin)
+    with hint_if_unreached(launcher):
+        async with Admin(launcher.directory, who) as admin:
+            await admin.reach(patience_s(launcher))
+            return await work(admin)
+
+
+def patience_s(launcher: Launcher) -> float:
+    """How long to try while nobody is there: one that starts here right now needs some time."""
+    starts = any(launcher.pid(name) is not None for name in launcher.held)
+    return ANSWER_TIMEOUT_S if starts else REFUSED_S_MAX
+
+
+@contextlib.contextmanager
+def hint_if_unreached(launcher: Launcher) -> Iterator[None]:
+    """Say what to do where no replica can be reached."""
+    try:
+        yield
+    except UnreachedError as error:
+        hint = "are they running?"
+        if launcher.held:
+            is_all = len(launcher.held) == len(launcher.cluster.replicas)
+            started = "them" if is_all else ", ".join(launcher.held)
+            hint += f" 'quorate up {launcher.directory}' starts {started}"
+        raise UnreachedError(f"{error}; {hint}", error.causes) from None
 
 
 def _first_of(launcher: Launcher, allowed: tuple[str, ...]) -> str:

@@ -37,7 +37,12 @@ def init(
     link_security: Annotated[
         LinkSecurity, typer.Option(help="tls: encrypted. mac: authenticated only.")
     ] = LinkSecurity.tls,
-    base_port: Annotated[int, typer.Option(help="The port of the first replica.")] = BASE_PORT,
+    base_port: Annotated[
+        int,
+        typer.Option(
+            help="The port of the first replica; the next ones follow, and metrics 100 above."
+        ),
+    ] = BASE_PORT,
 ) -> None:
     """Write a local cluster: keys, certificates and one TOML file."""
     _refuse_too_few(replicas, f)

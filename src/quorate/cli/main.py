@@ -11,8 +11,9 @@ is all that the help reads: a subcommand is imported when it is called and not b
 does not exist is left out.
 
 A subcommand tells its user that something is wrong by raising a `QuorateError`: `main` prints
-it as one sentence and exits with 2, as for a wrong option. Any other exit code is the
-subcommand's own (`raise typer.Exit(1)`). Results go to stdout, everything else to stderr.
+it as one sentence and exits with 2, as for a wrong option, or with 1 if trying again later may
+help (`retriable`). Any other exit code is the subcommand's own (`raise typer.Exit(1)`). Results go
+to stdout, everything else to stderr.
 """
 
 import re
@@ -27,6 +28,7 @@ from typer.core import TyperCommand, TyperGroup
 from quorate import __version__
 from quorate.core.errors import QuorateError
 
+EXIT_TRY_AGAIN = 1
 EXIT_MISUSE = 2
 EXIT_INTERRUPTED = 130
 
@@ -47,7 +49,9 @@ SUBCOMMANDS = (
     Subcommand("demo", _FIRST, "Watch a cluster survive a lying replica and then lose it."),
     Subcommand("init", _CLUSTER, "Write a local cluster: keys, certificates and one TOML file."),
     Subcommand("identity", _CLUSTER, "Make a party's keys, on the machine where they stay."),
-    Subcommand("cluster", _CLUSTER, "Build a cluster file from the public parts of its parties."),
+    Subcommand(
+        "cluster", _CLUSTER, "Build a cluster file from its parties' public parts; change replicas."
+    ),
     Subcommand("up", _CLUSTER, "Start a local cluster and show how it is doing."),
     Subcommand("status", _CLUSTER, "Tell the health, rates and queues of each replica."),
     Subcommand("replica", _CLUSTER, "Run one replica, or make it misbehave on purpose."),
@@ -104,7 +108,7 @@ def main() -> None:
     try:
         typer.main.get_command(app)(prog_name="quorate")
     except QuorateError as error:
-        _refuse(str(error))
+        _refuse(str(error), EXIT_TRY_AGAIN if error.retriable else EXIT_MISUSE)
     except ModuleNotFoundError as error:
         extra = _extra_with(error.name or "")
         if extra is None:
@@ -114,12 +118,12 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _refuse(sentence: str) -> NoReturn:
+def _refuse(sentence: str, code: int = EXIT_MISUSE) -> NoReturn:
     from rich.console import Console
     from rich.text import Text
 
     Console(stderr=True).print(Text(sentence, style="red"), soft_wrap=True)
-    sys.exit(EXIT_MISUSE)
+    sys.exit(code)
 
 
 def _extra_with(module: str) -> str | None:

@@ -12,7 +12,15 @@ from typing import Annotated, NamedTuple, cast
 import msgspec
 import typer
 
-from quorate.cli.directory import DEFAULT, DirectoryOption, opened, publisher
+from quorate.cli.directory import (
+    DEFAULT,
+    ClientName,
+    DirectoryOption,
+    hint_if_unreached,
+    opened,
+    patience_s,
+    publisher,
+)
 from quorate.cli.tables import on_stderr
 from quorate.client.blocking import BlockingProducer
 from quorate.client.producer import BATCH_EVENTS, Receipt
@@ -34,18 +42,16 @@ def publish(
     values: Annotated[
         list[str] | None, typer.Argument(metavar="VALUE", help="An event each.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--as", help="Which client to be; one that may, if left out.")
-    ] = None,
+    name: ClientName = None,
     key: Annotated[str | None, typer.Option(help="The key of every event.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header of every event.")
     ] = None,
     urgent: Annotated[
-        bool, typer.Option("--urgent", help="Let them overtake what waits in queues.")
+        bool, typer.Option("--urgent", help="On a live topic: overtake what waits in queues.")
     ] = False,
     partition: Annotated[
-        int | None, typer.Option(min=0, help="Of a log topic; by the key, if left out.")
+        int | None, typer.Option(min=0, help="Of a log topic; if left out, by the key, or in turn.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option(help="Publish the content of this file as one event.")
@@ -65,8 +71,9 @@ def publish(
     template = Event(_encoded(key), b"", headers_of(header), 0, urgent)
     batches = _batches(values or [], file)
     count = 0
-    with BlockingProducer(launcher.directory, who) as producer:
+    with hint_if_unreached(launcher), BlockingProducer(launcher.directory, who) as producer:
         with on_stderr().status(WAITING):
+            producer.reach(patience_s(launcher))
             producer.register(topic)
         placement = Placement(partition, producer.cluster.contract(topic).partitions)
         for values_at_once in batches:

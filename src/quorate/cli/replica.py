@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.directory import DEFAULT, DirectoryOption, opened, operator
+from quorate.cli.directory import DEFAULT, DirectoryOption, asked, opened, operator
 from quorate.cli.tables import on_stderr
 from quorate.client.admin import Admin
 from quorate.core.errors import ConfigError, LocalProtocolError
@@ -208,7 +208,7 @@ def _refuse_deaf(launcher: Launcher, name: str) -> None:
 
 
 async def _misbehave(launcher: Launcher, names: list[str], order: Misbehave) -> None:
-    async with Admin(launcher.directory, operator(launcher)) as admin:
+    async def misbehave(admin: Admin) -> None:
         for name in names:
             await admin.misbehave(
                 name,
@@ -219,6 +219,8 @@ async def _misbehave(launcher: Launcher, names: list[str], order: Misbehave) -> 
                 towards=order.towards,
                 ahead_s=order.ahead_s,
             )
+
+    await asked(launcher, operator(launcher), misbehave)
 
 
 def _tell(names: list[str], order: Misbehave, directory: Path) -> None:

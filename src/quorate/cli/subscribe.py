@@ -11,7 +11,15 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.directory import DEFAULT, DirectoryOption, opened, subscriber
+from quorate.cli.directory import (
+    DEFAULT,
+    ClientName,
+    DirectoryOption,
+    hint_if_unreached,
+    opened,
+    patience_s,
+    subscriber,
+)
 from quorate.cli.publish import headers_of
 from quorate.cli.tables import on_stderr, printable
 from quorate.client.blocking import BlockingConsumer
@@ -26,9 +34,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 @app.command()
 def subscribe(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="What to listen to.")],
-    name: Annotated[
-        str | None, typer.Option("--as", help="Which client to be; one that may, if left out.")
-    ] = None,
+    name: ClientName = None,
     count: Annotated[int | None, typer.Option(help="End after so many events.")] = None,
     seconds: Annotated[float | None, typer.Option(help="End after so many seconds.")] = None,
     key_prefix: Annotated[str, typer.Option(help="Only events whose key begins like this.")] = "",
@@ -40,7 +46,8 @@ def subscribe(
         typer.Option(
             "--from",
             metavar="begin|end|OFFSET|TIME",
-            help="Where to begin with a log topic; a time such as 2026-11-15T08:00.",
+            help="Where to begin with a log topic. A time is such as 2026-11-15T08:00; an offset "
+            "that is not there yet is waited for.",
         ),
     ] = "end",
     as_json: Annotated[
@@ -64,8 +71,13 @@ def subscribe(
     who = subscriber(launcher, topics, name)
     headers = dict(headers_of(header))
     shown = 0
-    with _suspicions_on_stderr(), BlockingConsumer(launcher.directory, who) as consumer:
+    with (
+        hint_if_unreached(launcher),
+        _suspicions_on_stderr(),
+        BlockingConsumer(launcher.directory, who) as consumer,
+    ):
         with on_stderr().status("Waiting for the replicas ..."):
+            consumer.reach(patience_s(launcher))
             consumer.subscribe(
                 topics, key_prefix=os.fsencode(key_prefix), headers=headers, start=begin
             )
@@ -107,11 +119,13 @@ def start_of(text: str) -> Start:
 
 @contextlib.contextmanager
 def _suspicions_on_stderr() -> Iterator[None]:
-    """Show there what our client holds against whom, once each."""
+    """Show there what our client holds against whom, once each, and what it warns of."""
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            on_stderr().print(f"Noticed {printable(record.getMessage())}", markup=False)
+            # What the client sees of others is less than a warning about what we wait for.
+            noticed = "" if record.levelno >= logging.WARNING else "Noticed "
+            on_stderr().print(f"{noticed}{printable(record.getMessage())}", markup=False)
 
     log, handler = logging.getLogger("quorate.client"), Shown()
     before = log.level

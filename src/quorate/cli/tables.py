@@ -5,19 +5,22 @@ therefore read into a fixed shape first, and nothing in it can disturb the termi
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from rich import box
 from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from quorate.core.cluster import Cluster, Replica
 from quorate.runtime.launcher import Launcher
 
-# A terminal with fewer columns than this is not shown who runs a replica, and where.
+# In a terminal with fewer columns than this, the columns of a table stand closer.
 WIDE_COLUMNS = 100
+ROOT_CHARACTERS, ROOT_CHARACTERS_WIDE = 8, 16
+WIDTH_UNBOUNDED = 1000
 OFFENDERS_SHOWN = 20
 WORDS_CHARACTERS_MAX = 300
 CLOCK_WRONG_S = 10.0
@@ -98,14 +101,15 @@ def standings(launcher: Launcher, reports: Reports) -> list[Standing]:
 
 def replica_table(cluster: Cluster, found: Sequence[Standing], *, width: int) -> Table:
     """One row per replica."""
-    is_wide = width >= WIDE_COLUMNS
-    columns = [column for column in _COLUMNS if is_wide or not column.only_if_wide]
-    table = _table(is_wide, *((column.title, column.is_number) for column in columns))
+    table = _fitting(
+        width,
+        [(column.title, column.is_number) for column in _COLUMNS],
+        [[column.cell(standing) for column in _COLUMNS] for standing in found],
+        given_up=("address", "party", "links", "memory\nMB", "re-\ngency"),
+    )
     table.title = (
         f"Cluster {cluster.name}: {len(found)} replicas, of which {cluster.f} may fail or lie"
     )
-    for standing in found:
-        table.add_row(*(column.cell(standing) for column in columns))
     return table
 
 
@@ -113,33 +117,49 @@ def topic_table(cluster: Cluster, found: Sequence[Standing], *, width: int) -> T
     """One row per topic: a single number where its replicas agree, else each one's own."""
     words = [(title, False) for title in ("topic", "protocol", "served by")]
     numbers = [(title, True) for title in _TOPIC_COUNTS.values()]
-    table = _table(width >= WIDE_COLUMNS, *words, *numbers)
+    rows: list[list[str | Text]] = []
     for topic, contract in cluster.topics.items():
         served_by = [cluster.member(number).name for number in cluster.placement(topic)]
         counts = (_per_replica(found, topic, key) for key in _TOPIC_COUNTS)
-        table.add_row(topic, contract.protocol, " ".join(served_by), *counts)
-    return table
+        rows.append([topic, contract.protocol, " ".join(served_by), *counts])
+    return _fitting(width, [*words, *numbers], rows, given_up=("served by", "protocol"))
 
 
-def log_table(found: Sequence[Standing], *, width: int) -> Table | None:
-    """One row per order log and replica; None if there is no log."""
-    table = _table(width >= WIDE_COLUMNS, *_LOG_COLUMNS)
+def log_tables(found: Sequence[Standing], *, width: int) -> Iterator[Table]:
+    """A table for each order log, with one row per replica."""
+    logs: dict[str, dict[str, GroupReport]] = {}
     for standing in found:
         for name, group in (standing.report.log.groups if standing.report.log else {}).items():
-            lines = group.checkpoint.splitlines()
-            signed = lines[1] if len(lines) > 1 and lines[1].isdecimal() else "0"
-            table.add_row(
-                standing.name, printable(name), printable(group.leader), str(group.regency),
-                f"{group.slot:,}", f"{group.batches:,}", f"{int(signed):,}", f"{group.missing:,}",
-                printable(group.root[:16]),
-            )  # fmt: skip
-    return table if table.row_count else None
+            logs.setdefault(name, {})[standing.name] = group
+    for name, groups in logs.items():
+        leaders = [_brief(group.leader) for group in groups.values()]
+        rows = [_log_row(replica, group, width) for replica, group in groups.items()]
+        title, columns = f"Log {_brief(name)}", list(_LOG_COLUMNS)
+        if len(set(leaders)) == 1:
+            title += f", led by {leaders[0]}"
+        else:
+            # Leaders change, and then a replica may not know it yet.
+            columns.append(("leader", False))
+            for row, leader in zip(rows, leaders, strict=True):
+                row.append(Text(leader))
+        table = _fitting(width, columns, rows)
+        table.title = Text(title)
+        yield table
+
+
+def _log_row(replica: str, group: GroupReport, width: int) -> list[str | Text]:
+    lines = group.checkpoint.splitlines()
+    signed = lines[1] if len(lines) > 1 and lines[1].isdecimal() else "0"
+    shown = ROOT_CHARACTERS_WIDE if width >= WIDE_COLUMNS else ROOT_CHARACTERS
+    root = f"{group.root[:shown]}…" if len(group.root) > shown else group.root
+    return [
+        replica, str(group.regency), f"{group.slot:,}", f"{group.batches:,}",
+        f"{int(signed):,}", f"{group.missing:,}", Text(printable(root)),
+    ]  # fmt: skip
 
 
 _LOG_COLUMNS = (
     ("replica", False),
-    ("log", False),
-    ("leader", False),
     ("re-\ngency", True),
     ("slot", True),
     ("batches", True),
@@ -217,7 +237,6 @@ class _Column(msgspec.Struct, frozen=True):
     title: str
     text: Callable[[Standing], str]
     is_number: bool = True
-    only_if_wide: bool = False
 
     def cell(self, standing: Standing) -> Text:
         if self.is_number and not standing.is_up:
@@ -228,13 +247,8 @@ class _Column(msgspec.Struct, frozen=True):
 
 _COLUMNS = (
     _Column("replica", lambda s: s.name, is_number=False),
-    _Column("party", lambda s: s.replica.party, is_number=False, only_if_wide=True),
-    _Column(
-        "address",
-        lambda s: f"{s.replica.host}:{s.replica.port}",
-        is_number=False,
-        only_if_wide=True,
-    ),
+    _Column("party", lambda s: s.replica.party, is_number=False),
+    _Column("address", lambda s: f"{s.replica.host}:{s.replica.port}", is_number=False),
     _Column("health", lambda s: s.report.health, is_number=False),
     _Column("batches\nin/s", lambda s: _rate(s, "batches_in_per_s")),
     _Column("events\nout/s", lambda s: _rate(s, "events_out_per_s")),
@@ -256,6 +270,24 @@ _TOPIC_COUNTS = {
 }
 
 
+def _fitting(
+    width: int,
+    columns: Sequence[tuple[str, bool]],
+    rows: Sequence[Sequence[str | Text]],
+    given_up: Sequence[str] = (),
+) -> Table:
+    """As many of these columns as fit with no word cut; these are given up first, in order."""
+    unbounded = Console(width=WIDTH_UNBOUNDED)
+    for count in range(len(given_up) + 1):
+        kept = [at for at, (title, _) in enumerate(columns) if title not in given_up[:count]]
+        table = _table(width >= WIDE_COLUMNS, *(columns[at] for at in kept))
+        for row in rows:
+            table.add_row(*(row[at] for at in kept))
+        if Measurement.get(unbounded, unbounded.options, table).minimum <= width:
+            break
+    return table
+
+
 def _table(is_wide: bool, *columns: tuple[str, bool]) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -266,7 +298,10 @@ def _table(is_wide: bool, *columns: tuple[str, bool]) -> Table:
         caption_justify="left",
     )
     for title, is_number in columns:
-        table.add_column(title, justify="right" if is_number else "left")
+        # What is one word stays one; only lists of names may take several lines.
+        is_list = title == "served by" or title in _TOPIC_COUNTS.values()
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        table.add_column(title, justify=justify, overflow="fold", no_wrap=not is_list)
     return table
 
 

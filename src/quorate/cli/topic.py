@@ -20,9 +20,10 @@ from quorate.cli.directory import (
 from quorate.cli.tables import printable
 from quorate.client.admin import Admin
 from quorate.core.cluster import Cluster
-from quorate.core.contract import Contract
+from quorate.core.contract import KEYS, Contract
 from quorate.core.control import Setting
 from quorate.core.errors import ConfigError
+from quorate.protocol.control.topology import FIXED_KEYS
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.loop import run
 
@@ -35,7 +36,15 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="What its contract says, such as `order=total partitions=4 publish=alice,bob`.",
+        help="What its contract says, such as `order=total partitions=4 publish=alice,bob`; the "
+        f"keys are {', '.join(KEYS)}.",
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="What to change, such as `retention=7d partitions=8 publish=alice,bob`.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -67,11 +76,14 @@ def create(
 @app.command()
 def alter(
     name: Annotated[str, typer.Argument(help="Which topic.")],
-    settings: Settings = None,
+    settings: Changes = None,
     operator_name: OperatorName = None,
     directory: DirectoryOption = DEFAULT,
 ) -> None:
-    """Alter a topic: its limits, its retention, who may do what, more partitions."""
+    """Alter a topic: its limits, its retention, who may do what, more partitions.
+
+    What its events were promised (protection, order, broadcast) stays; that takes a new topic.
+    """
     changes = settings_of(settings)
     launcher = opened(directory)
     who = operator_name or operator(launcher, "alters topics")
@@ -147,6 +159,10 @@ async def _create(admin: Admin, name: str, contract: dict[str, Setting]) -> Clus
 
 
 async def _alter(admin: Admin, name: str, changes: dict[str, Setting]) -> Cluster:
+    contract = (await admin.update_topology()).contract(name)
+    if not changes:
+        keys = ", ".join(key for key in contract.keys if key not in FIXED_KEYS)
+        raise ConfigError(f"say what to alter of {name}, as KEY=VALUE; the keys are {keys}")
     await admin.alter_topic(name, changes)
     return await admin.update_topology()
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
-from quorate.cli.directory import DEFAULT, Directory, DirectoryOption, observer, opened
+from quorate.cli.directory import DEFAULT, Directory, SameDirectoryOption, observer, opened
 from quorate.cli.tables import Standing, line, on_stderr, remarks, replica_table, standings
 from quorate.client.admin import Admin
 from quorate.core.cluster import Cluster
@@ -37,7 +37,7 @@ _Show: TypeAlias = Callable[[Sequence[Standing]], None]
 @app.command()
 def up(
     named: Directory = None,
-    directory: DirectoryOption = DEFAULT,
+    directory: SameDirectoryOption = DEFAULT,
     seconds: Annotated[
         float | None, typer.Option(help="Stop everything after so many seconds.")
     ] = None,

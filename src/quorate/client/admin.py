@@ -55,7 +55,7 @@ class Admin(Session):
         commands = self._commands()
         number = commands.ask_founding()
         self.driver.wake()
-        await self._answer(number, self.cluster.placement(CONTROL_TOPIC), "how the cluster began")
+        await self._answer(number, CONTROL_TOPIC, "how the cluster began")
         assert commands.founding is not None
         return commands.founding
 

@@ -55,6 +55,10 @@ class _Blocking(Generic[_Client]):
     def cluster(self) -> Cluster:
         return self._client.cluster
 
+    def reach(self, within_s: float) -> None:
+        """Wait until a replica is connected; raise if nobody was at any address for so long."""
+        self._call(self._client.reach(within_s))
+
     def close(self) -> None:
         """Disconnect and end the thread. Whoever still waits in another thread is told."""
         self._close(self._client.close())

@@ -59,6 +59,7 @@ QUEUE_BYTES = 8 * 1024 * 1024
 WAITING_BYTES = 256 * 1024 * 1024
 AUTO_COMMIT_S = 1.0
 LEAVE_TIMEOUT_S = 3.0
+TELL_AFTER_S = 1.0
 
 _log = logging.getLogger("quorate.client")
 
@@ -154,6 +155,8 @@ class Consumer(Session):
         # Partitions whose first offset is not known yet.
         self._unbegun: set[Partition] = set()
         self._begun = asyncio.Event()
+        # Offsets that were named, which may be beyond the end of their partition.
+        self._named: dict[tuple[str, int], int] = {}
         self._is_full = self._is_paused = False
         # How many wait for an answer.
         self._waiting = 0
@@ -170,8 +173,9 @@ class Consumer(Session):
     ) -> None:
         """Ask for topics, perhaps only for events with such a key and such headers.
 
-        Log topics are read from `start` on: "begin", "end", an offset, or a time. `await
-        subscribed()` waits until the replicas agreed; reading does so by itself.
+        Log topics are read from `start` on: "begin", "end", an offset, or a time. An offset that
+        is not there yet is waited for, and a warning says so. `await subscribed()` waits until the
+        replicas agreed; reading does so by itself.
         """
         if isinstance(topics, str):
             raise LocalProtocolError(f"subscribe takes a list of topics: [{topics!r}]")
@@ -265,6 +269,9 @@ class Consumer(Session):
 
     def begin(self, place: tuple[str, int], offset: int | None) -> None:
         self._read(*place, self._starts[place[0]] if offset is None else offset)
+        if offset is not None:
+            # Its group has been there.
+            self._named.pop(place, None)
         self._begun.set()
 
     def end(self, place: tuple[str, int]) -> None:
@@ -316,7 +323,9 @@ class Consumer(Session):
 
     def _read(self, topic: str, partition: int, start: Start) -> None:
         self._unbegun.add(Partition(topic_id(topic), partition))
+        self._named.pop((topic, partition), None)
         if isinstance(start, int):
+            self._named[topic, partition] = start
             self._destination.read(topic, partition, start)
         elif isinstance(start, datetime):
             time_us = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -352,7 +361,7 @@ class Consumer(Session):
             self._subscribe(topics, wanted, start)
         await self._know(self._wanted)
         for topic, number in list(self._asked.items()):
-            await self._answer(number, self.cluster.placement(topic), f"to subscribe to '{topic}'")
+            await self._answer(number, topic, f"to subscribe to '{topic}'")
             self._asked.pop(topic, None)
         if self._membership is not None and self._membership.is_joining:
             await self._join(self._membership)
@@ -363,9 +372,12 @@ class Consumer(Session):
                         self._begun.clear()
                         await self._begun.wait()
         except TimeoutError:
-            members = self.cluster.placement(self._names[next(iter(self._unbegun)).topic])
-            raise QuorumError(
-                "too few replicas say where a partition begins", self._states(0, members)
+            topic = self._names[next(iter(self._unbegun)).topic]
+            members = len(self.cluster.placement(topic))
+            raise self._too_few(
+                "too few replicas say where a partition begins",
+                topic,
+                needed=members - self.cluster.f,
             ) from None
 
     async def unsubscribe(self, topic: str) -> None:
@@ -379,7 +391,7 @@ class Consumer(Session):
                 self._unbegun.discard(Partition(topic_id(topic), partition))
         number = self._destination.unsubscribe(topic)
         self.driver.wake()
-        await self._answer(number, self.cluster.placement(topic), f"to unsubscribe from '{topic}'")
+        await self._answer(number, topic, f"to unsubscribe from '{topic}'")
 
     # Reading
 
@@ -531,10 +543,33 @@ class Consumer(Session):
                 raise ClosedError("the consumer is closed")
             self._arrived.clear()
             try:
-                await asyncio.wait_for(self._arrived.wait(), timeout_s)
+                await self._arrival(timeout_s)
             except TimeoutError:
                 return False
         return True
+
+    async def _arrival(self, timeout_s: float | None) -> None:
+        """Wait for a delivery, and after a while tell what it is that we wait for."""
+        if self._named:
+            soon_s = TELL_AFTER_S if timeout_s is None else min(TELL_AFTER_S, timeout_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), soon_s)
+            self._tell_what_is_beyond_the_end()
+            timeout_s = None if timeout_s is None else timeout_s - soon_s
+        await asyncio.wait_for(self._arrived.wait(), timeout_s)
+
+    def _tell_what_is_beyond_the_end(self) -> None:
+        """Whoever names an offset may wait for it, but should know that it is not there yet."""
+        for (topic, partition), offset in list(self._named.items()):
+            reading = self._destination.reading(topic, partition)
+            if reading is None or reading.position != offset:
+                del self._named[topic, partition]
+            elif reading.end < offset:
+                del self._named[topic, partition]
+                _log.warning(
+                    "partition %d of '%s' ends at offset %d; waiting for offset %d",
+                    partition, topic, reading.end, offset,
+                )  # fmt: skip
 
     def _take(self) -> Arrival:
         delivery, count = self._deliveries.popleft()

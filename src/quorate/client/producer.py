@@ -165,7 +165,7 @@ class Producer(Session):
             self._by_id[topic_id(topic)] = self._outlets[topic] = self._make_outlets(topic)
         self.driver.wake()
         try:
-            await self._answer(number, self.cluster.placement(topic), f"to register on '{topic}'")
+            await self._answer(number, topic, f"to register on '{topic}'")
             if self.cluster.topics[topic].is_log and self.cluster.control is not None:
                 await self.command(Register(topic))
                 self._keep_lease(LEASE_US)
@@ -195,7 +195,7 @@ class Producer(Session):
         self._by_id.pop(topic_id(topic), None)
         number = self._source.unregister(topic)
         self.driver.wake()
-        await self._answer(number, self.cluster.placement(topic), f"to unregister from '{topic}'")
+        await self._answer(number, topic, f"to unregister from '{topic}'")
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Unregister(topic))
 

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +16,19 @@ import msgspec
 
 from quorate.core.cluster import Client, Cluster
 from quorate.core.control import CONTROL_TOPIC, Command, Renew
-from quorate.core.errors import ClosedError, ConfigError, QuorumError, RefusedError
+from quorate.core.errors import (
+    ClosedError,
+    ConfigError,
+    QuorumError,
+    RefusedError,
+    UnreachedError,
+)
 from quorate.core.ids import SESSION_MAX, NodeId, node_of
+from quorate.core.quorum import Quorum
 from quorate.crypto.identity import Identity
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Answered, Outcome, Report
+from quorate.protocol.ordering.placement import group_of, rules_of
 from quorate.runtime.driver import Driver, Handler, Paced
 from quorate.runtime.files import cluster_file, key_file, read_cluster, read_identity
 from quorate.runtime.topics import macs_of
@@ -35,6 +43,8 @@ ANSWER_TIMEOUT_S = 15.0
 # A lease is renewed so often before it would end.
 LEASE_PARTS = 3
 CLOSE_TIMEOUT_S = 3.0
+# So many replicas are named when none can be reached.
+PLACES_SHOWN = 7
 # Clients ask so often whether there are other replicas, topics or partitions than before.
 TOPOLOGY_EVERY_S = 30.0
 
@@ -44,6 +54,11 @@ def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Iden
     directory = None
     if not isinstance(cluster, Cluster):
         file = cluster_file(Path(cluster))
+        if not file.exists():
+            raise ConfigError(
+                f"there is no cluster at {cluster} (no file {file}); expected is a directory with "
+                f"a cluster.toml, as 'quorate init' writes one, or that file itself"
+            )
         directory = file.parent
         cluster = read_cluster(file)
     if isinstance(identity, Identity):
@@ -55,6 +70,11 @@ def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Iden
         if named.exists() or not path.exists():
             cluster.named(path.name)
             path = named
+    if not path.exists():
+        raise ConfigError(
+            f"there are no private keys at {path}; expected is the name of a member whose keys are "
+            f"in the cluster's directory, or a file that 'quorate identity new' wrote"
+        )
     return cluster, read_identity(path)
 
 
@@ -128,6 +148,20 @@ class Session(ABC):
         for future in self._answers.values():
             _fail(future, ClosedError(f"{type(self).__name__} was closed"))
 
+    async def reach(self, within_s: float) -> None:
+        """Wait until a replica is connected; raise if nobody was at any address for so long.
+
+        Clients need not call it: what they ask for waits for replicas to come up. It is for those
+        who would rather know at once.
+        """
+        members = [replica.number for replica in self.cluster.replicas]
+        links = [asyncio.ensure_future(self.driver.until_connected(each)) for each in members]
+        await asyncio.wait(links, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        for link in links:
+            link.cancel()
+        if self._is_nobody_there(members):
+            raise self._unreached(f"no replica of cluster {self.cluster.name}", members)
+
     # The control plane
 
     async def command(self, command: Command) -> None:
@@ -137,15 +171,14 @@ class Session(ABC):
         # What to do, and with what topic, group or replica.
         words = " ".join(map(str, islice(msgspec.to_builtins(command).values(), 2)))
         what = f"to '{words}', which may still be carried out"
-        await self._answer(number, self.cluster.placement(CONTROL_TOPIC), what)
+        await self._answer(number, CONTROL_TOPIC, what, needed=self._orderers_needed())
         self._answers.pop(number, None)
 
     async def update_topology(self, timeout_s: float | None = None) -> Cluster:
         """Ask which topics and replicas there are now; they count from here on."""
         number = self._commands().ask_topology()
         self.driver.wake()
-        members, what = self.cluster.placement(CONTROL_TOPIC), "which topics there are"
-        await self._answer(number, members, what, timeout_s)
+        await self._answer(number, CONTROL_TOPIC, "which topics there are", timeout_s)
         self._is_current = True
         self._answers.pop(number, None)
         return self.cluster
@@ -255,9 +288,11 @@ class Session(ABC):
     async def _answer(
         self,
         number: int,
-        members: Iterable[NodeId],
+        topic: str,
         what: str,
         timeout_s: float | None = None,
+        *,
+        needed: int | None = None,
     ) -> None:
         """Wait for the voted answer to a request; raise what it refuses."""
         timeout_s = ANSWER_TIMEOUT_S if timeout_s is None else timeout_s
@@ -266,9 +301,44 @@ class Session(ABC):
             with self._listening():
                 sentence = await asyncio.wait_for(asyncio.shield(future), timeout_s)
         except TimeoutError:
-            raise QuorumError(f"no quorum answered {what}", self._states(number, members)) from None
+            raise self._too_few(f"no quorum answered {what}", topic, number, needed) from None
         if sentence:
             raise RefusedError(sentence)
+
+    def _too_few(
+        self, sentence: str, topic: str, number: int = 0, needed: int | None = None
+    ) -> QuorumError:
+        """What to raise: how many replicas of a topic are there, how many it takes, and why."""
+        members = self.cluster.placement(topic)
+        if self._is_nobody_there(members):
+            return self._unreached(f"no replica that serves '{topic}'", members)
+        if needed is None:
+            is_byzantine = self.cluster.contract(topic).protection == "byzantine"
+            needed = Quorum(len(members), self.cluster.f).one_correct if is_byzantine else 1
+        up = sum(replica in self.driver.connected_peers for replica in members)
+        replicas = "1 replica" if len(members) == 1 else f"{len(members)} replicas"
+        counted = f"{up} of {replicas} {'is' if up == 1 else 'are'} connected, and it takes"
+        return QuorumError(f"{sentence}: {counted} {needed}", self._states(number, members))
+
+    def _is_nobody_there(self, members: Iterable[NodeId]) -> bool:
+        return all(self.transport.why_unreached(replica) for replica in members)
+
+    def _unreached(self, who: str, members: Sequence[NodeId]) -> UnreachedError:
+        replicas = [self.cluster.replicas[number] for number in members]
+        places = [f"{each.name} at {each.host}:{each.port}" for each in replicas]
+        if len(places) > PLACES_SHOWN:
+            places[PLACES_SHOWN:] = [f"{len(places) - PLACES_SHOWN} more"]
+        reasons = dict.fromkeys(self.transport.why_unreached(number) for number in members)
+        return UnreachedError(
+            f"{who} can be reached ({', '.join(places)}: {', '.join(reasons)})",
+            self._states(0, members),
+        )
+
+    def _orderers_needed(self) -> int:
+        """How many replicas it takes to put a command in order."""
+        contract = self.cluster.contract(CONTROL_TOPIC)
+        group = Quorum(self.cluster.orderers, self.cluster.f)
+        return rules_of(group_of(contract), group).quorum
 
     def _states(self, number: int, members: Iterable[NodeId]) -> dict[str, str]:
         """Per replica, what it answered to a request, or what is known of its link."""

@@ -38,9 +38,13 @@ PARTITIONS_MAX = 4096
 RETENTION_BYTES_MAX = 2**50
 CLIENTS = 1024
 CLIENTS_MAX = 1_000_000
+# Keys that a contract may have and that no replica keeps yet, so that nobody is offered them.
+NOT_YET = ("validated", "order_group")
 NAME_CHARACTERS_MAX = 200
+NAMES_SHOWN_MAX = 8
 
 _WITH_HISTORY = ("authenticated", "chain")
+_LATER = "this version of Quorate does not have that yet"
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 
 
@@ -120,12 +124,19 @@ class Contract:
     def check_available(self, name: str) -> None:
         """Refuse what this version cannot do: a guarantee that is not kept must not be
         believed in."""
-        for key, asked in (("validated", self.validated), ("order_group", self.order_group)):
-            if asked:
+        for key in NOT_YET:
+            if getattr(self, key):
                 raise ContractError(
                     f"topic '{name}' asks for {key}, which this version of Quorate does not have "
                     f"yet; leave it out"
                 )
+
+    @property
+    def keys(self) -> list[str]:
+        """Every key that means something to such a topic."""
+        settings = {key: getattr(self, _FIELDS.get(key, key)) for key in _READERS}
+        senseless = {rule.key for rule in _RULES if not rule.holds(settings)}
+        return [key for key in KEYS if key not in senseless]
 
     def table(self) -> dict[str, Any]:
         """Every key that applies, as `parse` reads it: a contract stays what it is when a
@@ -147,8 +158,8 @@ def _read(key: str, value: object) -> object:
     reader = _READERS.get(key)
     if reader is None:
         shown = key[:60]
-        near = get_close_matches(shown, _READERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(_READERS)}"
+        near = get_close_matches(shown, KEYS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(KEYS)}"
         raise ContractError(f"a contract has no key {shown!r}; {hint}")
     return reader(key, value)
 
@@ -208,6 +219,15 @@ def _clients(key: str, value: object) -> tuple[str, ...]:
     return names
 
 
+def not_listed(client: str, action: str, topic: str, allowed: tuple[str, ...]) -> str:
+    """What a client is told that is not on an access list, such as `publish on` one.
+
+    Who is on it, everybody may know: it stands in the cluster file.
+    """
+    may = ", ".join(allowed) if len(allowed) <= NAMES_SHOWN_MAX else f"{len(allowed)} others"
+    return f"{client} may not {action} '{topic}'; {may or 'nobody'} may"
+
+
 def check_topic_name(what: str, name: str) -> None:
     """The names of topics, and of what topics belong to."""
     if not _NAME.fullmatch(name):
@@ -244,6 +264,9 @@ _READERS: dict[str, _Reader] = {
     "publish": _clients,
     "subscribe": _clients,
 }
+
+# What whoever writes a contract is offered.
+KEYS = tuple(key for key in _READERS if key not in NOT_YET)
 
 # The fields whose names say their unit.
 _FIELDS = {"expires_after": "expires_after_us", "retention": "retention_us"}
@@ -313,12 +336,13 @@ _RULES = (
         "validated",
         lambda settings: _is_log(settings) and settings["protection"] == "byzantine",
         "a validated topic proves positions to others, which only Byzantine replicas in total "
-        "order can do; set protection to 'byzantine' and order to 'total'",
+        f"order can do, and {_LATER}; leave validated out",
     ),
     _Rule(
         "order_group",
         _is_log,
-        "an order group gives several topics one order, so each needs one; set order to 'total'",
+        "an order group gives several topics one order, so each needs one, and "
+        f"{_LATER}; leave order_group out",
     ),
     _Rule(
         "partitions",

@@ -49,6 +49,14 @@ class QuorumError(QuorateError):
         self.causes = dict(causes)
 
 
+class UnreachedError(QuorumError):
+    """Nobody is there at the address of any replica; the sentence names them all at once."""
+
+    def __init__(self, sentence: str, causes: Mapping[str, str]) -> None:
+        super().__init__(sentence, {})
+        self.causes = dict(causes)
+
+
 class BusyError(QuorumError):
     """The replicas push back: a queue that this topic may not overflow is full."""
 

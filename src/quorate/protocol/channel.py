@@ -12,6 +12,7 @@ for `STALLED_AFTER_US` is cut off rather than allowed to stop the topic for ever
 from collections import Counter
 from collections.abc import Mapping
 
+from quorate.core.contract import not_listed
 from quorate.core.filter import Filter
 from quorate.core.ids import Digest, Lane, MemberId, NodeId, Sequence, Stream, member_of
 from quorate.core.messages import Reply, Taken
@@ -42,7 +43,7 @@ class Channel:
         if client in self.publishers:
             return ""
         if not self._listed(client, contract.publish):
-            return f"{self._name(client)} is not on the publish list of topic '{self.topic.name}'"
+            return not_listed(self._name(client), "publish on", self.topic.name, contract.publish)
         if contract.publishers_max and len(self.publishers) >= contract.publishers_max:
             return f"topic '{self.topic.name}' already has its {contract.publishers_max} publishers"
         if self._sessions(client, self.publishers) >= SESSIONS_PER_MEMBER_MAX:
@@ -60,7 +61,9 @@ class Channel:
             outlet.lead, outlet.filter, outlet.number = lead, wanted, number
             return ""
         if not self._listed(client, contract.subscribe):
-            return f"{self._name(client)} is not on the subscribe list of topic '{self.topic.name}'"
+            return not_listed(
+                self._name(client), "subscribe to", self.topic.name, contract.subscribe
+            )
         if contract.subscribers_max and len(self.outlets) >= contract.subscribers_max:
             return (
                 f"topic '{self.topic.name}' already has its {contract.subscribers_max} subscribers"

@@ -33,8 +33,8 @@ REPLICAS_MAX = METRICS_PORT_OFFSET
 _STARTER_TOPICS: Mapping[str, Mapping[str, object]] = {
     "metrics": {"protection": "crash"},
     "alerts": {"protection": "byzantine", "broadcast": "vote"},
-    "orders": {"protection": "byzantine", "broadcast": "authenticated", "history_every": 100},
-    "prices": {"protection": "byzantine", "broadcast": "chain", "history_every": 100},
+    "orders": {"protection": "byzantine", "broadcast": "authenticated"},
+    "prices": {"protection": "byzantine", "broadcast": "chain"},
     "audit": {"protection": "byzantine", "broadcast": "reliable"},
     "ledger": {"protection": "byzantine", "order": "total"},
 }

@@ -60,6 +60,8 @@ class Transport:
         self._server: asyncio.Server | None = None
         self._diallers: dict[NodeId, asyncio.Task[None]] = {}
         self._down: dict[NodeId, str] = {}
+        # Why nobody was there at the last attempt: no host, no process, or no way to it.
+        self._unreached: dict[NodeId, str] = {}
 
     @property
     def node(self) -> NodeId:
@@ -130,6 +132,10 @@ class Transport:
         """Why the last attempt to keep a link to this peer up failed; empty when it is up."""
         return "" if peer in self._hub.up else self._down.get(peer, "no answer yet")
 
+    def why_unreached(self, peer: NodeId) -> str:
+        """Why nobody was there at its address the last time; empty if somebody was."""
+        return "" if peer in self._hub.up else self._unreached.get(peer, "")
+
     async def close(self) -> None:
         """End all links, after a moment for what is still buffered, and stop listening."""
         self._hub.closed = True
@@ -173,8 +179,11 @@ class Transport:
             async with asyncio.timeout(self._hub.handshake_s):
                 await loop.create_connection(lambda: link, replica.host, replica.port)
         except (OSError, TimeoutError) as error:
-            where = f"{replica.name} at {replica.host}:{replica.port}"
-            self._down[replica.number] = f"{where} cannot be reached: {str(error) or 'no answer'}"
+            is_refused = isinstance(error, ConnectionRefusedError)
+            why = "connection refused" if is_refused else str(error) or "no answer"
+            where = f"{replica.host}:{replica.port}"
+            self._down[replica.number] = f"cannot be reached at {where}: {why}"
+            self._unreached[replica.number] = why
             return None
         except asyncio.CancelledError:
             # uvloop forgets a connection whose opening is cancelled, and never says that it is
@@ -183,6 +192,7 @@ class Transport:
                 link.abort()
                 link.connection_lost(None)
             raise
+        self._unreached.pop(replica.number, None)
         await link.settled.wait()
         return link
 

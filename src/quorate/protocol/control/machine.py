@@ -33,7 +33,7 @@ from typing import NamedTuple
 import msgspec
 
 from quorate.core.cluster import Client, Cluster, Replica
-from quorate.core.contract import EVERYONE, Contract
+from quorate.core.contract import EVERYONE, Contract, not_listed
 from quorate.core.control import (
     LEASE_US,
     LEASE_US_MAX,
@@ -307,7 +307,7 @@ class Control:
         contract = topology.known_log(self.cluster, name)
         _check_lease(command.lease_us)
         if not _listed(client, contract.publish):
-            raise RefusedError(f"{client.name} is not on the publish list of topic '{name}'")
+            raise RefusedError(not_listed(client.name, "publish on", name, contract.publish))
         publishers = self._publishers.setdefault(name, set())
         if node not in publishers:
             if len(publishers) >= contract.publishers_max:
@@ -333,7 +333,9 @@ class Control:
         for name in command.topics:
             contract = topology.known_log(self.cluster, name)
             if not _listed(client, contract.subscribe):
-                raise RefusedError(f"{client.name} is not on the subscribe list of topic '{name}'")
+                raise RefusedError(
+                    not_listed(client.name, "subscribe to", name, contract.subscribe)
+                )
         is_new = command.group not in session.groups
         if is_new and len(session.groups) >= GROUPS_PER_SESSION_MAX:
             raise RefusedError(
