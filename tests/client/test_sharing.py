@@ -41,7 +41,7 @@ def member(*rounds: Sequence[Outcome]) -> tuple[list[bytes], dict[int, int | Non
             read = []
             for outcomes in rounds:
                 consumer._on_outcomes([*outcomes])
-                while consumer._deliveries:
+                while consumer._queue:
                     consumer._unpack()
                     read.append(consumer._next_record().value)
                 consumer._progress.come_back()

@@ -12,7 +12,7 @@ import pytest
 from clusters import TestCluster, quorate, running_cluster
 from logs import leader, next_records
 from quorate.client import Admin, BlockingConsumer, Consumer, Producer, Record, session
-from quorate.client import consumer as consumer_module
+from quorate.client import queue as queue_module
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, LocalProtocolError, QuorumError, RefusedError
 from quorate.runtime.local import OPERATOR
@@ -254,7 +254,7 @@ def test_a_consumer_whose_queue_is_full_still_hears_answers(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stops reading from replicas then, and what they answer comes the same way."""
-    monkeypatch.setattr(consumer_module, "QUEUE_BYTES", 1)
+    monkeypatch.setattr(queue_module, "QUEUE_BYTES", 1)
 
     async def story() -> list[int]:
         await created(cluster, "full", order="total")

@@ -24,7 +24,7 @@ from quorate.bench.latencies import Latencies, summarise
 from quorate.bench.processes import Parent
 from quorate.bench.values import Values
 from quorate.client import Consumer, Producer, Receipt
-from quorate.client.consumer import Arrival
+from quorate.client.queue import Arrival
 from quorate.core import batch
 from quorate.core.batch import Batch
 from quorate.core.errors import QuorateError

@@ -45,7 +45,7 @@ from quorate.bench.rows import Row, as_json
 from quorate.bench.timeline import Gap, binned, longest_gap
 from quorate.bench.values import Values
 from quorate.client import Admin, Consumer, Receipt
-from quorate.client.consumer import Arrival
+from quorate.client.queue import Arrival
 from quorate.core.batch import Batch
 from quorate.core.ids import NodeId
 from quorate.protocol.machine import Entry

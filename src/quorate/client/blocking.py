@@ -22,8 +22,9 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from quorate.client.consumer import AUTO_COMMIT_S, QUEUE_EVENTS, Consumer, Record, Start
+from quorate.client.consumer import AUTO_COMMIT_S, Consumer, Record, Start
 from quorate.client.producer import Producer, Receipt
+from quorate.client.queue import QUEUE_EVENTS
 from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core.cluster import Cluster
 from quorate.core.errors import ClosedError

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
+from quorate.client.queue import QUEUE_EVENTS, Arrival, Queue
 from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
 from quorate.client.sharing import Member, Progress, refuse_without
-from quorate.core import batch
 from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC, LEASE_US, LEASE_US_MAX, LEASE_US_MIN
@@ -53,8 +53,6 @@ from quorate.runtime.topics import client_names, topics_of
 if TYPE_CHECKING:
     import pyarrow
 
-QUEUE_EVENTS = 100_000
-QUEUE_BYTES = 8 * 1024 * 1024
 # The queue may grow to this while somebody waits for an answer.
 WAITING_BYTES = 256 * 1024 * 1024
 AUTO_COMMIT_S = 1.0
@@ -85,8 +83,6 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     offset: int | None = None
 
 
-# What a machine delivers: a batch of a live topic, or one of a log topic.
-Arrival: TypeAlias = Delivery | Entry
 # Where to begin with a log topic.
 Start: TypeAlias = Literal["begin", "end"] | int | datetime
 
@@ -136,7 +132,7 @@ class Consumer(Session):
         # The batch whose events are handed out now.
         self._open: tuple[str, int, int] | None = None
         self.counters: Counter[str] = Counter()
-        self._queue_events = queue_events
+        self._queue = Queue(queue_events)
         self._destination = Destination(
             self.node,
             topics_of(self.cluster),
@@ -147,9 +143,6 @@ class Consumer(Session):
         self._asked: dict[str, int] = {}
         self._refused: dict[str, Exception] = {}
         self._names: dict[TopicId, str] = {}
-        self._deliveries: deque[tuple[Arrival, int]] = deque()
-        self._events = 0
-        self._bytes = 0
         self._records: deque[Record] = deque()
         self._arrived = asyncio.Event()
         # Partitions whose first offset is not known yet.
@@ -284,19 +277,12 @@ class Consumer(Session):
     def _drop_queued(self, topic: str, partition: int) -> None:
         if self._open is not None and self._open[:2] == (topic, partition):
             self._open = None
-        kept = [
-            arrival
-            for arrival in self._deliveries
-            if not _is_of(arrival[0], topic_id(topic), partition)
-        ]
         self._records = deque(
             record
             for record in self._records
             if (record.topic, record.partition) != (topic, partition)
         )
-        self._deliveries = deque(kept)
-        self._events = sum(count for _, count in kept)
-        self._bytes = sum(len(arrival.payload) for arrival, _ in kept)
+        self._queue.drop(Partition(topic_id(topic), partition))
         self._pause_or_go_on()
 
     def _check_place(self, topic: str, partition: int, start: Start) -> None:
@@ -417,7 +403,7 @@ class Consumer(Session):
         found = [] if first is None else [first]
         while found and len(found) < count:
             if not self._records:
-                if not self._deliveries:
+                if not self._queue:
                     break
                 self._unpack()
                 continue
@@ -442,7 +428,7 @@ class Consumer(Session):
         if not await self._more(timeout_s):
             return []
         found: list[tuple[Arrival, Batch]] = []
-        while self._deliveries and events_max > 0:
+        while self._queue and events_max > 0:
             delivery = self._take()
             opened = self._opened(delivery)
             if isinstance(delivery, Entry):
@@ -487,15 +473,11 @@ class Consumer(Session):
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Delivery | Entry):
-                if not self._is_ours(outcome):
-                    continue
-                count = _count(outcome)
-                self._deliveries.append((outcome, count))
-                self._events += count
-                self._bytes += len(outcome.payload)
+                if self._is_ours(outcome):
+                    self._queue.put(outcome)
             else:
                 self._on_news(outcome)
-        if self._deliveries:
+        if self._queue:
             self._arrived.set()
         self._pause_or_go_on()
 
@@ -538,7 +520,7 @@ class Consumer(Session):
             await self.subscribed()
         if not self._wanted:
             raise LocalProtocolError("subscribe to a topic before reading from it")
-        while not self._deliveries:
+        while not self._queue:
             if self._closed:
                 raise ClosedError("the consumer is closed")
             self._arrived.clear()
@@ -572,9 +554,7 @@ class Consumer(Session):
                 )  # fmt: skip
 
     def _take(self) -> Arrival:
-        delivery, count = self._deliveries.popleft()
-        self._events -= count
-        self._bytes -= len(delivery.payload)
+        delivery = self._queue.take()
         self._pause_or_go_on()
         return delivery
 
@@ -591,14 +571,13 @@ class Consumer(Session):
 
     def _pause_or_go_on(self) -> None:
         """Of log topics a full queue asks for no more; live ones do not wait to be asked."""
-        part = 2 if self._is_full else 1
-        is_long = self._events > self._queue_events // part or self._bytes > QUEUE_BYTES // part
-        if is_long != self._is_full:
-            self._is_full = is_long
-            self._destination.hold(is_long)
+        is_full = self._queue.is_full
+        if is_full != self._is_full:
+            self._is_full = is_full
+            self._destination.hold(is_full)
             if self._driver is not None:
                 self._driver.wake()
-        is_paused = self._is_full and (not self._waiting or self._bytes > WAITING_BYTES)
+        is_paused = is_full and (not self._waiting or self._queue.bytes > WAITING_BYTES)
         if is_paused != self._is_paused:
             self._pause(is_paused)
 
@@ -620,7 +599,7 @@ class Consumer(Session):
 
     def _unpack(self) -> None:
         """Turn the next batch into records."""
-        if not self._deliveries:
+        if not self._queue:
             return
         delivery = self._take()
         opened = self._opened(delivery)
@@ -671,14 +650,3 @@ def _check_start(start: object) -> None:
         raise LocalProtocolError(
             f"start is {start!r}; allowed are 'begin', 'end', an offset, or a datetime"
         )
-
-
-def _is_of(arrival: Arrival, topic: TopicId, partition: int) -> bool:
-    return isinstance(arrival, Entry) and arrival.partition == (topic, partition)
-
-
-def _count(delivery: Arrival) -> int:
-    try:
-        return batch.count_of(delivery.payload)
-    except RemoteProtocolError:
-        return 1

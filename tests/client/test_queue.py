@@ -1,0 +1,60 @@
+"""What waits in a consumer is bounded in events and in bytes, and may be dropped."""
+
+import pytest
+
+from quorate.client import queue as module
+from quorate.client.queue import Queue
+from quorate.core.batch import encode_values
+from quorate.core.ids import topic_id
+from quorate.core.ordering import Partition
+from quorate.protocol.machine import Entry
+
+HERE, THERE = (Partition(topic_id("t"), number) for number in range(2))
+
+
+def entry(partition: Partition, events: int, offset: int = 0) -> Entry:
+    payload = encode_values([b"x"] * events, timestamp_us=1)
+    return Entry(partition, offset, 1000, 1, 5, payload, ())
+
+
+def test_a_queue_is_full_in_events_until_half_of_them_are_read() -> None:
+    queue = Queue(events_max=10)
+    states = []
+    for _ in range(4):
+        queue.put(entry(HERE, 3))
+        states.append(queue.is_full)
+    for _ in range(4):
+        queue.take()
+        states.append(queue.is_full)
+    assert states == [False, False, False, True, True, True, False, False]
+
+
+def test_a_queue_is_full_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUEUE_BYTES", len(entry(HERE, 1).payload))
+    queue = Queue(events_max=10)
+    queue.put(entry(HERE, 1))
+    assert not queue.is_full
+    queue.put(entry(HERE, 1))
+    assert queue.is_full
+
+
+def test_what_is_not_a_batch_counts_as_one_event() -> None:
+    queue = Queue(events_max=1)
+    for _ in range(2):
+        queue.put(Entry(HERE, 0, 1000, 1, 5, b"?", ()))
+    assert queue.is_full
+
+
+def test_what_is_dropped_makes_room_and_the_rest_keeps_its_order() -> None:
+    queue = Queue(events_max=10)
+    for offset in range(4):
+        queue.put(entry(HERE, 2, offset))
+        queue.put(entry(THERE, 1, offset))
+    assert queue.is_full
+
+    queue.drop(HERE)
+
+    assert not queue.is_full
+    arrivals = [queue.take() for _ in range(len(queue))]
+    assert arrivals == [entry(THERE, 1, offset) for offset in range(4)]
+    assert queue.bytes == 0
