@@ -547,7 +547,11 @@ def test_a_group_goes_on_where_it_committed_even_if_the_leader_is_killed(
 
 @pytest.mark.parametrize(
     ("behaviour", "details"),
-    [("lie", {"percent": 100.0}), ("equivocate", {}), ("silent", {})],
+    [
+        ("lie", {"percent": 100.0, "fields": ["content"]}),
+        ("equivocate", {}),
+        ("silent", {}),
+    ],
     ids=["lie", "equivocate", "silent"],
 )
 def test_a_group_shares_commits_and_seeks_though_the_leader_misbehaves(
