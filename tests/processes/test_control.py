@@ -590,6 +590,62 @@ def test_a_group_that_begins_at_the_end_misses_nothing_that_comes_while_nobody_r
     assert asyncio.run(story()) == [b"after"]
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "details"),
+    [
+        ("lie", {"percent": 100.0, "fields": ["content"]}),
+        ("equivocate", {}),
+        ("silent", {}),
+    ],
+    ids=["lie", "equivocate", "silent"],
+)
+def test_a_group_shares_commits_and_seeks_though_the_leader_misbehaves(
+    cluster: TestCluster, behaviour: str, details: dict[str, Any]
+) -> None:
+    topic = group = f"among-{behaviour}"
+
+    async def share() -> list[Record]:
+        """Two members, of which one comes later, read all there is, and commit that."""
+        enough = asyncio.Event()
+        read: list[list[Record]] = [[], []]
+        members = [Consumer(cluster.directory, "bob", group=group) for _ in read]
+        async with members[0], members[1], asyncio.TaskGroup() as tasks:
+            for member, into in zip(members, read, strict=True):
+                member.subscribe([topic], start="begin")
+                tasks.create_task(read_on(member, into, enough))
+                await publish(cluster, topic, 20 * members.index(member), 20)
+            await until(lambda: [len(member.assignment()) for member in members] == [2, 2])
+            await publish(cluster, topic, 40, 20)
+            await until(lambda: sum(map(len, read)) >= 60)
+            enough.set()
+        return [record for part in read for record in part]
+
+    async def story() -> None:
+        await created(cluster, topic, order="total", partitions=4)
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            liar = await leader(admin, "byzantine")
+            await admin.misbehave(liar, behaviour, **details)
+            try:
+                assert numbers(await share()) == list(range(60))
+                # Whoever comes next goes on behind that, or where it wants to.
+                await publish(cluster, topic, 60, 1)
+                async with Consumer(cluster.directory, "carol", group=group) as consumer:
+                    consumer.subscribe([topic], start="begin")
+                    (last,) = await next_records(consumer, 1)
+                    assert last.value == b"60"
+                    consumer.seek(topic, last.partition, 0)
+                    again = await next_records(consumer, 2)
+                    assert [record.offset for record in again] == [0, 1]
+                    await consumer.commit()
+            finally:
+                await admin.misbehave(liar, "behave")
+            state = await alike(admin, 4)
+        offsets = [each["offset"] for each in state["groups"][group]["partitions"]]
+        assert offsets[last.partition] == 2
+
+    asyncio.run(story())
+
+
 def test_what_a_program_is_busy_with_comes_again_if_it_never_asked_for_more(
     cluster: TestCluster,
 ) -> None:

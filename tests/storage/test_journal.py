@@ -134,6 +134,23 @@ def test_a_byte_that_was_altered_in_the_tail_ends_the_journal_before_its_record(
             check_recovery(tmp_path / "altered", altered, survivors)
 
 
+def test_what_stood_behind_a_damaged_record_does_not_come_back(tmp_path: Path) -> None:
+    # Given a record that is damaged, and one behind it that is whole,
+    first, damaged, *whole = RECORDS
+    ends = written(tmp_path, RECORDS)
+    content = bytearray(segment(tmp_path).read_bytes())
+    content[ends[1] - 1] ^= 0xFF
+    segment(tmp_path).write_bytes(content)
+    # when a record of the same length is written in its place,
+    journal = opened(tmp_path)
+    assert found(journal) == heads([first])
+    assert journal.append([damaged])[0].end == ends[1]
+    journal.close()
+    # then the journal ends with that.
+    assert whole
+    assert found(opened(tmp_path)) == heads([first, damaged])
+
+
 @pytest.mark.usefixtures("no_waiting")
 def test_a_tail_of_zeros_is_no_record(tmp_path: Path) -> None:
     ends = written(tmp_path / "whole", RECORDS)

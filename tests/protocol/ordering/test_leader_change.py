@@ -1,0 +1,129 @@
+"""What a leader change rests on beside its rules: signatures, and a patience that adapts."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from council import BYZANTINE, CRASH, A, B, Council, Flight
+from quorate.core.ids import NodeId
+from quorate.core.ordering import Promised, Signed, State, StopData, Sync
+from quorate.protocol.ordering.pace import PACE
+from quorate.sim.order_stage import SimSigner
+
+BOTH = pytest.mark.parametrize("table", [CRASH, BYZANTINE], ids=["crash", "byzantine"])
+# Who leads regency 2.
+LIAR = 1
+
+
+def state(council: Council) -> bytes:
+    """What a replica that has said nothing so far carries into regency 2."""
+    fresh = State(council.number, 2, 1, [Promised(1, 0, b"", {})])
+    return msgspec.msgpack.encode(fresh)
+
+
+def sync(council: Council, signers: Iterable[tuple[NodeId, NodeId]]) -> Sync:
+    """States in the names of some replicas, each signed by whom the pair says."""
+    fresh = state(council)
+    states = [Signed(name, fresh, SimSigner(signer).sign(fresh)) for name, signer in signers]
+    return Sync(council.number, 2, states, [])
+
+
+def regencies(council: Council) -> set[int]:
+    return {council.group(replica).consensus.regency for replica in council.seats}
+
+
+# Signatures
+
+
+def test_a_leader_that_makes_up_the_states_of_others_is_not_followed() -> None:
+    council = Council(byzantine=(LIAR,))
+    council.say(LIAR, (0, 2, 3), sync(council, [(0, LIAR), (LIAR, LIAR), (2, LIAR)]))
+    assert regencies(council) == {1}
+    kinds = {(report.node, report.kind) for report in council.reports()}
+    assert kinds == {(LIAR, "bad-sync")}
+
+
+def test_one_state_that_its_replica_did_not_sign_spoils_all() -> None:
+    council = Council(byzantine=(LIAR,))
+    council.say(LIAR, (0, 2, 3), sync(council, [(0, 0), (LIAR, LIAR), (2, 2), (3, LIAR)]))
+    assert regencies(council) == {1}
+
+
+def test_states_that_their_replicas_signed_are_followed() -> None:
+    council = Council(byzantine=(LIAR,))
+    council.say(LIAR, (0, 2, 3), sync(council, [(0, 0), (LIAR, LIAR), (2, 2)]))
+    assert regencies(council) == {2}
+    assert council.reports() == []
+
+
+def test_a_state_that_its_sender_did_not_sign_is_reported_and_not_counted() -> None:
+    council = Council(byzantine=(3,))
+    false = state(council)
+    council.say(3, [LIAR], StopData(council.number, 2, false, SimSigner(0).sign(false), []))
+    assert [(report.node, report.kind) for report in council.reports()] == [(3, "bad-state")]
+
+
+# Patience
+
+
+def changes_at_us(council: Council, seconds: float, choose: Callable[[Flight], bool]) -> list[int]:
+    """When the replicas that are there entered one regency after the other."""
+    found: list[int] = []
+    last = regency(council)
+    end_us = council.now_us + round(seconds * 1_000_000)
+    while council.now_us < end_us:
+        council.run(council.pace.tick_us / 1_000_000, choose)
+        if regency(council) > last:
+            last = regency(council)
+            found.append(council.now_us)
+    return found
+
+
+def no_leader_shows_anything(flight: Flight) -> bool:
+    return not isinstance(flight.message, Sync)
+
+
+@BOTH
+def test_patience_doubles_with_every_change_that_does_not_help(table: dict[str, object]) -> None:
+    council = Council(table, pace=replace(PACE, patience_us_max=4_000_000))
+    council.crash(0)
+    council.publish(A, 1)
+    changes = changes_at_us(council, 20, no_leader_shows_anything)
+    waits = [later - earlier for earlier, later in pairwise(changes)]
+    # Replicas look at the time at every tick, so that each wait is one tick longer at most.
+    assert [wait // 1_000_000 for wait in waits[:4]] == [1, 2, 4, 4]
+
+
+@BOTH
+def test_with_the_next_decision_patience_is_what_it_was(table: dict[str, object]) -> None:
+    council = Council(table, f=2)
+    council.crash(0)
+    council.publish(A, 1)
+    # Given replicas that have seen one leader after the other fail,
+    changes_at_us(council, 10, no_leader_shows_anything)
+    assert min(patience_us(council)) >= 4 * PACE.patience_us
+    # when one of the next leaders does its work,
+    council.run(20)
+    assert {tuple(council.log(replica)) for replica in council.seats} == {(b"a1",)}
+    # then the one after it is not given more time than the first one was.
+    assert patience_us(council) == {PACE.patience_us}
+    before = regency(council)
+    council.crash(council.group(some_replica(council)).consensus.leader)
+    council.publish(B, 1)
+    council.run((PACE.slow_us + PACE.patience_us + 2 * PACE.tick_us) / 1_000_000)
+    assert regency(council) > before
+
+
+def some_replica(council: Council) -> NodeId:
+    return max(council.seats)
+
+
+def regency(council: Council) -> int:
+    return council.group(some_replica(council)).consensus.regency
+
+
+def patience_us(council: Council) -> set[int]:
+    return {council.group(replica).change.patience_us for replica in council.seats}
