@@ -59,7 +59,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_
 
 @app.callback()
 def cluster() -> None:
-    """Build a cluster file from the public parts of its parties, look at one, change replicas."""
+    """Build a cluster file from its parties' public parts; look at one; change who takes part."""
 
 
 @app.command()
@@ -132,9 +132,9 @@ def current(
 ) -> None:
     """Write what the cluster file would be now, as enough replicas say alike.
 
-    Commands may have changed topics and replicas since the file in DIRECTORY was written. A replica
-    that is added or replaced starts with this one, and with `founding.toml` beside it, which says
-    how the cluster began: `--output` writes both.
+    Commands may have changed topics, replicas and clients since the file in DIRECTORY was written.
+    A replica that is added or replaced starts with this one, and with `founding.toml` beside it,
+    which says how the cluster began: `--output` writes both.
     """
     launcher = opened(directory)
     found = run(asked(launcher, observer(launcher), lambda admin: admin.update_topology()))
@@ -195,6 +195,49 @@ def add(
     typer.echo(f"{asked_for.name} is a replica from now on; start it with the current cluster file")
 
 
+@app.command("add-client")
+def add_client(
+    client: Annotated[
+        str,
+        typer.Argument(
+            metavar="CLIENT",
+            help=f"Its keys and rights, as `{CLIENT_FORM}`; your own party, if left out.",
+        ),
+    ],
+    operator_name: OperatorName = None,
+    directory: DirectoryOption = DEFAULT,
+) -> None:
+    """Add a client, or give the one of this name other keys or rights.
+
+    Only an operator of its own party can. Replicas let it in at once, with the file that `quorate
+    cluster current` writes; an access list that does not say ["*"] has to name it.
+    """
+    launcher = opened(directory)
+    who = operator_name or operator(launcher, "adds clients")
+    asked_for = _client(0, client, party=launcher.cluster.named(who).party)
+    run(asked(launcher, who, lambda admin: admin.put_client(asked_for)))
+    typer.echo(
+        f"{asked_for.name} is a client of {asked_for.party} from now on\n"
+        f"Next     give it the file that 'quorate cluster current -o cluster.toml' writes"
+    )
+
+
+@app.command("remove-client")
+def remove_client(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which client.")],
+    operator_name: OperatorName = None,
+    directory: DirectoryOption = DEFAULT,
+) -> None:
+    """Remove a client. Its links end; what it published stays.
+
+    Only an operator of its own party can. Take it off all access lists first.
+    """
+    launcher = opened(directory)
+    who = operator_name or operator(launcher, "removes clients")
+    run(asked(launcher, who, lambda admin: admin.remove_client(name)))
+    typer.echo(f"{name} is no client any more")
+
+
 def _replica(number: int, text: str) -> Replica:
     file, at, place = text.rpartition("@")
     address, *options = place.split(",")
@@ -213,11 +256,12 @@ def _replica(number: int, text: str) -> Replica:
     )
 
 
-def _client(index: int, text: str) -> Client:
+def _client(index: int, text: str, *, party: str | None = None) -> Client:
     file, *options = text.split(",")
     public = read_public(Path(file))
     chosen = _options(text, options, {"operator", "party"}, CLIENT_FORM)
-    return Client.of(public, index=index, operator="operator" in chosen, party=chosen.get("party"))
+    party = chosen.get("party", party)
+    return Client.of(public, index=index, operator="operator" in chosen, party=party)
 
 
 def _options(text: str, options: list[str], allowed: set[str], form: str) -> dict[str, str]:

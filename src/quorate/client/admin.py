@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 
 from quorate.client.session import ClusterLike, IdentityLike, Session
-from quorate.core.cluster import Cluster, Replica
+from quorate.core.cluster import Client, Cluster, Replica
 from quorate.core.control import (
     CONTROL_TOPIC,
     AddReplica,
     AlterTopic,
     CreateTopic,
+    PutClient,
+    RemoveClient,
     ReplaceReplica,
     Setting,
 )
@@ -66,6 +68,25 @@ class Admin(Session):
     async def add_replica(self, replica: Replica) -> None:
         """Let there be one more replica; operators of other parties may have to ask for it, too."""
         await self.command(AddReplica(party=replica.party, **_place_and_keys(replica)))
+
+    async def put_client(self, client: Client) -> None:
+        """Let there be this client, or let the one of this name have these keys and rights.
+
+        Its number is the cluster's to give.
+        """
+        put = PutClient(
+            name=client.name,
+            party=client.party,
+            sign_key=client.sign_key,
+            mac_key=client.mac_key,
+            certificate=client.certificate,
+            operator=client.operator,
+        )
+        await self.command(put)
+
+    async def remove_client(self, name: str) -> None:
+        """The client of this name is none any more; what it published stays."""
+        await self.command(RemoveClient(name))
 
     async def status(self, timeout_s: float = TIMEOUT_S) -> dict[str, dict[str, object]]:
         """What each replica says of itself, and of those that say nothing, why."""

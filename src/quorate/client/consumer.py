@@ -33,7 +33,7 @@ from quorate.core.errors import (
 )
 from quorate.core.event import Event
 from quorate.core.filter import Filter
-from quorate.core.ids import NodeId, TopicId, topic_id
+from quorate.core.ids import MemberId, NodeId, TopicId, member_of, topic_id
 from quorate.core.ordering import BEGIN_US, END_US, Partition
 from quorate.protocol.control.client import Commands
 from quorate.protocol.destination import Destination
@@ -151,6 +151,8 @@ class Consumer(Session):
         # Offsets that were named, which may be beyond the end of their partition.
         self._named: dict[tuple[str, int], int] = {}
         self._is_full = self._is_paused = False
+        # Publishers whose names nobody could tell us.
+        self._strangers: set[MemberId] = set()
         # How many wait for an answer.
         self._waiting = 0
 
@@ -403,7 +405,7 @@ class Consumer(Session):
         found = [] if first is None else [first]
         while found and len(found) < count:
             if not self._records:
-                if not self._queue:
+                if not self._queue or not self._can_name_publisher:
                     break
                 self._unpack()
                 continue
@@ -505,6 +507,7 @@ class Consumer(Session):
         elif isinstance(outcome, Topology):
             before = self.cluster
             if self._adopt(outcome.cluster):
+                self._strangers.clear()
                 self._destination.adopt(outcome.cluster)
                 self._read_new_partitions(before)
             self._is_current = True
@@ -528,7 +531,22 @@ class Consumer(Session):
                 await self._arrival(timeout_s)
             except TimeoutError:
                 return False
+        await self._know_publisher()
         return True
+
+    async def _know_publisher(self) -> None:
+        """Who it is that published the next batch may be news to us."""
+        if self._can_name_publisher or self.cluster.control is None:
+            return
+        self._strangers.add(member_of(self._queue.publisher))
+        with contextlib.suppress(QuorumError):
+            await self.update_topology()
+
+    @property
+    def _can_name_publisher(self) -> bool:
+        """Or have asked already, and nobody can."""
+        publisher = self._queue.publisher
+        return self.cluster.knows(publisher) or member_of(publisher) in self._strangers
 
     async def _arrival(self, timeout_s: float | None) -> None:
         """Wait for a delivery, and after a while tell what it is that we wait for."""

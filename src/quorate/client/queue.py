@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from quorate.core import batch
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
 from quorate.protocol.machine import Delivery, Entry
 
@@ -31,6 +32,12 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._arrivals)
+
+    @property
+    def publisher(self) -> NodeId:
+        """Whose batch is the next one."""
+        arrival, _ = self._arrivals[0]
+        return arrival.publisher if isinstance(arrival, Entry) else arrival.stream.publisher
 
     def put(self, arrival: Arrival) -> None:
         count = _count(arrival)

@@ -121,6 +121,15 @@ class Client(Member):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Former:
+    """A client that was removed. What it published keeps its name, and its number stays its own."""
+
+    number: MemberId
+    name: str
+    party: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Everything that the members of a cluster agree on beforehand."""
 
@@ -141,11 +150,13 @@ class Cluster:
     slots_kept: int = SLOTS_KEPT
     replicas: tuple[Replica, ...]
     clients: tuple[Client, ...] = ()
+    formers: tuple[Former, ...] = ()
     topics: Mapping[str, Contract] = field(default_factory=dict)
     # How many replicas there were when a live topic was placed, if fewer than there are now.
     placed_over: Mapping[str, int] = field(default_factory=dict)
     _numbered: dict[MemberId, Member] = field(init=False, repr=False, compare=False)
     _named: dict[str, Member] = field(init=False, repr=False, compare=False)
+    _names: dict[MemberId, str] = field(init=False, repr=False, compare=False)
     # The contract of the topic that every cluster has; None if it has too few replicas for one.
     control: Contract | None = field(init=False, repr=False, compare=False)
     _topic_names: dict[TopicId, str] = field(init=False, repr=False, compare=False)
@@ -163,6 +174,9 @@ class Cluster:
         object.__setattr__(self, "placed_over", fewer)
         object.__setattr__(self, "_numbered", {member.number: member for member in self.members})
         object.__setattr__(self, "_named", {member.name: member for member in self.members})
+        ever: tuple[Member | Former, ...] = (*self.formers, *self.members)
+        names = {each.number: each.name for each in ever}
+        object.__setattr__(self, "_names", names)
         object.__setattr__(self, "_topic_names", {topic_id(name): name for name in self.topics})
 
     @staticmethod
@@ -193,9 +207,12 @@ class Cluster:
         return member
 
     def name_of(self, node: NodeId) -> str:
-        """What to call a node in a sentence, whoever it is."""
-        member = self._numbered.get(member_of(node))
-        return f"node {node}" if member is None else member.name
+        """What to call a node in a sentence, whoever it is or was."""
+        return self._names.get(member_of(node), f"node {node}")
+
+    def knows(self, node: NodeId) -> bool:
+        """Whether this is a node of somebody who is or was a member."""
+        return member_of(node) in self._names
 
     def topic_by_id(self, number: TopicId) -> tuple[str, Contract] | None:
         name = self._topic_names.get(number)
@@ -279,6 +296,7 @@ def _read(top: Table) -> Cluster:
         slots_kept=_slots(head, "slots_kept", SLOTS_KEPT),
         replicas=tuple(_read_replica(table) for table in top.tables("replica")),
         clients=tuple(_read_client(table) for table in top.tables("client")),
+        formers=tuple(_read_former(table) for table in top.tables("former")),
         topics=_read_topics(top, placed_over),
         placed_over=placed_over,
     )
@@ -323,6 +341,17 @@ def _read_client(table: Table) -> Client:
     )
     table.end()
     return client
+
+
+def _read_former(table: Table) -> Former:
+    name = _read_member_name(table, "former client")
+    former = Former(
+        number=table.number("number", CLIENT_NUMBER_MIN, MEMBER_ID_MAX),
+        name=name,
+        party=table.text("party", name),
+    )
+    table.end()
+    return former
 
 
 def _read_member_name(table: Table, role: str) -> str:
@@ -453,8 +482,9 @@ def _check_numbers(cluster: Cluster) -> None:
 
 def _check_unique(cluster: Cluster) -> None:
     members = cluster.members
-    _refuse_twins("the name", ((member.name, member.name) for member in members))
-    _refuse_twins("the number", ((member.number, member.name) for member in members))
+    ever: tuple[Member | Former, ...] = (*members, *cluster.formers)
+    _refuse_twins("the name", ((member.name, member.name) for member in ever))
+    _refuse_twins("the number", ((member.number, member.name) for member in ever))
     _refuse_twins("the sign_key", ((member.sign_key, member.name) for member in members))
     _refuse_twins("the mac_key", ((member.mac_key, member.name) for member in members))
     _refuse_twins(
@@ -488,6 +518,9 @@ def _sections(cluster: Cluster) -> Iterable[str]:
     yield from (_render_replica(replica) for replica in cluster.replicas)
     yield _CLIENTS_COMMENT
     yield from (_render_client(client) for client in cluster.clients)
+    if cluster.formers:
+        yield _FORMERS_COMMENT
+        yield from ("[[former]]\n" + render_pairs(_heading(former)) for former in cluster.formers)
 
 
 def _render_head(cluster: Cluster) -> str:
@@ -540,7 +573,7 @@ def _render_client(client: Client) -> str:
     return "[[client]]\n" + render_pairs({**_heading(client), **rights, **_pins(client)})
 
 
-def _heading(member: Member) -> dict[str, object]:
+def _heading(member: Member | Former) -> dict[str, object]:
     return {"number": member.number, "name": member.name, "party": member.party}
 
 
@@ -580,4 +613,7 @@ _REPLICAS_COMMENT = """\
 _CLIENTS_COMMENT = """\
 # Clients: who may publish and subscribe, numbered from 1000. An operator may also change
 # topics and replicas, and make replicas misbehave on purpose, where the cluster allows it.
+"""
+_FORMERS_COMMENT = """\
+# Clients that were removed: what they published keeps their names.
 """

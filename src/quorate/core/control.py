@@ -1,9 +1,9 @@
 """The control plane's language: commands that are put in order, and what is said about them.
 
 The cluster's own state (topics and their contracts, who may do what, registrations, consumer
-groups and their offsets, replicas) changes by commands only. A command is an event of a log topic
-that every cluster has, so that all replicas carry out the same commands in the same order, and
-anybody may read the log and see who changed what. Commands are JSON for that reason.
+groups and their offsets, replicas, clients) changes by commands only. A command is an event of a
+log topic that every cluster has, so that all replicas carry out the same commands in the same
+order, and anybody may read the log and see who changed what. Commands are JSON for that reason.
 
 Source: FIT-Broker 2013, section 4.4.4 (registrations are ordered like events); DESIGN section 3.
 """
@@ -129,6 +129,23 @@ class AddReplica(_Command, frozen=True, tag="add-replica"):
     metrics_port: _Port | None = None
 
 
+class PutClient(_Command, frozen=True, tag="put-client"):
+    """An operator of its party: let there be this client, or let it have these keys and rights."""
+
+    name: _Text
+    party: _Text
+    sign_key: bytes
+    mac_key: bytes
+    certificate: Annotated[str, Meta(max_length=2048)]
+    operator: bool = False
+
+
+class RemoveClient(_Command, frozen=True, tag="remove-client"):
+    """An operator of its party: this client is none any more."""
+
+    name: _Text
+
+
 Command: TypeAlias = (
     CreateTopic
     | AlterTopic
@@ -140,6 +157,8 @@ Command: TypeAlias = (
     | Renew
     | ReplaceReplica
     | AddReplica
+    | PutClient
+    | RemoveClient
 )
 
 # Of commands that are kept for readers, at each replica.

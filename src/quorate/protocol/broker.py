@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from quorate.core.cluster import Cluster
+from quorate.core.cluster import CLIENT_NUMBER_MIN, Cluster
 from quorate.core.errors import LocalProtocolError
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, MemberId, NodeId, Stream, TopicId, member_of
@@ -121,7 +121,7 @@ class Broker:
         self.counters: Counter[str] = Counter()
         self._outbox = Outbox()
         self.ordering = make_ordering(self._outbox) if make_ordering is not None else None
-        self._names = names
+        self._names = dict(names)
         self._macs = macs
         topics = list(topics)
         widest = max((topic.windows.span for topic in topics), default=WINDOWS.span)
@@ -130,7 +130,9 @@ class Broker:
         self.topics: dict[TopicId, Served] = {}
         if self.ordering is not None and self.ordering.steward is not None:
             # The cluster file says how it began; commands may have changed it since.
-            topics = topics_of(self.ordering.steward.control.cluster)
+            cluster = self.ordering.steward.control.cluster
+            topics = topics_of(cluster)
+            self._name_clients(cluster)
             self.ordering.on_topology = self._adopt
         self._serve(topics)
         self._dirty: dict[TopicId, None] = {}
@@ -177,7 +179,7 @@ class Broker:
             served.scope.channel.gone(peer)
         if self.ordering is not None:
             self.ordering.disconnected(peer)
-        if member_of(peer) in self._names:
+        if member_of(peer) >= CLIENT_NUMBER_MIN:
             self._departed[peer] = self._outbox.now_us
 
     def writable(self, peer: NodeId, writable: bool) -> None:
@@ -213,9 +215,15 @@ class Broker:
             self.topics[topic.id] = Served(scope)
 
     def _adopt(self, cluster: Cluster) -> None:
-        """A command has changed topics or replicas."""
+        """A command has changed topics, replicas or clients."""
+        self._name_clients(cluster)
         self._serve(topics_of(cluster))
         self._outbox.deliver(Topology(cluster))
+
+    def _name_clients(self, cluster: Cluster) -> None:
+        """Channels look at the same names."""
+        self._names.clear()
+        self._names.update({client.number: client.name for client in cluster.clients})
 
     def _forget_departed(self, now_us: int) -> None:
         """Streams of sessions that stay away are forgotten, and at once when they are many."""

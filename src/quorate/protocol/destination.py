@@ -54,6 +54,11 @@ from quorate.protocol.topic import Topic, by_id, topics_of
 TICK_EVERY_US = 50_000
 # Replicas hear of our progress in steps of so many batches, and at every tick.
 PROGRESS_STEP = 128
+# About publishers whom we do not know we ask so often. Whoever is still unknown after this time is
+# none, and whoever sends us its events makes them up.
+ASK_AGAIN_US = 500_000
+STRANGE_US = 5_000_000
+STRANGERS_MAX = 1024
 
 
 class Destination:
@@ -73,6 +78,9 @@ class Destination:
         self._by_id = by_id(self._topics.values())
         self._macs = macs
         self._publishers = frozenset(publishers)
+        # Publishers whom we do not know, since when, and when we last asked about them.
+        self._strangers: dict[MemberId, int] = {}
+        self._asked_us = -ASK_AGAIN_US
         self._outbox = Outbox()
         self._requests = Requests(self._outbox)
         self._subscriptions: dict[TopicId, Subscription] = {}
@@ -133,7 +141,9 @@ class Destination:
             reading.hold(is_held)
 
     def adopt(self, cluster: Cluster) -> None:
-        """These are the topics now. What is under way goes on as it began."""
+        """These are the topics and clients now. What is under way goes on as it began."""
+        self._publishers = frozenset(client.number for client in cluster.clients)
+        self._strangers.clear()
         topics = {topic.name: topic for topic in topics_of(cluster)}
         self._topics = self._topics | topics
         self._by_id = by_id(self._topics.values())
@@ -340,14 +350,33 @@ class Destination:
         self._outbox.deliver(Begun(target, offset))
         return reading
 
+    def _may_be_new(self, publisher: MemberId) -> bool:
+        """Whether this may be a client that the cluster has and we have yet to hear of.
+
+        We ask. What it published until we know it is lost to us, as what was published before we
+        subscribed.
+        """
+        now_us = self._outbox.now_us
+        if not self.commands.can_ask or len(self._strangers) >= STRANGERS_MAX:
+            return False
+        if now_us - self._asked_us >= ASK_AGAIN_US:
+            self._asked_us = now_us
+            self.commands.learn_topology()
+        return now_us - self._strangers.setdefault(publisher, now_us) < STRANGE_US
+
     def _incoming(
         self, sender: NodeId, publisher: NodeId, topic: TopicId, lane: Lane
     ) -> Incoming | None:
         subscription = self._subscriptions.get(topic)
         if subscription is None:
             return None
-        if sender not in subscription.topic.index or member_of(publisher) not in self._publishers:
+        is_stranger = member_of(publisher) not in self._publishers
+        if sender not in subscription.topic.index or (
+            is_stranger and not self._may_be_new(member_of(publisher))
+        ):
             self._outbox.report(sender, "forgery", f"a stream of unknown publisher {publisher}")
+            return None
+        if is_stranger:
             return None
         incoming = subscription.incoming_from(sender, publisher, lane)
         if incoming is not None:

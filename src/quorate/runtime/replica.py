@@ -240,7 +240,15 @@ class ReplicaProcess:
 
     def _adopt(self, cluster: Cluster) -> None:
         """Commands have changed the cluster; what is older than our file we know already."""
-        if cluster.revision <= self.cluster.revision:
+        is_edited = cluster.revision == self.cluster.revision and (
+            cluster.clients != self.cluster.clients
+        )
+        if is_edited:
+            _log.warning(
+                "the file has other clients than the cluster, and those of the cluster count; "
+                "'quorate cluster add-client' and 'remove-client' change them"
+            )
+        elif cluster.revision <= self.cluster.revision:
             return
         before, self.cluster = self.cluster, cluster
         own = cluster.replicas[self.me.number]
@@ -254,12 +262,12 @@ class ReplicaProcess:
         self.offences.cluster = cluster
         if self.keeper is not None:
             self.keeper.adopt(cluster)
-        if cluster.replicas != before.replicas:
+        if cluster.members != before.members:
             self._macs.adopt(macs_of(cluster, self._identity))
             self._transport.adopt(cluster)
         _log.info(
-            "the cluster has changed (revision %s): %s replicas, %s topics",
-            cluster.revision, len(cluster.replicas), len(cluster.topics),
+            "the cluster has changed (revision %s): %s replicas, %s clients, %s topics",
+            cluster.revision, len(cluster.replicas), len(cluster.clients), len(cluster.topics),
         )  # fmt: skip
 
     def _give_way(self, cluster: Cluster) -> None:

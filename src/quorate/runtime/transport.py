@@ -18,7 +18,7 @@ from random import Random, SystemRandom
 from quorate.core.cluster import Cluster, Replica
 from quorate.core.codec import Frame
 from quorate.core.errors import ConfigError, LocalProtocolError
-from quorate.core.ids import NodeId
+from quorate.core.ids import NodeId, member_of
 from quorate.crypto.identity import Identity
 from quorate.runtime.handshake import Credentials
 from quorate.runtime.links import CLOSED_HERE, Hub, Link, Links
@@ -86,9 +86,9 @@ class Transport:
             self._diallers[peer] = asyncio.create_task(self._keep_up(replica))
 
     def adopt(self, cluster: Cluster) -> None:
-        """The cluster has other replicas, or replicas with other keys or addresses, from now on.
+        """The cluster has other members, or members with other keys or addresses, from now on.
 
-        Links to those that have changed end, and are dialled anew.
+        Links to those that have changed end, and replicas are dialled anew.
         """
         before, self._cluster = self._cluster, cluster
         self._hub.credentials.adopt(cluster)
@@ -102,6 +102,11 @@ class Transport:
                 self.dial(new.number)
             if (link := self._hub.up.get(new.number)) is not None:
                 link.drop("its keys or its address have changed")
+        clients = {client.number: client for client in cluster.clients}
+        changed = {old.number for old in before.clients if clients.get(old.number) != old}
+        for peer, link in [*self._hub.up.items()]:
+            if member_of(peer) in changed:
+                link.drop("it is no client any more, or has other keys")
 
     def send(self, peer: NodeId, frames: list[Frame]) -> bool:
         """Hand the frames of one turn to a peer; False when no link to it is up.

@@ -19,6 +19,7 @@ from commands import (
     add_replica,
     cluster,
     encoded,
+    pins,
     rebuilt,
 )
 from quorate.core.control import (
@@ -28,7 +29,9 @@ from quorate.core.control import (
     CreateTopic,
     Join,
     Leave,
+    PutClient,
     Register,
+    RemoveClient,
     Renew,
     ReplaceReplica,
     Unregister,
@@ -47,7 +50,17 @@ GENESIS = cluster(
 )
 
 nodes = st.sampled_from(
-    [ACME, BOLT, ANNA, BEN, CARL, *(1 << 32 | n for n in (ANNA, BEN)), node_of(1), node_of(9999)]
+    [
+        ACME,
+        BOLT,
+        ANNA,
+        BEN,
+        CARL,
+        *(1 << 32 | n for n in (ANNA, BEN)),
+        node_of(1),
+        node_of(1005),
+        node_of(9999),
+    ]
 )
 topics = st.sampled_from(["a", "b", "c", "live", "new", "nothing", "quorate.x"])
 names = st.sampled_from(["g", "h", "a b"])
@@ -85,6 +98,14 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(CreateTopic, topics, settings_of_topics),
     st.builds(AlterTopic, topics, settings_of_topics),
     st.builds(add_replica, st.integers(3, 6)),
+    st.builds(
+        lambda name, seed, party, operator: PutClient(name, party, **pins(seed), operator=operator),
+        st.sampled_from(["dora", "acme-op", "anna"]),
+        st.integers(150, 152),
+        st.sampled_from(["acme", "bolt"]),
+        st.booleans(),
+    ),
+    st.builds(RemoveClient, st.sampled_from(["dora", "anna", "acme-op"])),
     st.builds(_replacement, st.integers(40, 42), st.sampled_from(["r0", "r1", "r4"])),
 )
 values = st.one_of(st.builds(encode_command, commands), st.binary(max_size=12))

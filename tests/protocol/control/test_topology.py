@@ -23,7 +23,9 @@ from quorate.core.control import (
     CONTROL_TOPIC,
     AlterTopic,
     CreateTopic,
+    PutClient,
     Register,
+    RemoveClient,
     ReplaceReplica,
 )
 from quorate.core.errors import ConfigError
@@ -98,12 +100,16 @@ def test_there_is_a_bound_on_topics(monkeypatch: pytest.MonkeyPatch) -> None:
         AlterTopic("orders", {"partitions": 8}),
         replacement("r0", 50),
         add_replica(),
+        PutClient("dora", "anna", **pins(150)),
+        RemoveClient("anna"),
     ],
 )
-def test_only_operators_change_topics_and_replicas(command: Any) -> None:
+def test_only_operators_change_topics_replicas_and_clients(command: Any) -> None:
     commander = Commander()
     sentence = commander.does(ANNA, command)
-    assert sentence == "anna is not an operator, and only operators change topics and replicas"
+    assert sentence == (
+        "anna is not an operator, and only operators change topics, replicas and clients"
+    )
     assert commander.control.cluster == commander.genesis
     assert commander.control.result(ANNA, 1) == sentence
 
@@ -224,7 +230,7 @@ def test_a_certificate_can_be_checked_by_whoever_knows_cryptography() -> None:
         raise ConfigError("the certificate has another key")
 
     commander = Commander()
-    commander.control = Control(commander.genesis, check_replica=refuse)
+    commander.control = Control(commander.genesis, check_member=refuse)
     assert commander.does(ACME, replacement("r0", 50)) == "the certificate has another key"
     assert commander.does(ACME, add_replica()) == "the certificate has another key"
     assert commander.control.cluster == commander.genesis

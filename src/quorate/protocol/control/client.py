@@ -62,6 +62,8 @@ class Inquiry:
     ) -> None:
         self.number = number
         self.founding = founding
+        # Whether somebody waits for an answer.
+        self.is_awaited = True
         self.asked_us = outbox.now_us
         self._members = members
         self._outbox = outbox
@@ -129,23 +131,38 @@ class Commands:
         return number
 
     def ask_topology(self) -> int:
-        """Ask which topics and replicas there are: a `Topology` comes, and then an `Answered`."""
-        return self._inquire(founding=False)
+        """Ask which topics, replicas and clients there are.
+
+        A `Topology` comes, and then an `Answered`.
+        """
+        return self._inquire(founding=False).number
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is a control plane."""
+        return self._topic is not None
+
+    def learn_topology(self) -> None:
+        """Ask the same if there is somebody to ask; only the `Topology` comes."""
+        asked = any(not inquiry.founding for inquiry in self._inquiries.values())
+        if self._topic is not None and not asked:
+            self._inquire(founding=False).is_awaited = False
 
     def ask_founding(self) -> int:
         """Ask how the cluster began: it is in `founding` when the `Answered` comes."""
-        return self._inquire(founding=True)
+        return self._inquire(founding=True).number
 
-    def _inquire(self, *, founding: bool) -> int:
+    def _inquire(self, *, founding: bool) -> Inquiry:
         topic = self._require_control()
         for inquiry in self._inquiries.values():
             if inquiry.founding == founding:
-                return inquiry.number
+                inquiry.is_awaited = True
+                return inquiry
         number = self._requests.take_number()
         inquiry = Inquiry(number, topic.members, self._outbox, founding=founding)
         self._inquiries[number] = inquiry
         inquiry.ask()
-        return number
+        return inquiry
 
     def leave(self, group: str) -> None:
         """What is said of this group from now on is no news any more."""
@@ -229,7 +246,8 @@ class Commands:
             self.founding = cluster
         else:
             self._outbox.deliver(Topology(cluster))
-        self._outbox.deliver(Answered(inquiry.number, ""))
+        if inquiry.is_awaited:
+            self._outbox.deliver(Answered(inquiry.number, ""))
 
     # Parts
 

@@ -7,7 +7,7 @@ same order and at the same times, each of them once. A command may come from any
 anything.
 
 Rules:
-- Only clients of the cluster file command. Topics and replicas are for operators (`topology`),
+- Only clients of the cluster command. Topics, replicas and clients are for operators (`topology`),
   registrations and groups (`groups`) for those on a topic's lists.
 - The time is that of the log, and never goes back. A lease ends when it says so by that time.
   Whatever has ended is dropped before the next command takes effect, whoever that is from: its
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from quorate.core.cluster import Client, Cluster, Replica
+from quorate.core.cluster import Client, Cluster, Member
 from quorate.core.contract import EVERYONE, Contract, not_listed
 from quorate.core.control import (
     LEASE_US,
@@ -45,7 +45,9 @@ from quorate.core.control import (
     CreateTopic,
     Join,
     Leave,
+    PutClient,
     Register,
+    RemoveClient,
     Renew,
     ReplaceReplica,
     Unregister,
@@ -110,7 +112,7 @@ class GroupDescription(msgspec.Struct, frozen=True):
 class Control:
     """Applies the commands of the control log, one after the other.
 
-    `check_replica` may refuse a replica for what this package knows nothing of: whether its
+    `check_member` may refuse a member for what this package knows nothing of: whether its
     certificate belongs to its keys. It has to say the same on every replica.
     """
 
@@ -119,12 +121,12 @@ class Control:
         genesis: Cluster,
         state: ControlState | None = None,
         *,
-        check_replica: Callable[[Replica], object] | None = None,
+        check_member: Callable[[Member], object] | None = None,
     ) -> None:
         self.genesis = genesis
         self.state = ControlState.genesis(genesis) if state is None else state
         self.cluster = genesis if state is None else _cluster_of(genesis, state)
-        self._check_replica = check_replica
+        self._check_member = check_member
         self._groups = Groups(self.state.groups)
         self._topology_changed = False
         # What follows from the sessions, to have it at hand.
@@ -140,7 +142,7 @@ class Control:
 
     def from_state(self, state: ControlState) -> "Control":
         """A machine of the same cluster that goes on from there."""
-        return Control(self.genesis, state, check_replica=self._check_replica)
+        return Control(self.genesis, state, check_member=self._check_member)
 
     # Commands
 
@@ -285,11 +287,14 @@ class Control:
         return ""
 
     def _operate(
-        self, client: Client, command: CreateTopic | AlterTopic | ReplaceReplica | AddReplica
+        self,
+        client: Client,
+        command: CreateTopic | AlterTopic | ReplaceReplica | AddReplica | PutClient | RemoveClient,
     ) -> str:
         if not client.operator:
             raise RefusedError(
-                f"{client.name} is not an operator, and only operators change topics and replicas"
+                f"{client.name} is not an operator, and only operators change topics, replicas "
+                f"and clients"
             )
         match command:
             case CreateTopic():
@@ -300,6 +305,12 @@ class Control:
                 self._adopt(topology.replace_replica(self.cluster, command, client))
             case AddReplica():
                 return self._add_replica(client, command)
+            case PutClient():
+                made = topology.put_client(self.cluster, command, client)
+                self._check(made.named(command.name))
+                self._adopt(made)
+            case RemoveClient():
+                self._adopt(topology.remove_client(self.cluster, command, client))
         return ""
 
     def _register(self, node: NodeId, client: Client, session: Session, command: Register) -> None:
@@ -410,6 +421,7 @@ class Control:
                 if number >= len(before.replicas) or replica != before.replicas[number]:
                     self._check(replica)
             state.replicas = list(made.replicas)
+        state.clients, state.formers = list(made.clients), list(made.formers)
         for name, contract in made.topics.items():
             if contract is not before.topics.get(name):
                 state.topics[name] = contract.table()
@@ -418,9 +430,9 @@ class Control:
         self.cluster = replace(made, revision=state.revision)
         self._topology_changed = True
 
-    def _check(self, replica: Replica) -> None:
-        if self._check_replica is not None:
-            self._check_replica(replica)
+    def _check(self, member: Member) -> None:
+        if self._check_member is not None:
+            self._check_member(member)
 
     def _may(self, node: NodeId, names: tuple[str, ...]) -> bool:
         client = self._client(node)
@@ -435,6 +447,8 @@ def _cluster_of(genesis: Cluster, state: ControlState) -> Cluster:
         genesis,
         revision=state.revision,
         replicas=tuple(state.replicas),
+        clients=tuple(state.clients),
+        formers=tuple(state.formers),
         topics={name: Contract.parse(name, table) for name, table in state.topics.items()},
         placed_over=state.placed_over,
     )

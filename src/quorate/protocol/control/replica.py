@@ -26,7 +26,7 @@ class Steward:
 
     def __init__(self, control: Control, outbox: Outbox) -> None:
         self.control = control
-        # Told when topics or replicas have changed.
+        # Told when topics, replicas or clients have changed.
         self.on_topology: Callable[[Cluster], None] = _ignore
         self._outbox = outbox
         # The present topology as text, with its revision and digest.

@@ -9,19 +9,20 @@ else: two replicas that applied the same commands encode it to the same bytes. S
 over, sent to a replica that was away, and gone on from. Whatever can be computed (a cluster that
 has been checked, who publishes where) is not in it.
 
-Everything in it has a bound, below. What is bounded per member of the cluster is bounded in all,
-since only the cluster file makes members.
+Everything in it has a bound, below. What is bounded per member of the cluster is bounded in all.
 """
 
 from typing import Any
 
 import msgspec
 
-from quorate.core.cluster import Cluster, Replica
+from quorate.core.cluster import Client, Cluster, Former, Replica
 from quorate.core.control import AddReplica
 from quorate.core.ids import NodeId
 
 TOPICS_MAX = 4096
+# With those that were removed, when another is added; a founding file may have more.
+CLIENTS_MAX = 1024
 SESSIONS_PER_MEMBER_MAX = 1024
 REGISTRATIONS_PER_SESSION_MAX = 256
 GROUPS_PER_SESSION_MAX = 64
@@ -91,7 +92,7 @@ class Proposal(msgspec.Struct, array_like=True):
 class ControlState(msgspec.Struct):
     """All that the commands so far amount to."""
 
-    # Of the topology: it changes with every change of topics or replicas.
+    # Of the topology: it changes with every change of topics, replicas or clients.
     revision: int = 0
     # The time of the last slot: it never goes back.
     time_us: int = 0
@@ -99,6 +100,8 @@ class ControlState(msgspec.Struct):
     topics: dict[str, dict[str, Any]] = {}
     placed_over: dict[str, int] = {}
     replicas: list[Replica] = []
+    clients: list[Client] = []
+    formers: list[Former] = []
     sessions: dict[NodeId, Session] = {}
     groups: dict[str, Group] = {}
     # The cluster file that all of this began with.
@@ -114,5 +117,7 @@ class ControlState(msgspec.Struct):
             topics={name: contract.table() for name, contract in cluster.topics.items()},
             placed_over={name: cluster.placed_over.get(name, n) for name in cluster.topics},
             replicas=list(cluster.replicas),
+            clients=list(cluster.clients),
+            formers=list(cluster.formers),
             founding=cluster.render(),
         )

@@ -1,4 +1,4 @@
-"""The rules for topics and replicas: from a cluster and a command to the cluster after it.
+"""The rules for topics, replicas and clients: from a cluster and a command to the cluster after it.
 
 Source: DESIGN section 3; FIT-Broker 2013, section 4.4.4, where channels come from files that
 every replica reads: here they come from the file and from the log.
@@ -11,16 +11,18 @@ lead to. What that cannot know is checked here:
   since what stands in one must stay;
 - a replica's keys and address are for its own party to change (where that has no operator, and
   only one party has, for that one), and another replica comes only if enough parties want the same
-  one: one more than may lie, or all that have operators.
+  one: one more than may lie, or all that have operators;
+- a client comes, changes and goes by the word of its own party, likewise. Its name and number are
+  its own for ever, because what it published stands in the logs. One operator stays.
 
 A replica that is added follows the order logs, keeps them and carries out what they say, and serves
 topics that are created later. Those who order stay the same: a quorum of them must meet any other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from quorate.core.cluster import Client, Cluster, Replica
+from quorate.core.cluster import CLIENT_NUMBER_MIN, Client, Cluster, Former, Replica
 from quorate.core.contract import Contract
 from quorate.core.control import (
     CONTROL_TOPIC_ID,
@@ -28,11 +30,13 @@ from quorate.core.control import (
     AddReplica,
     AlterTopic,
     CreateTopic,
+    PutClient,
+    RemoveClient,
     ReplaceReplica,
 )
 from quorate.core.errors import RefusedError
 from quorate.core.ids import topic_id
-from quorate.protocol.control.state import TOPICS_MAX, Proposal
+from quorate.protocol.control.state import CLIENTS_MAX, TOPICS_MAX, Proposal
 
 # In the order in which a refusal names them.
 FIXED_KEYS = ("protection", "order", "broadcast", "history_every", "validated", "order_group")
@@ -83,9 +87,7 @@ def replace_replica(cluster: Cluster, command: ReplaceReplica, operator: Client)
     if present is None:
         known = ", ".join(each.name for each in cluster.replicas)
         raise RefusedError(f"there is no replica named '{command.name}'; there are {known}")
-    has_operator = any(each.operator and each.party == present.party for each in cluster.clients)
-    is_for_anyone = not has_operator and parties_needed(cluster) == 1
-    if present.party != operator.party and not is_for_anyone:
+    if not _may_speak_for(cluster, operator, present.party):
         raise RefusedError(
             f"{present.name} is run by {present.party}, and {operator.name} is of "
             f"{operator.party}; only operators of its own party replace a replica"
@@ -99,6 +101,65 @@ def add_replica(cluster: Cluster, command: AddReplica, placed_over: dict[str, in
     """The cluster with one more replica, all of whose topics stay where they are."""
     added = _replica(command, number=len(cluster.replicas), party=command.party)
     return replace(cluster, replicas=(*cluster.replicas, added), placed_over=placed_over)
+
+
+def put_client(cluster: Cluster, command: PutClient, operator: Client) -> Cluster:
+    """The cluster with one more client, or with one that has other keys or is back."""
+    ever: tuple[Client | Former, ...] = (*cluster.clients, *cluster.formers)
+    known = next((each for each in ever if each.name == command.name), None)
+    for party in {command.party, command.party if known is None else known.party}:
+        if not _may_speak_for(cluster, operator, party):
+            raise RefusedError(_foreign(command.name, party, operator))
+    if known is None and len(ever) >= CLIENTS_MAX:
+        raise RefusedError(f"there are, or were, {len(ever)} clients, and no room for another")
+    numbers = [each.number for each in ever]
+    put = Client(
+        number=1 + max(numbers, default=CLIENT_NUMBER_MIN - 1) if known is None else known.number,
+        name=command.name,
+        sign_key=command.sign_key,
+        mac_key=command.mac_key,
+        certificate=command.certificate,
+        party=command.party,
+        operator=command.operator,
+    )
+    clients = {each.number: each for each in cluster.clients} | {put.number: put}
+    formers = [each for each in cluster.formers if each is not known]
+    return _with_clients(cluster, clients.values(), formers)
+
+
+def remove_client(cluster: Cluster, command: RemoveClient, operator: Client) -> Cluster:
+    present = next((each for each in cluster.clients if each.name == command.name), None)
+    if present is None:
+        known = ", ".join(each.name for each in cluster.clients)
+        raise RefusedError(f"there is no client named '{command.name}'; there are {known}")
+    if not _may_speak_for(cluster, operator, present.party):
+        raise RefusedError(_foreign(present.name, present.party, operator))
+    clients = [each for each in cluster.clients if each is not present]
+    former = Former(number=present.number, name=present.name, party=present.party)
+    return _with_clients(cluster, clients, [*cluster.formers, former])
+
+
+def _with_clients(
+    cluster: Cluster, clients: Iterable[Client], formers: Iterable[Former]
+) -> Cluster:
+    made = replace(cluster, clients=tuple(clients), formers=tuple(formers))
+    if not any(each.operator for each in made.clients):
+        raise RefusedError("without an operator nobody could change the cluster any more")
+    return made
+
+
+def _foreign(name: str, party: str, operator: Client) -> str:
+    return (
+        f"{name} is of {party}, and {operator.name} is of {operator.party}; only operators of its "
+        f"own party add, change or remove a client"
+    )
+
+
+def _may_speak_for(cluster: Cluster, operator: Client, party: str) -> bool:
+    """Each for its own; and where only one party has operators, for those that have none."""
+    has_operator = any(each.operator and each.party == party for each in cluster.clients)
+    is_for_anyone = not has_operator and parties_needed(cluster) == 1
+    return party == operator.party or is_for_anyone
 
 
 def parties_needed(cluster: Cluster) -> int:

@@ -92,7 +92,7 @@ class Ordering:
         self.topics = {topic.id: topic for topic in topics if topic.contract.is_log}
         self.groups: dict[int, Group] = {}
         self.steward: Steward | None = None
-        # Told when topics or replicas have changed.
+        # Told when topics, replicas or clients have changed.
         self.on_topology: Callable[[Cluster], None] | None = None
         self._names = names
         self._signer = signer
@@ -111,7 +111,7 @@ class Ordering:
         if cluster is not None and cluster.control is not None:
             state = states.get(group_of(cluster.control))
             before = state.control if state is not None else None
-            control = Control(cluster, before, check_replica=public_of)
+            control = Control(cluster, before, check_member=public_of)
             self.steward = Steward(control, outbox)
             self.steward.on_topology = self._adopt
             self._adopt(control.cluster)
@@ -148,7 +148,8 @@ class Ordering:
             self._outbox.persist(group.log.snapshot(group.consensus.regency), sync=False)
 
     def _adopt(self, cluster: Cluster) -> None:
-        """These are the topics and replicas from now on."""
+        """These are the topics, replicas and clients from now on."""
+        self._names = {client.number: client.name for client in cluster.clients}
         self.topics = {topic.id: topic for topic in topics_of(cluster) if topic.contract.is_log}
         for group in self.groups.values():
             group.backlog.pass_over_what_may_not_be()
