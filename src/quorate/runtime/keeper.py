@@ -60,6 +60,9 @@ class LogKeeper:
         self._topics = list(topics)
         self._signer = ClusterSigner(cluster, identity)
         self._notaries = {kind: ClusterNotary(cluster, identity, kind) for kind in GroupKind}
+        self._signer.adopt(founding)
+        for notary in self._notaries.values():
+            notary.adopt(founding)
 
     @staticmethod
     def open(
@@ -101,11 +104,8 @@ class LogKeeper:
         return ordering
 
     def adopt(self, cluster: Cluster) -> None:
-        """The cluster has changed: replicas may have other keys."""
+        """The cluster has changed."""
         self._cluster = cluster
-        self._signer.adopt(cluster)
-        for notary in self._notaries.values():
-            notary.adopt(cluster)
 
     async def keep(self, broker: Broker) -> None:
         """Until cancelled: sync at intervals, if that is the policy, and throw away what is old."""

@@ -150,8 +150,12 @@ class Ordering:
     def _adopt(self, cluster: Cluster) -> None:
         """These are the topics and replicas from now on."""
         self.topics = {topic.id: topic for topic in topics_of(cluster) if topic.contract.is_log}
+        self._signer.adopt(cluster)
+        for notary in self._notaries.values():
+            notary.adopt(cluster)
         for group in self.groups.values():
             group.backlog.pass_over_what_may_not_be()
+            group.keys_changed()
         if self.on_topology is not None:
             # Nothing is on disk of a group that has no topics yet.
             self._add_groups({}, Found({}, ()))
