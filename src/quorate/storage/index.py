@@ -86,7 +86,9 @@ class Index:
     @property
     def state(self) -> IndexState:
         extents = (column.extent for column in self.columns)
-        return IndexState(*self.partition, self.start, self.bytes_held, *extents, self.absent)
+        return IndexState(
+            *self.partition, self.start, self.bytes_held, *extents, absent=self.absent
+        )
 
     @property
     def end(self) -> int:
