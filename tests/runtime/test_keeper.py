@@ -3,9 +3,11 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from quorate.core.contract import Contract
+from quorate.core.control import Register, encode_command
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition, Standing
 from quorate.protocol.broker import Broker
@@ -130,3 +132,27 @@ def test_a_store_that_lacks_payloads_keeps_a_place_for_them(tmp_path: Path) -> N
         decide_large(keeper, 300, held=False)
         keeper._trim(broker)
         assert keeper.store.bounds(PARTITION) == (0, 300)
+
+
+def test_a_client_that_came_later_commands_also_where_the_log_is_carried_out_from_the_beginning(
+    tmp_path: Path,
+) -> None:
+    """Files say who the clients are. How the cluster began is the same bytes everywhere."""
+    contract = Contract.parse("log", {"order": "total"})
+    local = make_local_cluster(topics={"log": contract}, clients=("alice", "bob"))
+    present, identity = local.cluster, local.identities["r0"]
+    bob = present.named("bob")
+    founding = replace(present, clients=tuple(each for each in present.clients if each != bob))
+    present = replace(present, revision=3)
+    topics = topics_of(present)
+    keeper = LogKeeper.open(present, founding, 0, identity, topics, tmp_path)
+    assert keeper is not None
+    with closing(keeper):
+        macs = macs_of(present, identity)
+        broker = Broker(0, topics, client_names(present), macs, keeper.make_ordering)
+        assert broker.ordering is not None
+        assert broker.ordering.steward is not None
+        control = broker.ordering.steward.control
+        assert control.state.founding == founding.render()
+        sentence = control.apply(bob.number, 1, encode_command(Register("log")), 1)
+        assert sentence == ""

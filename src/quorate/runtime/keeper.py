@@ -98,6 +98,7 @@ class LogKeeper:
             wall_us=self._wall_us,
             outbox=outbox,
             cluster=self._founding,
+            clients=self._cluster.clients,
             snapshot_every=self._cluster.snapshot_every,
         )
         if recovered.replayed:

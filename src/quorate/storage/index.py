@@ -85,9 +85,9 @@ class Index:
 
     @property
     def state(self) -> IndexState:
-        extents = (column.extent for column in self.columns)
+        places, chains, runs = (column.extent for column in self.columns)
         return IndexState(
-            *self.partition, self.start, self.bytes_held, *extents, absent=self.absent
+            *self.partition, self.start, self.bytes_held, places, chains, runs, self.absent
         )
 
     @property

@@ -1,13 +1,13 @@
 """The ordered half of a replica: its groups, and who may say what to them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from quorate.core.cluster import Cluster
+from quorate.core.cluster import Client, Cluster
 from quorate.core.contract import EVERYONE
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ids import MemberId, NodeId, TopicId, member_of, topic_id
@@ -45,6 +45,7 @@ from quorate.core.ordering import (
 from quorate.crypto.identity import public_of
 from quorate.protocol.control.machine import Control
 from quorate.protocol.control.replica import Steward
+from quorate.protocol.control.state import ControlState
 from quorate.protocol.ordering.clocks import WallClock
 from quorate.protocol.ordering.cosigning import Notary
 from quorate.protocol.ordering.group import Group
@@ -83,11 +84,15 @@ class Ordering:
         wall_us: WallClock,
         outbox: Outbox,
         cluster: Cluster | None = None,
+        clients: tuple[Client, ...] | None = None,
         rules: Callable[[GroupKind, Any], Rules] = rules_of,
         pace: Pace = PACE,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
-        """`cluster` is what the cluster was when it began, if it has a control plane."""
+        """`cluster` is what the cluster was when it began, if it has a control plane.
+
+        Its clients are these now: files say who they are, and no command does.
+        """
         self.me = me
         self.topics = {topic.id: topic for topic in topics if topic.contract.is_log}
         self.groups: dict[int, Group] = {}
@@ -111,6 +116,10 @@ class Ordering:
         if cluster is not None and cluster.control is not None:
             state = states.get(group_of(cluster.control))
             before = state.control if state is not None else None
+            if clients is not None and clients != cluster.clients:
+                # How it began has to be the same bytes everywhere, whoever came later.
+                before = before or ControlState.genesis(cluster)
+                cluster = replace(cluster, clients=clients)
             control = Control(cluster, before, check_replica=public_of)
             self.steward = Steward(control, outbox)
             self.steward.on_topology = self._adopt
