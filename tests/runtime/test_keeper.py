@@ -1,7 +1,7 @@
 """What a replica process does for its log topics beside the machine: what is old goes."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from quorate.core.contract import Contract
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition, Standing
 from quorate.protocol.broker import Broker
-from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.placement import GroupKind, stores_of
 from quorate.protocol.ordering.records import Decided, Held, Placed
-from quorate.runtime.keeper import LogKeeper
+from quorate.runtime.keeper import ABSENT_BYTES, LogKeeper
 from quorate.runtime.local import make_local_cluster
 from quorate.runtime.topics import client_names, macs_of, topics_of
 
@@ -20,17 +20,20 @@ PARTITION = Partition(topic_id("log"), 0)
 
 
 @contextmanager
-def kept(data: Path) -> Iterator[tuple[LogKeeper, Broker]]:
-    """The first of four replicas, whose log keeps what is less than an hour old."""
-    contract = Contract.parse("log", {"order": "total", "retention": "1h"})
+def kept(
+    data: Path, table: Mapping[str, object] | None = None, replica: int = 0
+) -> Iterator[tuple[LogKeeper, Broker]]:
+    """One of four replicas, whose log keeps what is less than an hour old, or as the table says."""
+    table = {"retention": "1h"} if table is None else table
+    contract = Contract.parse("log", {"order": "total", **table})
     local = make_local_cluster(topics={"log": contract})
-    cluster, identity = local.cluster, local.identities["r0"]
+    cluster, identity = local.cluster, local.identities[f"r{replica}"]
     topics = topics_of(cluster)
-    keeper = LogKeeper.open(cluster, cluster, 0, identity, topics, data)
+    keeper = LogKeeper.open(cluster, cluster, replica, identity, topics, data)
     assert keeper is not None
     with closing(keeper):
         macs = macs_of(cluster, identity)
-        yield keeper, Broker(0, topics, client_names(cluster), macs, keeper.make_ordering)
+        yield keeper, Broker(replica, topics, client_names(cluster), macs, keeper.make_ordering)
 
 
 def decide(keeper: LogKeeper, *ages_us: int) -> None:
@@ -80,3 +83,50 @@ def test_a_clock_that_is_behind_keeps_nothing_for_longer(tmp_path: Path) -> None
         hear_clocks(broker, 0, 0, 0)
         keeper._trim(broker)
         assert keeper.store.bounds(PARTITION) == (1, 2)
+
+
+# Large batches, which are with few replicas
+
+STORE, *_, ELSEWHERE = stores_of((0, 1, 2, 3), PARTITION)
+LARGE = bytes(5000)
+LIMIT = 100 * ABSENT_BYTES
+
+
+def decide_large(keeper: LogKeeper, batches: int, *, held: bool) -> None:
+    for number in range(batches):
+        each = number.to_bytes(32, "big")
+        lacking = [] if held else [0]
+        placed = Placed(3, *PARTITION, number + 1, number, number, each, each, each, lacking)
+        decided = Decided(GroupKind.BYZANTINE, number + 1, number, b"value", [placed])
+        payloads = [Held(3, *PARTITION, number + 1, [LARGE])] if held else []
+        keeper.store.append([*payloads, decided])
+
+
+def test_a_replica_without_the_payloads_gives_up_what_they_are_of_after_those_who_have_them(
+    tmp_path: Path,
+) -> None:
+    starts = []
+    for replica, held in ((STORE, True), (ELSEWHERE, False)):
+        directory = tmp_path / str(replica)
+        with kept(directory, {"retention_bytes": LIMIT}, replica) as (keeper, broker):
+            decide_large(keeper, 300, held=held)
+            keeper._trim(broker)
+            starts.append(keeper.store.bounds(PARTITION)[0])
+    assert starts == [300 - LIMIT // len(LARGE), 200]
+
+
+def test_what_is_missing_and_may_yet_come_is_kept_a_place(tmp_path: Path) -> None:
+    """It may be small, and then there is room for it."""
+    with kept(tmp_path, {"retention_bytes": LIMIT}, ELSEWHERE) as (keeper, broker):
+        decide_large(keeper, 300, held=False)
+        assert broker.ordering is not None
+        broker.ordering.groups[GroupKind.BYZANTINE].filling.miss(PARTITION, 50, 100)
+        keeper._trim(broker)
+        assert keeper.store.bounds(PARTITION) == (50, 300)
+
+
+def test_a_store_that_lacks_payloads_keeps_a_place_for_them(tmp_path: Path) -> None:
+    with kept(tmp_path, {"retention_bytes": LIMIT}, STORE) as (keeper, broker):
+        decide_large(keeper, 300, held=False)
+        keeper._trim(broker)
+        assert keeper.store.bounds(PARTITION) == (0, 300)

@@ -21,13 +21,14 @@ from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready, Report
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.pace import PACE, Pace
+from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Record
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 from quorate.sim.disks import SimDisk
-from quorate.sim.order_stage import SimSigner, notaries_of
+from quorate.sim.order_stage import SimNotary, SimSigner, notaries_of
 from quorate.sim.stores import SimStore
 from stage import topic
 
@@ -80,6 +81,8 @@ class Seat:
     outbox: Outbox
     disk: SimDisk
     store: SimStore
+    signer: SimSigner
+    notaries: dict[GroupKind, SimNotary]
 
 
 @dataclass(slots=True)
@@ -108,6 +111,8 @@ class Council:
     sent: list[Flight] = field(default_factory=list)
     # By how much each replica's clock is ahead.
     ahead_us: dict[NodeId, int] = field(default_factory=dict)
+    # How many times each replica got another key, as those know who start from now on.
+    keys: dict[NodeId, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.topic: Topic = topic(self.table, f=self.f)
@@ -204,6 +209,19 @@ class Council:
         seat.ordering.tick(self.now_us)
         self.collect()
 
+    def rekey(self, replica: NodeId, knowing: Iterable[NodeId]) -> None:
+        """A replica has another key, and these have come to know that."""
+        self.keys[replica] = self.keys.get(replica, 0) + 1
+        for each in knowing:
+            self.learn_keys(each)
+
+    def learn_keys(self, replica: NodeId) -> None:
+        seat = self.seats[replica]
+        seat.signer.keys.update(self.keys)
+        for notary in seat.notaries.values():
+            notary.keys.update(self.keys)
+        self.group(replica).keys_changed()
+
     def reboot(self, replica: NodeId) -> None:
         disk = self.seats[replica].disk
         self.crash(replica)
@@ -248,13 +266,16 @@ class Council:
 
     def _seat(self, replica: NodeId, disk: SimDisk) -> None:
         outbox, store = Outbox(), SimStore(disk, self.slots_kept)
+        signer, notaries = SimSigner(replica, self.keys), {}
+        if self.signs:
+            notaries = notaries_of(replica, self.members, self.keys)
         outbox.now_us = self.now_us
         ordering = Ordering(
             replica,
             [self.topic],
             NAMES,
-            signer=SimSigner(replica),
-            notaries=notaries_of(replica, self.members) if self.signs else None,
+            signer=signer,
+            notaries=notaries,
             store=store,
             found=store.found(),
             wall_us=partial(self._wall_us, replica),
@@ -262,7 +283,7 @@ class Council:
             pace=self.pace,
             snapshot_every=self.snapshot_every,
         )
-        self.seats[replica] = Seat(ordering, outbox, disk, store)
+        self.seats[replica] = Seat(ordering, outbox, disk, store, signer, notaries)
         self.seats = dict(sorted(self.seats.items()))
 
     def _wall_us(self, replica: NodeId, _: int) -> int:

@@ -212,6 +212,13 @@ class Oracle:
         kept = self.entries[partition][self.starts[partition] :]
         return sum(len(entry[4]) for entry in kept if entry[4] is not ABSENT)
 
+    def surplus(self, partition: Partition, bytes_max: int, absent_bytes: int) -> int:
+        """The first offset from which on no more than so many bytes are kept."""
+        start, end = self.bounds(partition)
+        entries = self.entries[partition]
+        sizes = [absent_bytes if entry[4] is ABSENT else len(entry[4]) for entry in entries]
+        return next(at for at in range(start, end + 1) if sum(sizes[at:end]) <= bytes_max)
+
 
 def check(store: DiskStore, oracle: Oracle) -> None:
     """Every question gets the same answer from both."""
@@ -219,6 +226,9 @@ def check(store: DiskStore, oracle: Oracle) -> None:
         start, end = oracle.bounds(partition)
         assert store.bounds(partition) == (start, end)
         assert store.bytes_held(partition) == oracle.bytes_held(partition)
+        for bytes_max in (0, 60, 333):
+            surplus = store.surplus(partition, bytes_max, absent_bytes=30)
+            assert surplus == oracle.surplus(partition, bytes_max, absent_bytes=30)
         for offset in range(-1, end + 2):
             assert store.chain(partition, offset) == oracle.chain(partition, offset)
             for bytes_max in (0, 40, 10**6):

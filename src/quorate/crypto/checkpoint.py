@@ -14,6 +14,8 @@ Rules:
   characters, every line ended;
 - a line of an unknown key is ignored, also when it shares its name or its identifier with a known
   one; a line of a known key has to verify, or the whole note is refused;
+- a note that lacks cosignatures, and has as many lines of other keys in the names of cosigners, may
+  be of another time, when they had those keys: it counts as little, and is no proof of a lie;
 - a cosigner has one voice, however many lines it has in a note;
 - what is signed does not contain the name of the cosigner, so no two cosigners share a key;
 - whoever reads compares the origin with that of the log it asked for: the same cosigners may
@@ -51,6 +53,10 @@ _LINE_RULE = "is not empty and has no control characters and no surrogates"
 _NAME_RULE = f"{_LINE_RULE}, no spaces and no '+'"
 # How much of a text that makes no sense stands in an error.
 _SHOWN_CHARACTERS = 40
+
+
+class OtherKeysError(RemoteProtocolError):
+    """A checkpoint that would do if its cosigners had other keys: former ones, or later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +205,19 @@ def read(text: str, cosigners: Iterable[Cosigner], needed: int) -> Checkpoint:
     head = Head.parse(body)
     found = _verified(head, lines, known)
     if len(found) < needed:
-        raise RemoteProtocolError(
+        named = {name for line in lines if (name := _parse_line(line)[0]) in known}
+        kind = RemoteProtocolError if len(named) < needed else OtherKeysError
+        raise kind(
             f"a checkpoint with the cosignatures of {len(found)} known cosigners "
             f"({', '.join(sorted(found)) or 'none'}), where {needed} are needed"
         )
     return Checkpoint(head, tuple(found[name] for name in sorted(found)))
+
+
+def head_of(text: str) -> Head:
+    """What a note says, whoever signed it: for those who have it from themselves."""
+    body, _ = _parts(text)
+    return Head.parse(body)
 
 
 def _by_name(cosigners: Iterable[Cosigner]) -> dict[str, Cosigner]:

@@ -33,6 +33,8 @@ from quorate.storage.store import DiskStore
 TRIM_EVERY_S = 5.0
 CLEAN_EVERY_S = 30.0
 SYNC_EVERY_S = 0.1
+# What the index and the decision take of a batch whose payload is with other replicas.
+ABSENT_BYTES = 512
 GROUPS_SHOWN = 100
 TOPICS_SHOWN = 1000
 
@@ -60,6 +62,9 @@ class LogKeeper:
         self._topics = list(topics)
         self._signer = ClusterSigner(cluster, identity)
         self._notaries = {kind: ClusterNotary(cluster, identity, kind) for kind in GroupKind}
+        self._signer.adopt(founding)
+        for notary in self._notaries.values():
+            notary.adopt(founding)
 
     @staticmethod
     def open(
@@ -101,11 +106,8 @@ class LogKeeper:
         return ordering
 
     def adopt(self, cluster: Cluster) -> None:
-        """The cluster has changed: replicas may have other keys."""
+        """The cluster has changed."""
         self._cluster = cluster
-        self._signer.adopt(cluster)
-        for notary in self._notaries.values():
-            notary.adopt(cluster)
 
     async def keep(self, broker: Broker) -> None:
         """Until cancelled: sync at intervals, if that is the policy, and throw away what is old."""
@@ -201,11 +203,17 @@ class LogKeeper:
         ordering, groups = broker.ordering, _groups(broker)
         if ordering is None:
             return
+        missing = {
+            partition: offset
+            for group in groups.values()
+            for partition, offset in group.filling.missing_from().items()
+        }
         for partition in self.store.partitions():
             topic = ordering.topics.get(partition.topic)
             if topic is not None:
                 group = groups.get(group_of(topic.contract))
-                self.store.trim(partition, self._keep_from(topic, partition, group))
+                offset = self._keep_from(topic, partition, group, missing.get(partition))
+                self.store.trim(partition, offset)
         for number, group in groups.items():
             self.store.keep_slots_from(number, self._keep_slots_from(number, group, ordering))
 
@@ -229,7 +237,9 @@ class LogKeeper:
         kept = [time_us for time_us in times if time_us is not None]
         return min(oldest, self.store.slot_at(number, min(kept))) if kept else oldest
 
-    def _keep_from(self, topic: Topic, partition: Partition, group: Group | None) -> int:
+    def _keep_from(
+        self, topic: Topic, partition: Partition, group: Group | None, missing: int | None
+    ) -> int:
         contract = topic.contract
         offset, _ = self.store.bounds(partition)
         # A clock that is wrong must not make anything look old: f + 1 of them have to say so.
@@ -237,11 +247,27 @@ class LogKeeper:
             oldest_us = group.clocks.time_of_day_us() - contract.retention_us
             offset = max(offset, self.store.expired(partition, oldest_us))
         if contract.retention_bytes:
-            offset = max(offset, self.store.surplus(partition, contract.retention_bytes))
+            bytes_max = contract.retention_bytes
+            offset = max(offset, self._surplus(partition, bytes_max, group, missing))
         if topic.id == CONTROL_TOPIC_ID and group is not None:
             # A restart carries out again what the last snapshot does not have.
             offset = min(offset, group.commands.needed_from)
         return offset
+
+    def _surplus(
+        self, partition: Partition, bytes_max: int, group: Group | None, missing: int | None
+    ) -> int:
+        """Up to where a partition goes that is limited in bytes.
+
+        Large batches are with few replicas. To the others they count for what they take there,
+        which is less: so they go later than where they are, but they go. What is missing and may
+        yet come is not taken for such a batch.
+        """
+        held = self.store.surplus(partition, bytes_max)
+        if group is None or group.roster.stores(partition):
+            return held
+        all_of_it = self.store.surplus(partition, bytes_max, absent_bytes=ABSENT_BYTES)
+        return max(held, all_of_it if missing is None else min(all_of_it, missing))
 
     def _clean(self) -> None:
         try:

@@ -1,6 +1,10 @@
-"""Signatures of replicas, for what others must be able to check."""
+"""Signatures of replicas, for what others must be able to check.
 
-from collections.abc import Mapping
+A replica may get another key by a command. What is signed counts if it is signed with the last key
+that we know of. What was signed with a former one counts no more, and nobody is blamed for it.
+"""
+
+from collections.abc import Mapping, Sequence
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -12,6 +16,33 @@ from quorate.crypto.identity import Identity
 from quorate.protocol.ordering.placement import GroupKind
 
 _CONTEXT = b"quorate 2026 state of a replica\0"
+# Of each replica, so many keys are known that it had before.
+_FORMER_MAX = 8
+
+
+class Keys:
+    """The keys of a cluster's replicas: the last that we know of, and those that came before."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.present = _keys_of(cluster)
+        self.former: dict[NodeId, tuple[Cosigner, ...]] = {}
+        self._revision = cluster.revision
+
+    def adopt(self, cluster: Cluster) -> None:
+        """What the cluster is, or was: a file may be ahead of the commands that we carry out."""
+        later, earlier = _keys_of(cluster), self.present
+        if cluster.revision >= self._revision:
+            self.present, self._revision = later, cluster.revision
+        else:
+            later, earlier = earlier, later
+        for number, key in earlier.items():
+            known = self.former.get(number, ())
+            if key != later.get(number) and key not in known:
+                self.former[number] = (*known, key)[-_FORMER_MAX:]
+
+
+def _keys_of(cluster: Cluster) -> dict[NodeId, Cosigner]:
+    return {each.number: Cosigner(each.name, each.sign_key) for each in cluster.replicas}
 
 
 class ClusterSigner:
@@ -20,22 +51,24 @@ class ClusterSigner:
     def __init__(self, cluster: Cluster, identity: Identity) -> None:
         self._identity = identity
         self._prefix = _CONTEXT + cluster.name.encode() + b"\0"
-        self.adopt(cluster)
+        self._keys = Keys(cluster)
 
     def adopt(self, cluster: Cluster) -> None:
-        """Replicas have other keys from now on."""
-        self._keys = {
-            replica.number: Ed25519PublicKey.from_public_bytes(replica.sign_key)
-            for replica in cluster.replicas
-        }
+        self._keys.adopt(cluster)
 
     def sign(self, data: bytes) -> bytes:
         return self._identity.sign(self._prefix + data)
 
     def is_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
-        key = self._keys.get(replica)
-        if key is None:
-            return False
+        present = self._keys.present.get(replica)
+        return present is not None and self._fits(present, data, signature)
+
+    def was_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
+        former = self._keys.former.get(replica, ())
+        return any(self._fits(each, data, signature) for each in former)
+
+    def _fits(self, cosigner: Cosigner, data: bytes, signature: bytes) -> bool:
+        key = Ed25519PublicKey.from_public_bytes(cosigner.public_key)
         try:
             key.verify(signature, self._prefix + data)
         except InvalidSignature:
@@ -49,13 +82,23 @@ class ClusterNotary:
     def __init__(self, cluster: Cluster, identity: Identity, kind: GroupKind) -> None:
         self._identity = identity
         self.origin = origin_of(cluster, kind)
-        self.adopt(cluster)
+        self._keys = Keys(cluster)
 
     def adopt(self, cluster: Cluster) -> None:
-        """Replicas have other keys from now on: what they signed before counts no more."""
-        self.cosigners: Mapping[NodeId, Cosigner] = {
-            replica.number: Cosigner(replica.name, replica.sign_key) for replica in cluster.replicas
-        }
+        self._keys.adopt(cluster)
+
+    @property
+    def cosigners(self) -> Mapping[NodeId, Cosigner]:
+        return self._keys.present
+
+    @property
+    def former(self) -> Mapping[NodeId, Sequence[Cosigner]]:
+        return self._keys.former
+
+    @property
+    def is_replaced(self) -> bool:
+        present = self._keys.present.values()
+        return self._identity.public.sign_key not in [each.public_key for each in present]
 
     def sign_note(self, data: bytes) -> bytes:
         return self._identity.sign(data)

@@ -4,13 +4,14 @@ The slowest repair: leaders change with a patience that doubles, up to sixteen s
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from random import Random
 
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
@@ -59,49 +60,83 @@ EPOCH_US = 1_700_000_000_000_000
 class SimSigner:
     """Signatures of a world without secrets: nobody in it signs for another."""
 
-    def __init__(self, me: NodeId) -> None:
-        self._me = me
+    def __init__(self, me: NodeId, keys: Mapping[NodeId, int] | None = None) -> None:
+        """`keys` says of whom it knows how many times they got another key."""
+        self.keys = dict(keys or {})
+        self._me, self._mine = me, self.keys.get(me, 0)
+
+    def adopt(self, cluster: Cluster) -> None:
+        """No simulated command changes keys."""
 
     def sign(self, data: bytes) -> bytes:
-        return _signature(self._me, data)
+        return _signature(self._me, self._mine, data)
 
     def is_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
-        return signature == _signature(replica, data)
+        return signature == _signature(replica, self.keys.get(replica, 0), data)
+
+    def was_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
+        former = range(self.keys.get(replica, 0))
+        return any(signature == _signature(replica, number, data) for number in former)
 
 
 @cache
-def _key(replica: NodeId) -> bytes:
-    return blake3(b"simulated signer %d" % replica).digest()
+def _key(replica: NodeId, number: int) -> bytes:
+    name = b"simulated signer %d" % replica
+    return blake3(name + b", key %d" % number if number else name).digest()
 
 
-def _signature(replica: NodeId, data: bytes) -> bytes:
-    return blake3(data, key=_key(replica)).digest()
+def _signature(replica: NodeId, number: int, data: bytes) -> bytes:
+    return blake3(data, key=_key(replica, number)).digest()
 
 
 class SimNotary:
     """Checkpoints of a simulated group, with real keys: they must verify."""
 
-    def __init__(self, me: NodeId, members: tuple[NodeId, ...]) -> None:
-        self._me = me
+    def __init__(
+        self, me: NodeId, members: tuple[NodeId, ...], keys: Mapping[NodeId, int] | None = None
+    ) -> None:
+        """`keys` as a `SimSigner` knows them."""
+        self.keys = dict(keys or {})
         self.origin = "simulated"
-        self.cosigners = {node: _cosigner(node) for node in members}
+        self._me, self._members, self._mine = me, members, self.keys.get(me, 0)
+
+    @property
+    def cosigners(self) -> dict[NodeId, Cosigner]:
+        return {node: _cosigner(node, self.keys.get(node, 0)) for node in self._members}
+
+    @property
+    def former(self) -> dict[NodeId, list[Cosigner]]:
+        return {
+            node: [_cosigner(node, number) for number in range(last)]
+            for node, last in self.keys.items()
+        }
+
+    @property
+    def is_replaced(self) -> bool:
+        return self._mine != self.keys.get(self._me, 0)
+
+    def adopt(self, cluster: Cluster) -> None:
+        """No simulated command changes keys."""
 
     def sign_note(self, data: bytes) -> bytes:
-        return _private_key(self._me).sign(data)
+        return _private_key(self._me, self._mine).sign(data)
 
 
-def notaries_of(replica: NodeId, members: tuple[NodeId, ...]) -> dict[GroupKind, SimNotary]:
-    return {kind: SimNotary(replica, members) for kind in GroupKind}
-
-
-@cache
-def _private_key(node: NodeId) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(_key(node))
+def notaries_of(
+    replica: NodeId, members: tuple[NodeId, ...], keys: Mapping[NodeId, int] | None = None
+) -> dict[GroupKind, SimNotary]:
+    return {kind: SimNotary(replica, members, keys) for kind in GroupKind}
 
 
 @cache
-def _cosigner(node: NodeId) -> Cosigner:
-    return Cosigner(f"r{node}", _private_key(node).public_key().public_bytes_raw())
+def _private_key(node: NodeId, number: int) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(_key(node, number))
+
+
+@cache
+def _cosigner(node: NodeId, number: int) -> Cosigner:
+    public_key = _private_key(node, number).public_key().public_bytes_raw()
+    return Cosigner(f"r{node}", public_key)
 
 
 class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):

@@ -24,7 +24,7 @@ from quorate.protocol.ordering.records import DIGEST_BYTES, Placed
 from quorate.protocol.ordering.value import CHAIN_START
 from quorate.storage.columns import Column, Extent
 from quorate.storage.files import Files
-from quorate.storage.places import PLACE_BYTES, Numbers, payload_bytes, unpack
+from quorate.storage.places import PLACE_BYTES, Numbers, absent_count, payload_bytes, unpack
 
 _RUN = Struct("<QQQq")
 _OFFSET = itemgetter(0)
@@ -46,6 +46,8 @@ class IndexState(msgspec.Struct, frozen=True, array_like=True):
     places: Extent = _EMPTY
     chains: Extent = _EMPTY
     runs: Extent = _EMPTY
+    # Of how many offsets the payload is not here.
+    absent: int = 0
 
 
 class Index:
@@ -54,7 +56,7 @@ class Index:
     def __init__(self, files: Files, directory: str, state: IndexState, chunk_entries: int) -> None:
         self.partition = Partition(state.topic, state.number)
         self.start = state.start
-        self.bytes_held = state.bytes_held
+        self.bytes_held, self.absent = state.bytes_held, state.absent
         stem = f"{directory}/partition-{state.topic}-{state.number}"
         self._places = Column(files, f"{stem}-places", PLACE_BYTES, state.places, chunk_entries)
         self._chains = Column(files, f"{stem}-chains", DIGEST_BYTES, state.chains, chunk_entries)
@@ -83,8 +85,10 @@ class Index:
 
     @property
     def state(self) -> IndexState:
-        extents = (column.extent for column in self.columns)
-        return IndexState(*self.partition, self.start, self.bytes_held, *extents)
+        places, chains, runs = (column.extent for column in self.columns)
+        return IndexState(
+            *self.partition, self.start, self.bytes_held, places, chains, runs, self.absent
+        )
 
     @property
     def end(self) -> int:
@@ -101,6 +105,7 @@ class Index:
         stand = b"".join(places)
         self._places.append(stand)
         self.bytes_held += payload_bytes(stand)
+        self.absent += absent_count(stand)
 
     def places(self, offset: int, count: int) -> bytes:
         """Where the payloads of so many batches stand, end to end."""
@@ -126,6 +131,7 @@ class Index:
             place = places[number * PLACE_BYTES : (number + 1) * PLACE_BYTES]
             self._patches[offset + number] = place
         self.bytes_held += payload_bytes(places) - payload_bytes(before)
+        self._found(absent_count(before) - absent_count(places))
         return before
 
     def chain(self, offset: int) -> Digest:
@@ -164,6 +170,7 @@ class Index:
     def trim(self, offset: int, places: bytes) -> None:
         """Give up the payloads before this offset, which stood there."""
         self.bytes_held -= payload_bytes(places)
+        self._found(absent_count(places))
         self.start = offset
         self._places.trim(offset)
         # Reading from here on begins with the chain before it.
@@ -184,6 +191,10 @@ class Index:
         self._places.restore(checked=False)
         self._chains.restore()
         self._runs.restore()
+
+    def _found(self, payloads: int) -> None:
+        """So many are no longer absent; a checkpoint need not have said how many were."""
+        self.absent = max(0, self.absent - payloads)
 
     def _find(self, offset: int) -> tuple[int, list[Run]]:
         """The number of the run that has this offset; and it, and some of those behind it."""

@@ -56,6 +56,11 @@ def payload_bytes(places: bytes) -> int:
     return sum(unpack(places)[1])
 
 
+def absent_count(places: bytes) -> int:
+    """How many of the payloads are not here."""
+    return unpack(places)[0].count(NOWHERE) if _NOWHERE in places else 0
+
+
 def is_absent(places: bytes) -> bool:
     """Whether none of the payloads is here."""
     return places == ABSENT * (len(places) // PLACE_BYTES)

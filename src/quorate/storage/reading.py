@@ -50,14 +50,19 @@ def stretches(index: Index, offset: int, payloads: list[bytes]) -> list[Stretch]
     return found
 
 
-def surplus_end(index: Index, bytes_max: int) -> int:
-    """Up to where payloads must go if no more than so many bytes shall stay."""
-    offset, excess = index.start, index.bytes_held - bytes_max
+def surplus_end(index: Index, bytes_max: int, absent_bytes: int = 0) -> int:
+    """Up to where payloads must go if no more than so many bytes shall stay.
+
+    Those that are not here count for so many bytes each.
+    """
+    held = index.bytes_held + index.absent * absent_bytes
+    offset, excess = index.start, held - bytes_max
     while excess > 0 and offset < index.end:
-        _, lengths = index.located(offset, min(_PLACES_READ, index.end - offset))
-        for length in lengths:
+        places = index.located(offset, min(_PLACES_READ, index.end - offset))
+        for position, length in zip(*places, strict=True):
             if excess > 0:
-                offset, excess = offset + 1, excess - length
+                offset += 1
+                excess -= absent_bytes if position == NOWHERE else length
     return offset
 
 

@@ -296,10 +296,13 @@ class DiskStore:
         """The offset to trim to, if batches that were decided before this time shall go."""
         return self.offset_at(partition, before_time_us)
 
-    def surplus(self, partition: Partition, bytes_max: int) -> int:
-        """The offset to trim to, if no more than so many bytes shall be held."""
+    def surplus(self, partition: Partition, bytes_max: int, *, absent_bytes: int = 0) -> int:
+        """The offset to trim to, if no more than so many bytes shall be held.
+
+        A batch whose payload is not here counts for so many.
+        """
         index = self._derived.indexes.get(partition)
-        return 0 if index is None else surplus_end(index, bytes_max)
+        return 0 if index is None else surplus_end(index, bytes_max, absent_bytes)
 
     def clean(self, *, segments_max: int = 4) -> Cleaned:
         """Delete segments that nothing needs, and empty up to so many that hold little."""

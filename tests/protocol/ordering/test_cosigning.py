@@ -1,5 +1,7 @@
 """Checkpoints: a head that a quorum signed, as others can check it."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from quorate.core.errors import RemoteProtocolError
@@ -18,10 +20,13 @@ COSIGNERS = list(SimNotary(0, MEMBERS).cosigners.values())
 class Member:
     """One replica that signs."""
 
-    def __init__(self, node: NodeId, quorum: int = 3) -> None:
+    def __init__(
+        self, node: NodeId, quorum: int = 3, keys: Mapping[NodeId, int] | None = None
+    ) -> None:
         self.node = node
         self.look = Outlook()
-        self.cosigning = Cosigning(node, 1, quorum, SimNotary(node, MEMBERS), self.look.outbox)
+        self.notary = SimNotary(node, MEMBERS, keys)
+        self.cosigning = Cosigning(node, 1, quorum, self.notary, self.look.outbox)
 
     def seal(self, size: int, root: bytes = ROOT) -> Cosign:
         others = tuple(member for member in MEMBERS if member != self.node)
@@ -104,3 +109,49 @@ def test_a_checkpoint_that_was_changed_is_refused() -> None:
         mine.cosigning.on_cosign(other, Member(other).seal(5))
     with pytest.raises(RemoteProtocolError):
         read(mine.cosigning.checkpoint.replace("\n5\n", "\n6\n"), COSIGNERS, 3)
+
+
+# Keys that change
+
+
+def test_what_was_signed_with_a_former_key_counts_no_more_and_nobody_is_blamed() -> None:
+    mine, former = Member(0), Member(1)
+    mine.seal(5)
+    mine.cosigning.on_cosign(1, former.seal(5))
+    mine.notary.keys[1] = 1
+
+    mine.cosigning.on_cosign(2, Member(2).seal(5))
+
+    assert mine.cosigning.checkpoint == ""
+    mine.cosigning.on_cosign(3, Member(3).seal(5))
+    found = read(mine.cosigning.checkpoint, mine.notary.cosigners.values(), 3)
+    assert [each.name for each in found.cosignatures] == ["r0", "r2", "r3"]
+    assert mine.look.take().reports == []
+
+
+def test_a_signature_with_the_new_key_takes_the_place_of_one_with_the_former_key() -> None:
+    mine = Member(0)
+    mine.seal(5)
+    mine.cosigning.on_cosign(1, Member(1).seal(5))
+    mine.notary.keys[1] = 1
+    mine.cosigning.on_cosign(1, Member(1, keys={1: 1}).seal(5))
+    mine.cosigning.on_cosign(2, Member(2).seal(5))
+    assert len(read(mine.cosigning.checkpoint, mine.notary.cosigners.values(), 3).cosignatures) == 3
+
+
+def test_a_signature_with_no_key_that_the_replica_ever_had_is_reported() -> None:
+    mine = Member(0)
+    mine.notary.keys[1] = 1
+    mine.seal(5)
+    mine.cosigning.on_cosign(1, Member(3).seal(5))
+    mine.cosigning.on_cosign(2, Member(2).seal(5))
+    assert [(r.node, r.kind) for r in mine.look.take().reports] == [(1, "bad-cosignature")]
+
+
+def test_a_replica_whose_key_was_replaced_signs_no_more() -> None:
+    mine = Member(0)
+    mine.notary.keys[0] = 1
+    mine.cosigning.seal((1, 2, 3), 5, ROOT, 7_000_000)
+    for other in (1, 2):
+        mine.cosigning.on_cosign(other, Member(other).seal(5))
+    assert (mine.look.take().send, mine.cosigning.checkpoint) == ([], "")

@@ -1,10 +1,14 @@
 """Payloads that a replica missed come from a peer, and fit the partition's chain."""
 
+from typing import cast
+
 import msgspec
 
 from council import A, Council, T, payload_of
 from quorate.core.ordering import Absent, Entries, Fill, Partition
-from quorate.protocol.ordering.records import Held
+from quorate.protocol.ordering.filling import Filling
+from quorate.protocol.ordering.records import Held, Store
+from stage import Outlook
 
 LARGE = bytes(range(250)) * 20
 
@@ -83,3 +87,40 @@ def test_what_is_missing_is_counted_in_batches() -> None:
     for offset, batches in ((0, 3), (3, 1), (7, 2)):
         filling.miss(Partition(T, 0), offset, batches)
     assert filling.count == 6
+
+
+class Trimmed:
+    """A store whose retention has taken what stands before some offset."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        return self.start, 100
+
+    def chain(self, partition: Partition, offset: int) -> bytes | None:
+        return bytes(32) if offset >= self.start else None
+
+
+def test_what_retention_took_is_not_asked_for() -> None:
+    look, store = Outlook(), Trimmed(5)
+    filling = Filling((1, 2, 3), lambda _: True, cast(Store, store), look.outbox)
+    filling.miss(Partition(T, 0), 0, 3)
+    filling.miss(Partition(T, 1), 3, 4)
+    filling.tick()
+    (fill,) = look.sent(Fill)
+    assert (fill.partition, fill.offset, fill.count) == (1, 5, 2)
+    assert filling.count == 2
+
+
+def test_an_answer_about_what_retention_took_meanwhile_is_held_against_nobody() -> None:
+    look, store = Outlook(), Trimmed(0)
+    filling = Filling((1, 2, 3), lambda _: True, cast(Store, store), look.outbox)
+    filling.miss(Partition(T, 0), 0, 3)
+    filling.tick()
+    store.start = 2
+    filling.on_entries(1, Entries(A, T, 0, 0, 1, 0, bytes(32), bytes(32), [b"x"]))
+    ready = look.take()
+    assert ready.reports == []
+    fills = [message for _, message in ready.send if isinstance(message, Fill)]
+    assert [(fill.offset, fill.count) for fill in fills] == [(0, 3), (2, 1)]

@@ -440,3 +440,82 @@ def test_a_state_over_the_limit_is_not_named_and_its_head_is_signed_all_the_same
     assert cosigning is not None
     assert cosigning.size == 4
     assert "state" not in cosigning.checkpoint
+
+
+# Keys that change
+
+
+def test_a_certificate_with_a_former_key_is_held_against_nobody_and_signed_again() -> None:
+    """It is true, and proves nothing to whoever knows the later key only."""
+    council = left_behind()
+    signed = [each for each in records(council.turns, Certified) if each.slot == 12]
+    worthless = next(name for name in (1, 3) if all(f"r{name} " in c.checkpoint for c in signed))
+    council.rekey(worthless, knowing=[LATE])
+    council.run(2)
+    assert offers_of(council)
+    assert (council.reports(), council.messages(AskPart)) == ([], [])
+
+    council.seats[worthless].disk.sync()
+    council.reboot(worthless)
+    for each in {0, 1, 3} - {worthless}:
+        council.learn_keys(each)
+    council.run(5)
+
+    assert council.reports() == []
+    assert council.group(LATE).log.state.slot == 13
+    assert transfer(council, LATE).count == 1
+    assert len(roots(council)) == 1
+
+
+def test_a_certificate_with_a_key_that_we_have_yet_to_hear_of_is_held_against_nobody() -> None:
+    council = council_of()
+    order(council, 1, 2)
+    council.seats[LATE].disk.sync()
+    disk = council.seats[LATE].disk
+    council.crash(LATE)
+    known = dict(council.keys)
+    council.seats[1].disk.sync()
+    council.rekey(1, knowing=[0, 3])
+    council.reboot(1)
+    order(council, 3, 13)
+    later, council.keys = council.keys, known
+    council.restart(LATE, disk)
+    # Nobody has a link to somebody whose key it does not know.
+    council.run(3, lambda flight: {flight.sender, flight.receiver} != {1, LATE})
+    assert offers_of(council)
+    assert (council.reports(), council.group(LATE).log.state.slot) == ([], 2)
+
+    council.keys = later
+    council.learn_keys(LATE)
+    council.run(3)
+    assert council.reports() == []
+    assert len(roots(council)) == 1
+
+
+def test_a_certificate_that_lacks_signatures_whatever_the_keys_is_reported() -> None:
+    council = left_behind()
+    council.run(0.3, without(LATE))
+    council.rekey(1, knowing=[LATE])
+    text = records(council.turns, Certified)[-1].checkpoint
+    head, _, lines = text.rpartition("\n\n")
+    fewer = head + "\n\n" + "\n".join(lines.splitlines()[:2]) + "\n"
+    council.say(0, [LATE], OfferSnapshot(council.number, 12, fewer))
+    assert (0, "forgery") in [(r.node, r.kind) for r in council.reports(by=LATE)]
+
+
+def test_a_certificate_is_signed_again_after_a_restart_with_other_keys() -> None:
+    council = council_of()
+    order(council, 1, 5)
+    council.run(1)
+    council.rekey(1, knowing=[])
+    for replica in council.members:
+        council.seats[replica].disk.sync()
+        council.reboot(replica)
+    council.run(2)
+    assert council.reports() == []
+    for replica in council.members:
+        assert transfer(council, replica).covered == 4
+        certified = council.seats[replica].store.certified(council.number)
+        assert certified is not None
+        notary = SimNotary(0, council.members, council.keys)
+        Certificate.read(certified.checkpoint, notary, council.members, 3)

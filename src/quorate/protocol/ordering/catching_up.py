@@ -8,7 +8,8 @@ A slot is decided as so many replicas say that one of them is correct; what a va
 itself. A replica that follows a group hears of everything in this way. Slots that peers do not keep
 any more cannot be told: for those there is `transfer.py`.
 
-What is kept is bounded: of each replica one word per slot, some slots ahead, and no large ones.
+What is kept is bounded: of each replica one word per slot, some slots ahead, and so many bytes in
+all of those.
 """
 
 from collections import Counter
@@ -34,6 +35,8 @@ from quorate.protocol.outbox import Outbox
 DECISIONS_BYTES_MAX = 512 * 1024
 DECISIONS_AHEAD_MAX = 256
 EARLY_VALUE_BYTES_MAX = 16 * 1024
+# Of what one replica says of slots ahead: what a correct one tells at a time, and as much again.
+EARLY_BYTES_MAX = 2 * DECISIONS_BYTES_MAX
 
 
 class CatchingUp:
@@ -138,7 +141,7 @@ class CatchingUp:
             return
         if not slot <= decision.slot < slot + DECISIONS_AHEAD_MAX:
             return
-        if decision.slot > slot and len(decision.value) > EARLY_VALUE_BYTES_MAX:
+        if decision.slot > slot and not self._may_wait(sender, decision):
             return
         self.said.setdefault(decision.slot, {})[sender] = decision
         bound = self._consensus.bound.get(slot)
@@ -149,6 +152,17 @@ class CatchingUp:
             pass
         if self._consensus.slot > slot and not self.said:
             self.say_standing(self._others)
+
+    def _may_wait(self, sender: NodeId, decision: Decision) -> bool:
+        """Whether there is room for what is said of a slot ahead; if not, it is said again."""
+        if len(decision.value) > EARLY_VALUE_BYTES_MAX:
+            return False
+        waiting = [
+            _bytes_of(said[sender])
+            for slot, said in self.said.items()
+            if sender in said and slot not in (self._consensus.slot, decision.slot)
+        ]
+        return sum(waiting) + _bytes_of(decision) <= EARLY_BYTES_MAX
 
     def _take_decision(self) -> bool:
         """Decide the current slot if enough replicas say how it was decided."""
@@ -179,6 +193,10 @@ class CatchingUp:
             elif span.topic == CONTROL_TOPIC_ID:
                 waiting.complete(span.first, contents, payloads)
             at += span.batches
+
+
+def _bytes_of(decision: Decision) -> int:
+    return len(decision.value) + len(decision.digests) + sum(map(len, decision.commands))
 
 
 def _matching(digests: list[Digest], payloads: Iterator[bytes]) -> list[bytes | None]:

@@ -11,14 +11,21 @@ the log, offline.
 Where a snapshot is due, the head carries a line about the state as a whole (`transfer.py`). Such
 a head is waited for until the next one, even when later heads have their checkpoints already.
 
+A replica may get another key. What counts is a signature with the last key that we know of,
+whatever the age of the head. What was signed with a former key is dropped, and nobody is blamed for
+it: replicas sign, and hear of such a change, at different times.
+
 Invariants:
 - a correct replica signs one head per size: whether it carries a line follows from its slot;
+- a checkpoint that is made here has no signature of a key that was known to be replaced;
 - what is kept is bounded: a few heads that lack signatures, and the last checkpoint.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
+from quorate.core.cluster import Cluster
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Cosign
@@ -45,6 +52,17 @@ class Notary(Protocol):
 
     @property
     def cosigners(self) -> Mapping[NodeId, Cosigner]: ...
+
+    @property
+    def former(self) -> Mapping[NodeId, Sequence[Cosigner]]:
+        """The same with the keys that replicas had before, as far as we know."""
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether our own key is one of those."""
+
+    def adopt(self, cluster: Cluster) -> None:
+        """Replicas may have other keys from now on."""
 
     def sign_note(self, data: bytes) -> bytes: ...
 
@@ -84,13 +102,15 @@ class Cosigning:
         """
         if line:
             self._awaited, self._on_awaited = size, then
+        self.signed = max(self.signed, size)
+        if self._notary.is_replaced:
+            return
         head = Head(self._notary.origin, size, root, (line,) if line else ())
         time_s = max(0, time_us // SECOND_US)
         cosign = Cosign(
             self._group, size, time_s, self._notary.sign_note(cosigned_bytes(head, time_s))
         )
         self._heads[size] = head
-        self.signed = size
         self._outbox.send_all(others, cosign)
         self._said.setdefault(size, {})[self._me] = cosign
         self._forget_old()
@@ -117,8 +137,7 @@ class Cosigning:
             return
         if sum(sender in said for said in self._said.values()) >= HEADS_MAX:
             return
-        said = self._said.setdefault(cosign.size, {})
-        said.setdefault(sender, cosign)
+        self._said.setdefault(cosign.size, {})[sender] = cosign
         self._complete(cosign.size)
 
     def _complete(self, size: int) -> None:
@@ -135,7 +154,8 @@ class Cosigning:
                 if replica != self._me:
                     verify_cosignature(head, cosigners[replica], cosignature)
             except RemoteProtocolError as error:
-                self._outbox.report(replica, "bad-cosignature", str(error))
+                if not self._is_by(self._notary.former.get(replica, ()), head, cosign):
+                    self._outbox.report(replica, "bad-cosignature", str(error))
                 del said[replica]
             else:
                 good.append(cosignature)
@@ -145,6 +165,14 @@ class Cosigning:
             self.adopt(size, checkpoint)
             if is_awaited and self._on_awaited is not None:
                 self._on_awaited(checkpoint)
+
+    def _is_by(self, cosigners: Sequence[Cosigner], head: Head, cosign: Cosign) -> bool:
+        for cosigner in cosigners:
+            cosignature = Cosignature(cosigner.name, cosign.time_s, cosign.signature)
+            with suppress(RemoteProtocolError):
+                verify_cosignature(head, cosigner, cosignature)
+                return True
+        return False
 
     def _is_open(self, size: int) -> bool:
         """Whether a head of this size has yet to get its checkpoint."""

@@ -58,6 +58,14 @@ class Filling:
         """How many batches are missing."""
         return sum(gap.batches for gap in self._gaps)
 
+    def missing_from(self) -> dict[Partition, int]:
+        """From where on payloads are missing and may yet come, by partition."""
+        found: dict[Partition, int] = {}
+        for partition, offset, batches, *_ in self._gaps:
+            if offset + batches > self._store.bounds(partition)[0]:
+                found[partition] = min(offset, found.get(partition, offset))
+        return found
+
     def miss(self, partition: Partition, offset: int, batches: int) -> None:
         """These were decided, and their payloads are not here."""
         last = self._gaps[-1] if self._gaps else None
@@ -81,6 +89,11 @@ class Filling:
         gap = self._awaited(sender, entries.partition_of, entries.offset)
         if gap is None:
             return
+        if gap.offset < self._store.bounds(gap.partition)[0]:
+            # Retention took it while we asked.
+            self._asked_us = None
+            self._ask()
+            return
         count = min(len(entries.payloads), gap.batches)
         payloads = entries.payloads[:count]
         if not self._fits(entries, payloads):
@@ -101,6 +114,7 @@ class Filling:
             self._refused(max(1, absent.count))
 
     def _ask(self) -> None:
+        self._pass_over_what_is_gone()
         if not self._gaps or not self._others:
             return
         gap = self._gaps[0]
@@ -108,6 +122,17 @@ class Filling:
         peer = self._others[self._peer % len(self._others)]
         fill = Fill(*gap.partition, gap.offset, gap.batches, self._is_store(gap.partition))
         self._outbox.send(peer, fill)
+
+    def _pass_over_what_is_gone(self) -> None:
+        """What retention has taken here is not missing any more."""
+        while self._gaps:
+            gap = self._gaps[0]
+            gone = self._store.bounds(gap.partition)[0] - gap.offset
+            if gone <= 0:
+                return
+            self._gaps.popleft()
+            if gone < gap.batches:
+                self._gaps.appendleft(Gap(gap.partition, gap.offset + gone, gap.batches - gone))
 
     def _refused(self, batches: int = 1) -> None:
         """This peer cannot help. Nobody can with large batches that are not ours to store."""

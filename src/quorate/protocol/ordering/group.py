@@ -190,6 +190,12 @@ class Group:
         self.change.progressed()
         self.catching_up.say_standing(self._others)
 
+    def keys_changed(self) -> None:
+        """Replicas may have other keys; what they signed with the former ones counts no more."""
+        self.change.keys_changed()
+        if self.transfer is not None:
+            self.transfer.keys_changed()
+
     # Machine
 
     def tick(self) -> None:

@@ -15,6 +15,10 @@ in `rules.py`) every replica computes itself, so that a leader has nothing to cl
 propose what some slots are bound to, and is free after those. A SYNC proves itself, and whoever
 has it hands it to those who missed it.
 
+A replica may get another key meanwhile. Then a SYNC proves itself to those only who know the key of
+that time. Others take it when so many hand them the same one that one of them is correct, and blame
+nobody for it.
+
 Appendix B of the thesis elects by counting and asks nobody for states, and so can lose what was
 decided. `rules.Unsynchronised` keeps that.
 
@@ -28,8 +32,10 @@ from typing import Protocol
 
 import msgspec
 
-from quorate.core.ids import NodeId
+from quorate.core.cluster import Cluster
+from quorate.core.ids import Digest, NodeId
 from quorate.core.ordering import Signed, State, Stop, StopData, Sync
+from quorate.crypto.digests import digest
 from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.rules import Choice, choose, leader_of
@@ -49,6 +55,12 @@ class Signer(Protocol):
 
     def is_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool: ...
 
+    def was_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
+        """Whether it is signed with a key that this replica had before, as far as we know."""
+
+    def adopt(self, cluster: Cluster) -> None:
+        """Replicas may have other keys from now on."""
+
 
 class LeaderChange:
     """One replica's part in choosing who leads its group."""
@@ -67,6 +79,8 @@ class LeaderChange:
         self._stops: dict[NodeId, int] = {}
         self._states: dict[NodeId, StopData] = {}
         self._sync: Sync | None = None
+        # What each replica handed us that is signed with keys which we do not know.
+        self._handed: dict[NodeId, Digest] = {}
         # Until when the leader of this regency has to show what it may do.
         self._sync_due_us: int | None = None
         self._began_us = 0
@@ -83,6 +97,14 @@ class LeaderChange:
     def resume(self) -> None:
         """After a crash: whoever is in a regency has asked for it, and waits for its leader."""
         self._stops[self._consensus.me] = self._consensus.regency
+
+    def keys_changed(self) -> None:
+        """States that were signed with former keys make room: they are said again."""
+        self._states = {
+            sender: data
+            for sender, data in self._states.items()
+            if self._signer.is_signed_by(sender, data.state, data.signature)
+        }
 
     def progressed(self) -> None:
         """A slot was decided: the leader is as good as any."""
@@ -138,6 +160,11 @@ class LeaderChange:
         if sync.regency == consensus.regency and consensus.is_synced:
             return
         choice = self._choice(sync)
+        if choice is None and (choice := self._choice_of_other_keys(sync)) is not None:
+            self._handed[sender] = digest(_encoder.encode(sync))
+            alike = list(self._handed.values()).count(self._handed[sender])
+            if alike < consensus.rules.voices_to_believe:
+                return
         if choice is None:
             self._outbox.report(sender, "bad-sync", f"for regency {sync.regency}")
             return
@@ -223,6 +250,7 @@ class LeaderChange:
 
     def _adopt(self, sync: Sync, choice: Choice) -> None:
         self._sync, self._sync_due_us, self._states = sync, None, {}
+        self._handed.clear()
         self.since_us = self._outbox.now_us
         self._consensus.synchronise(choice.bound, choice.free_from, sync.values)
 
@@ -230,32 +258,54 @@ class LeaderChange:
 
     def _choice(self, sync: Sync) -> Choice | None:
         """What follows from the states in a SYNC, if all of them are what they should be."""
-        signers = {signed.replica for signed in sync.states}
-        if len(signers) < len(sync.states):
+        if not all(map(self._is_signed, sync.states)):
             return None
+        return self._followed(sync)
+
+    def _choice_of_other_keys(self, sync: Sync) -> Choice | None:
+        """What follows from a SYNC if keys that we do not know are those of its time.
+
+        They are former ones; or, if it speaks of slots that we have yet to come to, later ones.
+        """
+        choice = self._followed(sync)
+        if choice is None:
+            return None
+        slot = max(state.slot for state in self._states_in(sync))
+        may_be_later = not self._consensus.rules.liars or slot > self._consensus.slot
+        unknown = [signed for signed in sync.states if not self._is_signed(signed)]
+        return choice if may_be_later or all(map(self._was_signed, unknown)) else None
+
+    def _followed(self, sync: Sync) -> Choice | None:
+        """What follows from the states in a SYNC, whoever signed them."""
+        signers = {signed.replica for signed in sync.states}
         states = [*self._states_in(sync)]
-        if len(states) < len(sync.states):
+        if not len(signers) == len(states) == len(sync.states):
             return None
         return choose(self._consensus.rules, states, len(self._consensus.members))
 
     def _states_in(self, sync: Sync) -> Iterator[State]:
         for signed in sync.states:
-            state = self._checked(signed, sync.regency)
+            state = self._read(signed, sync.regency)
             if state is not None:
                 yield state
 
     def _is_sound(self, sender: NodeId, data: StopData) -> bool:
         signed = Signed(sender, data.state, data.signature)
-        if self._checked(signed, data.regency) is None:
+        if self._read(signed, data.regency) is not None and self._is_signed(signed):
+            return True
+        if not self._was_signed(signed):
             self._outbox.report(sender, "bad-state", f"for regency {data.regency}")
-            return False
-        return True
+        return False
 
-    def _checked(self, signed: Signed, regency: int) -> State | None:
-        """The state, if that replica signed it, for this regency, and it can be true."""
+    def _is_signed(self, signed: Signed) -> bool:
+        return self._signer.is_signed_by(signed.replica, signed.state, signed.signature)
+
+    def _was_signed(self, signed: Signed) -> bool:
+        return self._signer.was_signed_by(signed.replica, signed.state, signed.signature)
+
+    def _read(self, signed: Signed, regency: int) -> State | None:
+        """The state, if it is of a member, for this regency, and can be true."""
         if signed.replica not in self._consensus.members:
-            return None
-        if not self._signer.is_signed_by(signed.replica, signed.state, signed.signature):
             return None
         try:
             state = _decoder.decode(signed.state)

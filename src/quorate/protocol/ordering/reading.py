@@ -255,9 +255,9 @@ class Reading:
     ) -> int:
         """Where to go on if n - f lack what is next: some had it, and others never did.
 
-        Large batches are with few replicas, and retention by size takes nothing from the others.
-        What is gone is said by so many that one of them is correct; and whoever is there and may
-        have it is asked first.
+        Large batches are with few replicas, and retention by size takes them from the others
+        later. What is gone is said by so many that one of them is correct; and whoever is there
+        and may have it is asked first.
         """
         gone = {replica for replica, start in self._starts.items() if start > self.position}
         lacking = gone | lacking

@@ -151,8 +151,12 @@ class Ordering:
         """These are the topics, replicas and clients from now on."""
         self._names = {client.number: client.name for client in cluster.clients}
         self.topics = {topic.id: topic for topic in topics_of(cluster) if topic.contract.is_log}
+        self._signer.adopt(cluster)
+        for notary in self._notaries.values():
+            notary.adopt(cluster)
         for group in self.groups.values():
             group.backlog.pass_over_what_may_not_be()
+            group.keys_changed()
         if self.on_topology is not None:
             # Nothing is on disk of a group that has no topics yet.
             self._add_groups({}, Found({}, ()))

@@ -25,6 +25,8 @@ from quorate.protocol.ordering.value import Span
 from quorate.protocol.outbox import Outbox
 
 RETRIEVED_BYTES_MAX = 1024 * 1024
+# Of all offers; what comes beyond is kept without its payloads, which are asked for again.
+OFFERED_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Retrieval:
@@ -128,6 +130,9 @@ class Retrieval:
         if waiting.matches(span):
             waiting.complete(retrieved.first, retrieved.digests, payloads)
         elif retrieved.first == span.first and waiting.is_named_by(span, retrieved.digests):
+            wanted.offer = None
+            if self._offered_bytes() + _bytes_of(payloads) > OFFERED_BYTES_MAX:
+                payloads = [None] * len(payloads)
             wanted.offer = retrieved.digests, payloads
         self._backlog.has_news = True
 
@@ -144,6 +149,10 @@ class Retrieval:
             self._backlog.unsaid[span.line] = waiting
             self._backlog.activate(waiting)
             self._backlog.has_news = True
+
+    def _offered_bytes(self) -> int:
+        offers = (wanted.offer for wanted in self._backlog.wanted.values())
+        return sum(_bytes_of(offer[1]) for offer in offers if offer is not None)
 
     def _is_vouched_for(self, waiting: Waiting, span: Span) -> bool:
         return _voices(waiting, span.end - 1, span.chain) >= self._voices_to_believe
@@ -182,6 +191,10 @@ class Retrieval:
             if payloads:
                 digests = [*map(digest, payloads)]
                 self._outbox.send(sender, Retrieved(*line, retrieve.first, digests, payloads))
+
+
+def _bytes_of(payloads: list[bytes | None]) -> int:
+    return sum(len(payload) for payload in payloads if payload)
 
 
 def _voices(waiting: Waiting, through: Sequence, chain: Digest) -> int:

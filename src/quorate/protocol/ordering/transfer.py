@@ -18,7 +18,9 @@ Rules:
   that one is from a correct replica, which offers only what it cannot tell slot by slot;
 - offers count for the slot that we wait for: whoever gets on by itself needs none;
 - all parts come from one peer, so that a wrong digest is the fault of exactly that one;
-- a signature that was lost on the way is said again, and whoever has the certificate hands it on.
+- a signature that was lost on the way is said again, and whoever has the certificate hands it on;
+- when a replica has got another key, a certificate with its former one is signed again. Until then
+  it counts for nobody who knows, and is held against nobody.
 
 Invariants:
 - only a state with the digest that a quorum signed is installed, and only one that is ahead;
@@ -31,7 +33,6 @@ import base64
 import re
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -39,6 +40,7 @@ import msgspec
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId
 from quorate.core.ordering import PART_BYTES_MAX, AskPart, Cosign, OfferSnapshot, SnapshotPart
+from quorate.crypto.checkpoint import OtherKeysError, head_of
 from quorate.crypto.checkpoint import read as read_checkpoint
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.cosigning import Cosigning, Notary
@@ -143,6 +145,9 @@ class Transfer:
         # Signed by us, and not yet by a quorum.
         self._snapshot: Snapshot | None = None
         self._repeated_us = 0
+        # Whether we sign at all, and whether our certificate lacks signatures by the present keys.
+        self._signs = True
+        self._is_outdated = False
         self._offered_us: dict[NodeId, int] = {}
         self._served: dict[int, Served] = {}
         # What peers offer for the slot that we wait for.
@@ -158,17 +163,29 @@ class Transfer:
 
     def resume(self, log: OrderLog, *, signs: bool = True) -> None:
         """After a restart, at our last snapshot: what of it, or of one before, a quorum signed."""
+        self._signs = signs
         certified = self._store.certified(self._group)
         if certified is not None:
-            # Of another membership, it would be worth nothing.
-            with suppress(RemoteProtocolError):
+            try:
                 self.certificate = self._read(certified.checkpoint)
                 self._cosigning.adopt(self.certificate.size, certified.checkpoint)
+            except OtherKeysError:
+                self._is_outdated = True
         if signs and log.is_snapshot_due and log.state.slot > self.covered:
             self.sign(log.snapshot(), log)
 
+    def keys_changed(self) -> None:
+        """Replicas may have other keys: see whether our certificate is still worth something."""
+        if self.certificate is not None:
+            try:
+                self._read(self.certificate.checkpoint)
+            except OtherKeysError:
+                self._is_outdated = True
+
     def tick(self) -> None:
         now_us = self._outbox.now_us
+        if self._is_outdated and self._snapshot is None:
+            self._sign_again()
         if self._snapshot is not None and now_us - self._repeated_us >= REPEAT_US:
             self._repeated_us = now_us
             self._cosigning.repeat(self._others)
@@ -198,6 +215,25 @@ class Transfer:
             then=self._on_checkpoint,
         )
 
+    def _sign_again(self) -> None:
+        """Sign the state of our certificate with the key that we have, as the others do."""
+        self._is_outdated = False
+        certified = self._store.certified(self._group)
+        if certified is None or not self._signs:
+            return
+        head = head_of(certified.checkpoint)
+        time_us = msgspec.msgpack.decode(certified.state, type=LogState).time_us
+        self._snapshot = Snapshot(self._group, certified.slot, certified.state)
+        self._repeated_us = self._outbox.now_us
+        self._cosigning.seal(
+            self._others,
+            head.size,
+            head.root,
+            time_us,
+            line=state_line(certified.slot, certified.state),
+            then=self._on_checkpoint,
+        )
+
     def on_cosign(self, sender: NodeId, cosign: Cosign) -> None:
         """Whoever still gathers signatures is helped by the certificate."""
         if self.certificate is not None and cosign.size == self.certificate.size:
@@ -209,7 +245,7 @@ class Transfer:
     def _certify(self, certificate: Certificate) -> None:
         snapshot = self._snapshot
         assert snapshot is not None
-        self._snapshot, self.certificate = None, certificate
+        self._snapshot, self.certificate, self._is_outdated = None, certificate, False
         self._outbox.persist(
             Certified(self._group, snapshot.slot, snapshot.state, certificate.checkpoint),
             sync=False,
@@ -320,7 +356,7 @@ class Transfer:
         self._fetch, self._snapshot = None, None
         self._offers.clear()
         self._blames.clear()
-        self.certificate = certificate
+        self.certificate, self._is_outdated = certificate, False
         self._cosigning.adopt(certificate.size, certificate.checkpoint)
         self.count += 1
         certified = Certified(self._group, certificate.slot, encoded, certificate.checkpoint)
@@ -358,6 +394,9 @@ class Transfer:
                 return known
         try:
             certificate = self._read(offer.checkpoint)
+        except OtherKeysError:
+            # It may be of before a change of keys, or of after one that we have yet to come to.
+            return None
         except RemoteProtocolError as error:
             self._outbox.report(sender, "forgery", str(error))
             return None
