@@ -33,5 +33,5 @@ def new(
     typer.echo(
         f"  {private}   private: keep it here, copy it to nobody\n"
         f"  {public}   public: hand it to whoever assembles the cluster\n"
-        f"Next   quorate cluster assemble --help"
+        f"Next   quorate cluster assemble --help, or add-client --help for a cluster that runs"
     )
