@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quorate.bench import ordering
-from quorate.bench.experiments import ALTERING, CRASH, Experiment, chosen
+from quorate.bench.experiments import ALTERING, CRASH, Experiment, chosen, full_plan
 from quorate.cli import bench
 from quorate.cli.bench_options import Fault, LogFault, fault_names
 from quorate.core.errors import ConfigError
@@ -97,4 +97,4 @@ def test_what_is_no_word_of_an_option_is_refused_with_those_that_are(
 def test_every_fault_that_is_offered_is_measured() -> None:
     of_logs = {each.fault for each in ordering.full_plan() if each.fault}
     assert set(fault_names([*LogFault])) == of_logs == {ALTERING, CRASH}
-    assert set(fault_names([*Fault])) == {each.fault for each in bench.full_plan() if each.fault}
+    assert set(fault_names([*Fault])) == {each.fault for each in full_plan() if each.fault}

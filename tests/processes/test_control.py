@@ -405,6 +405,20 @@ def test_whoever_alters_a_topic_is_told_which_topics_there_are_and_what_can_chan
     )
 
 
+def test_the_cluster_s_own_log_is_described_and_not_altered(cluster: TestCluster) -> None:
+    here = ("-d", cluster.directory)
+    described = quorate("topic", "describe", CONTROL_TOPIC, "--json", *here)
+    altered = quorate("topic", "alter", CONTROL_TOPIC, "retention=7d", *here)
+
+    # What README.md says that it keeps.
+    assert json.loads(described.out)["contract"]["retention_bytes"] == 256 * 1024 * 1024
+    assert (altered.code, altered.err) == (
+        2,
+        "quorate.control is the cluster's own and cannot be altered; 'quorate topic describe "
+        "quorate.control' shows what it promises\n",
+    )
+
+
 def test_anybody_can_read_who_commanded_what(cluster: TestCluster) -> None:
     async def story() -> list[Record]:
         await created(cluster, "written-down")
