@@ -405,6 +405,20 @@ def test_whoever_alters_a_topic_is_told_which_topics_there_are_and_what_can_chan
     )
 
 
+def test_the_cluster_s_own_log_is_described_and_not_altered(cluster: TestCluster) -> None:
+    here = ("-d", cluster.directory)
+    described = quorate("topic", "describe", CONTROL_TOPIC, "--json", *here)
+    altered = quorate("topic", "alter", CONTROL_TOPIC, "retention=7d", *here)
+
+    # What README.md says that it keeps.
+    assert json.loads(described.out)["contract"]["retention_bytes"] == 256 * 1024 * 1024
+    assert (altered.code, altered.err) == (
+        2,
+        "quorate.control is the cluster's own and cannot be altered; 'quorate topic describe "
+        "quorate.control' shows what it promises\n",
+    )
+
+
 def test_anybody_can_read_who_commanded_what(cluster: TestCluster) -> None:
     async def story() -> list[Record]:
         await created(cluster, "written-down")
@@ -642,6 +656,41 @@ def test_a_group_shares_commits_and_seeks_though_the_leader_misbehaves(
             state = await alike(admin, 4)
         offsets = [each["offset"] for each in state["groups"][group]["partitions"]]
         assert offsets[last.partition] == 2
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("field", ["content", "sequence", "topic", "reply"])
+def test_members_and_operators_do_as_usual_while_a_replica_lies_about_the_control_plane(
+    cluster: TestCluster, field: str
+) -> None:
+    topic = group = f"despite-{field}"
+
+    async def story() -> None:
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            await admin.misbehave("r1", "lie", percent=100.0, fields=[field])
+            try:
+                # A command is answered with what became of it, and so is one that is refused.
+                await admin.create_topic(topic, {"order": "total", "partitions": 2})
+                with pytest.raises(RefusedError, match=f"there is a topic '{topic}' already"):
+                    await admin.create_topic(topic, {"order": "total"})
+                await admin.alter_topic(topic, {"partitions": 4})
+                known = await admin.update_topology()
+                assert known.topics[topic].partitions == 4
+                # A member reads all that is its own, and nothing else is.
+                await publish(cluster, topic, 0, 20)
+                async with Consumer(cluster.directory, "bob", group=group) as consumer:
+                    consumer.subscribe([topic], start="begin")
+                    assert numbers(await next_records(consumer, 20)) == list(range(20))
+                    assert sorted(consumer.assignment()) == [(topic, number) for number in range(4)]
+                    await consumer.commit()
+                # Whoever comes next goes on behind that.
+                await publish(cluster, topic, 20, 1)
+                async with Consumer(cluster.directory, "carol", group=group) as consumer:
+                    consumer.subscribe([topic], start="begin")
+                    assert numbers(await next_records(consumer, 1)) == [20]
+            finally:
+                await admin.misbehave("r1", "behave")
 
     asyncio.run(story())
 

@@ -4,7 +4,9 @@ from random import Random
 
 import pytest
 
+import commands
 from quorate.core.batch import Batch
+from quorate.core.cluster import Cluster
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Lane
 from quorate.core.messages import (
@@ -21,6 +23,8 @@ from quorate.core.messages import (
     Supply,
     Vouch,
 )
+from quorate.core.ordering import Assigned, Concluded, Cosign, Located, TopologyReport
+from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready, Report
 from quorate.protocol.misbehaviour import (
     FIELDS,
@@ -48,21 +52,40 @@ EXAMPLES: list[Message] = [
     Link(1000, 7, False, 5, 1, 0, [event(b"x")], [Authenticator(0, 1, bytes(16))]),
     Ack(7, Lane.EVENTS, Status.OK, 5),
     Reply(3, ""),
+    Reply(3, "refused"),
+    Concluded(3, ""),
+    Concluded(3, "refused"),
+    Assigned("ops", 2, 9, [("orders", 0, -1), ("orders", 1, 12)]),
+    Assigned("ops", 2, 9, []),
+    TopologyReport(3, 1, D, ""),
+    Located(7, 0, 3, 40),
+    Cosign(0, 5, 60, bytes(64)),
 ]
 # Which attribute of which message each field stands for; what is not here has no such field.
 MEANS: dict[str, dict[type, str]] = {
     "sequence": {
         **dict.fromkeys((Publish, Forward, Vouch, Echo, ReadyVote, Link), "first"),
         Ack: "through",
+        Concluded: "sequence",
+        Assigned: "revision",
+        Located: "offset",
+        Cosign: "size",
     },
     "publisher": dict.fromkeys((Forward, Vouch, Echo, ReadyVote, Supply, Link), "publisher"),
-    "topic": dict.fromkeys((Publish, Forward, Vouch, Echo, ReadyVote, Supply, Link, Ack), "topic"),
+    "topic": {
+        **dict.fromkeys((Publish, Forward, Vouch, Echo, ReadyVote, Supply, Link, Ack), "topic"),
+        Located: "topic",
+        Assigned: "group",
+    },
     "content": {
         **dict.fromkeys((Publish, Forward, Supply, Link), "payloads"),
         **dict.fromkeys((Vouch, Echo, ReadyVote), "digests"),
+        Assigned: "partitions",
+        TopologyReport: "digest",
+        Cosign: "signature",
     },
     "authenticators": {Link: "authenticators"},
-    "reply": {Reply: "sentence"},
+    "reply": dict.fromkeys((Reply, Concluded), "sentence"),
 }
 
 
@@ -89,6 +112,15 @@ def test_an_altered_batch_still_decodes() -> None:
         forged = alter(EXAMPLES[1], "content", how)
         assert isinstance(forged, Forward)
         assert Batch(forged.payloads[0]).values() != [b"x"]
+
+
+@pytest.mark.parametrize("how", [0, 1, 255])
+def test_a_lie_about_the_cluster_is_one_that_a_client_can_read(how: int) -> None:
+    text = commands.cluster().render()
+    lie = alter(TopologyReport(3, 0, digest(text.encode()), text), "content", how)
+    assert isinstance(lie, TopologyReport)
+    assert lie.digest == digest(lie.text.encode())
+    assert Cluster.parse(lie.text).topics == {}
 
 
 def test_a_lie_tells_each_receiver_its_own() -> None:

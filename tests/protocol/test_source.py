@@ -2,12 +2,14 @@
 
 import pytest
 
+import commands
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Lane, topic_id
 from quorate.core.limits import WINDOWS
 from quorate.core.messages import Ack, Fetch, Forward, Publish, Request, Status, Supply
+from quorate.core.ordering import Ordered
 from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
-from quorate.protocol.machine import Receipt, Room
+from quorate.protocol.machine import Receipt, Recorded, Room
 from quorate.protocol.outgoing import (
     IN_FLIGHT_BYTES,
     RETRY_AFTER_US,
@@ -15,7 +17,9 @@ from quorate.protocol.outgoing import (
     SILENT_AFTER_US,
     WAITING_AFTER_US,
 )
-from stage import R1, R2, R3, R4, S1, Stage, event, topic
+from quorate.protocol.source import Source
+from quorate.protocol.topic import topics_of
+from stage import R1, R2, R3, R4, S1, Stage, event, pairwise_macs, topic
 
 AUTHENTICATED: dict[str, object] = {"broadcast": "authenticated", "history_every": 0}
 CONTRACTS: dict[str, dict[str, object]] = {
@@ -493,3 +497,22 @@ def test_numbers_go_on_after_registering_again() -> None:
     assert last == 20
     assert sorted(map(int, stage.values())) == list(range(20))
     assert stage.reported("false-ack") == []
+
+
+def test_receipts_on_logs_go_by_the_policy_of_the_file_that_a_source_began_with() -> None:
+    # Given a cluster that began by syncing always, and does not any more
+    now = topics_of(commands.cluster(fsync="never"))
+    source = Source(S1, now, pairwise_macs(S1), session=1)
+
+    # When commands change it, which know how it began
+    source.adopt(commands.cluster(revision=1))
+
+    # Then a receipt still tells what machines may lose.
+    source.register("orders")
+    line = source.line("orders", 0)
+    line.add(b"1", 1)
+    for replica in (R1, R2):
+        line.on_ordered(replica, Ordered(topic_id("orders"), 0, 1, 1, 0, 0))
+    (receipt,) = source.take().deliver
+    assert isinstance(receipt, Recorded)
+    assert "if the machine loses power" in receipt.guarantee

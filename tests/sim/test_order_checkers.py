@@ -14,9 +14,11 @@ import pytest
 
 from council import CRASH, A, B, Council
 from quorate.core.ids import Digest, NodeId, topic_id
+from quorate.core.messages import Reply
 from quorate.core.ordering import Accept, Append, Entries, Line, Partition, Propose, State
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Answered, Entry, Recorded
+from quorate.protocol.misbehaviour import alter
 from quorate.protocol.ordering import catching_up
 from quorate.protocol.ordering.consensus import Consensus, Promise
 from quorate.protocol.ordering.group import Group
@@ -251,6 +253,17 @@ def test_a_command_that_was_never_answered_is_found() -> None:
     assert violated(record) == set()
     del record.answers[CORRECT][2]
     assert violated(record) == {"answers"}
+
+
+def test_an_answer_that_a_liar_made_up_is_found() -> None:
+    record = good_record()
+    told = Reply(1, "")
+    lie = alter(told, "reply", 7)
+    assert isinstance(lie, Reply)
+    record.on_outcome(CORRECT, Answered(1, told.sentence))
+    assert violated(record) == set()
+    record.on_outcome(CORRECT, Answered(2, lie.sentence))
+    assert violated(record) == {"true answers"}
 
 
 def test_a_byzantine_publisher_is_promised_nothing() -> None:

@@ -147,6 +147,10 @@ def chosen(
     protocols: Collection[str] = (),
     replicas: Collection[int] = (),
     topics: Collection[int] = (),
+    publishers: Collection[int] = (),
+    batches: Collection[int] = (),
+    fsyncs: Collection[str] = (),
+    fs: Collection[int] = (),
     faults: Collection[str] = (),
 ) -> list[Experiment]:
     """Those that were asked for; an empty choice means all. Baselines of faults stay."""
@@ -156,6 +160,10 @@ def chosen(
         if (not protocols or experiment.protocol in protocols)
         and (not replicas or experiment.replicas in replicas)
         and (not topics or experiment.topics in topics)
+        and (not publishers or experiment.publishers in publishers)
+        and (not batches or experiment.events_per_batch in batches)
+        and (not fsyncs or experiment.fsync in fsyncs)
+        and (not fs or experiment.f in fs)
         and (not faults or not experiment.fault or experiment.fault in faults)
     ]
 

@@ -20,8 +20,13 @@ from quorate.cli.bench_options import (
     QUICK_TAKES,
     SECONDS_MIN,
     AsJson,
+    OnlyBatches,
+    OnlyF,
     OnlyFaults,
     OnlyLog,
+    OnlyLogFaults,
+    OnlyPublishers,
+    OnlySync,
     Output,
     Quick,
     Repeat,
@@ -32,6 +37,7 @@ from quorate.cli.bench_options import (
     print_unless_drawn,
     progress_bar,
     refuse_what_cannot_be_done,
+    refuse_what_is_not_planned,
     say_written,
     until_done,
 )
@@ -76,8 +82,10 @@ def broadcast(
     process. Exit code 1 says that an experiment failed, or that events were lost or forged.
     """
     refuse_what_cannot_be_done(seconds, output)
+    there = quick_plan() if quick else full_plan()
+    refuse_what_is_not_planned(there, quick=quick, faults=fault, replicas=replicas, topics=topics)
     plan = chosen(
-        quick_plan() if quick else full_plan(),
+        there,
         protocols=only or (),
         replicas=replicas or (),
         topics=topics or (),
@@ -92,7 +100,11 @@ def ordering(
     quick: Quick = False,
     only: OnlyLog = None,
     topics: Annotated[list[int] | None, typer.Option(help="Only with 1 topic, or 10.")] = None,
-    fault: OnlyFaults = None,
+    publishers: OnlyPublishers = None,
+    batch: OnlyBatches = None,
+    fsync: OnlySync = None,
+    f: OnlyF = None,
+    fault: OnlyLogFaults = None,
     seconds: Seconds = None,
     repeat: Repeat = 1,
     as_json: AsJson = False,
@@ -104,10 +116,18 @@ def ordering(
     failed, or that events were lost, forged or doubled.
     """
     refuse_what_cannot_be_done(seconds, output)
+    there = ordering_plans.quick_plan() if quick else ordering_plans.full_plan()
+    refuse_what_is_not_planned(
+        there, quick=quick, faults=fault, topics=topics, publishers=publishers, batch=batch, f=f
+    )
     plan = chosen(
-        ordering_plans.quick_plan() if quick else ordering_plans.full_plan(),
+        there,
         protocols=only or (),
         topics=topics or (),
+        publishers=publishers or (),
+        batches=batch or (),
+        fsyncs=fsync or (),
+        fs=f or (),
         faults=fault_names(fault),
     )
     rows = _measured(plan, seconds or (QUICK_SECONDS if quick else SECONDS), repeat)

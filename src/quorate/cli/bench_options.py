@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from quorate.bench.drawing import require_matplotlib
-from quorate.bench.experiments import ALTERING, CRASH, DROPPING
+from quorate.bench.experiments import ALTERING, CRASH, DROPPING, Experiment
 from quorate.core.errors import ConfigError
 from quorate.runtime.loop import run
 
@@ -32,6 +32,16 @@ class Fault(StrEnum):
     dropping = "dropping"
     altering = "altering"
     crash = "crash"
+
+
+class LogFault(StrEnum):
+    altering = "altering"
+    crash = "crash"
+
+
+class Sync(StrEnum):
+    never = "never"
+    always = "always"
 
 
 class LogProtocol(StrEnum):
@@ -51,6 +61,25 @@ OnlyFaults: TypeAlias = Annotated[
     list[Fault] | None,
     typer.Option("--fault", help="Only this fault, and none; may be repeated."),
 ]
+OnlyLogFaults: TypeAlias = Annotated[
+    list[LogFault] | None,
+    typer.Option("--fault", help="Only this fault, and none; may be repeated."),
+]
+OnlyPublishers: TypeAlias = Annotated[
+    list[int] | None,
+    typer.Option("--publishers", help="Only 1, 2, 5 or 10 on each topic; may be repeated."),
+]
+OnlyBatches: TypeAlias = Annotated[
+    list[int] | None,
+    typer.Option("--batch", help="Only batches of 1, 100 or 1000 events; may be repeated."),
+]
+OnlySync: TypeAlias = Annotated[
+    list[Sync] | None,
+    typer.Option("--fsync", help="Only in memory (never), or synced (always)."),
+]
+OnlyF: TypeAlias = Annotated[
+    list[int] | None, typer.Option("--f", help="Only clusters that tolerate 1, or 2.")
+]
 Seconds: TypeAlias = Annotated[float | None, typer.Option(help="How long each one measures.")]
 Repeat: TypeAlias = Annotated[
     int, typer.Option(min=1, help="Run everything so often; print medians and spreads.")
@@ -63,12 +92,39 @@ Plot: TypeAlias = Annotated[
     Path | None, typer.Option("--output", help="Write a PNG plot into this directory.")
 ]
 
-_FAULT_NAMES = {Fault.dropping: DROPPING, Fault.altering: ALTERING, Fault.crash: CRASH}
+_FAULT_NAMES = {"dropping": DROPPING, "altering": ALTERING, "crash": CRASH}
+# What an option that filters a plan is about.
+_ATTRIBUTES = {
+    "replicas": "replicas",
+    "topics": "topics",
+    "publishers": "publishers",
+    "batch": "events_per_batch",
+    "f": "f",
+}
 _Result = TypeVar("_Result")
 
 
-def fault_names(chosen: list[Fault] | None) -> list[str]:
+def fault_names(chosen: Sequence[Fault | LogFault] | None) -> list[str]:
     return [_FAULT_NAMES[each] for each in chosen or ()]
+
+
+def refuse_what_is_not_planned(
+    plan: Sequence[Experiment],
+    *,
+    quick: bool,
+    faults: Sequence[Fault | LogFault] | None,
+    **wanted: list[int] | None,
+) -> None:
+    """Whoever names what no experiment has is told what there is."""
+    if faults and not any(each.fault for each in plan):
+        raise ConfigError(f"--fault is {faults[0]}, but with --quick there are no faults")
+    for option, values in wanted.items():
+        there = sorted({getattr(each, _ATTRIBUTES[option]) for each in plan})
+        for value in values or ():
+            if value not in there:
+                allowed = " or ".join(", ".join(map(str, there)).rsplit(", ", 1))
+                where = " with --quick" if quick else ""
+                raise ConfigError(f"--{option} is {value}, but{where} it must be {allowed}")
 
 
 def refuse_what_cannot_be_done(seconds: float | None, output: Path | None) -> None:

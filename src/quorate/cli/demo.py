@@ -125,8 +125,8 @@ def _summary(scene: Scene, result: dict[str, object]) -> Group:
     words = [
         f"Every event went to two subscribers. {scene.liar} lied, died, and came back; "
         f"{scene.ledger.leader} led the log, died, and came back.",
-        f"Topics that promise to stand a liar lost {result['lost']} and delivered "
-        f"{result['forged']} forged events.",
+        f"Topics that promise to stand a liar lost {result['lost']} events, and delivered "
+        f"{result['forged']} forged ones and {result['duplicates']} twice.",
         f"Subscribers caught and rejected {result['rejected']} wrong messages"
         + (f" ({rejected})." if rejected else "."),
     ]

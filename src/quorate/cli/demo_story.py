@@ -3,9 +3,10 @@
 Four replicas run as processes of their own. One publisher and two subscribers work on topics
 of different contracts. After a quiet start one replica lies in everything it sends; later it
 is killed, and comes back. Then the leader of the log topic is killed, and comes back before the
-end. Every value that arrives is compared with what was published, so that "lost" and "forged" are
-counted and not claimed; of the log, both subscribers' orders are compared with each other and with
-the positions that the publisher was given, and the replicas' signatures under it are verified.
+end. Every value that arrives is compared with what was published, so that "lost", "forged" and
+"duplicates" are counted and not claimed; of the log, both subscribers' orders are compared with
+each other and with the positions that the publisher was given, and the replicas' signatures under
+it are verified.
 """
 
 import asyncio
@@ -140,7 +141,7 @@ class Scene:
         return (time.monotonic() - self.started) / self.seconds
 
     def result(self) -> dict[str, object]:
-        """The summary. Lost and forged are totalled where the contract promises none."""
+        """The summary. Lost, forged and doubled are totalled where the contract promises none."""
         rows = [self._row(line) for line in self.lines.values()]
         promised = [line for line in self.lines.values() if line.tolerates_lies]
         return {
@@ -148,6 +149,7 @@ class Scene:
             "delivered": sum(line.delivered for line in self.lines.values()),
             "lost": sum(line.lost for line in promised),
             "forged": sum(line.forged for line in promised),
+            "duplicates": sum(line.duplicates for line in promised),
             "rejected": sum(self.rejected.values()),
             "rejected_from": dict(self.rejected),
             "ledger": self.ledger.result(),
@@ -367,10 +369,10 @@ async def _watch(scene: Scene, watch: Callable[[Scene], None]) -> None:
 
 def verdict(result: dict[str, object]) -> None:
     """Raise if a promise was broken."""
-    if result["lost"] or result["forged"]:
+    if result["lost"] or result["forged"] or result["duplicates"]:
         raise QuorateError(
-            f"{result['lost']} events were lost and {result['forged']} forged where the "
-            f"contract promises none"
+            f"{result['lost']} events were lost, {result['forged']} forged and "
+            f"{result['duplicates']} delivered twice where the contract promises none"
         )
     ledger = cast(dict[str, Any], result["ledger"])
     if ledger["misplaced"]:

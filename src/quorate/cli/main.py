@@ -46,7 +46,7 @@ class Subcommand(NamedTuple):
 _FIRST, _CLUSTER, _EVENTS, _CHECK = "Start here", "Clusters", "Events", "Check and measure"
 
 SUBCOMMANDS = (
-    Subcommand("demo", _FIRST, "Watch a cluster survive a lying replica and then lose it."),
+    Subcommand("demo", _FIRST, "Watch a cluster survive a liar and the loss of a leader."),
     Subcommand("init", _CLUSTER, "Write a local cluster: keys, certificates and one TOML file."),
     Subcommand("identity", _CLUSTER, "Make a party's keys, on the machine where they stay."),
     Subcommand(

@@ -21,7 +21,7 @@ from quorate.cli.tables import printable
 from quorate.client.admin import Admin
 from quorate.core.cluster import Cluster
 from quorate.core.contract import KEYS, Contract
-from quorate.core.control import Setting
+from quorate.core.control import CONTROL_TOPIC, Setting
 from quorate.core.errors import ConfigError
 from quorate.protocol.control.topology import FIXED_KEYS
 from quorate.runtime.launcher import Launcher
@@ -85,6 +85,11 @@ def alter(
     What its events were promised (protection, order, broadcast) stays; that takes a new topic.
     """
     changes = settings_of(settings)
+    if name == CONTROL_TOPIC:
+        raise ConfigError(
+            f"{name} is the cluster's own and cannot be altered; "
+            f"'quorate topic describe {name}' shows what it promises"
+        )
     launcher = opened(directory)
     who = operator_name or operator(launcher, "alters topics")
     altered = _ask(launcher, who, lambda admin: _alter(admin, name, changes))

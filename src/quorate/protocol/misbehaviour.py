@@ -10,10 +10,12 @@ Each wrapper takes a `Ready` and returns parts of it, each with a delay in micro
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol, TypeAlias, get_args
 
 import msgspec
 
+from quorate.core.cluster import Cluster
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import NodeId
 from quorate.core.messages import (
@@ -33,15 +35,20 @@ from quorate.core.ordering import (
     Accept,
     Announce,
     Append,
+    Assigned,
     Chained,
+    Concluded,
+    Cosign,
     Decision,
     Entries,
     Line,
+    Located,
     Ordered,
     Propose,
     Received,
     Retrieved,
     Stored,
+    TopologyReport,
     Write,
 )
 from quorate.crypto.digests import digest
@@ -53,6 +60,8 @@ Rewrite: TypeAlias = Callable[[Ready, int], Parts]
 
 FIELDS = ("sequence", "publisher", "topic", "content", "authenticators", "reply")
 REPLAYED_MAX = 256
+# How a refusal begins that nobody but a liar ever wrote.
+MADE_UP = "no, because of"
 
 
 class Chance(Protocol):
@@ -248,13 +257,61 @@ def _wrong_slot(message: Message, _: int) -> Message:
 
 
 def _wrong_position(message: Message, how: int) -> Message:
-    assert isinstance(message, Ordered)
+    assert isinstance(message, Ordered | Located)
     return msgspec.structs.replace(message, offset=message.offset + 1 + how)
 
 
 def _wrong_reply(message: Message, how: int) -> Message:
-    assert isinstance(message, Reply)
-    return msgspec.structs.replace(message, sentence=f"no, because of {how}")
+    """What was refused was done, and what was done was refused."""
+    assert isinstance(message, Reply | Concluded)
+    sentence = "" if message.sentence else f"{MADE_UP} {how}"
+    return msgspec.structs.replace(message, sentence=sentence)
+
+
+def _wrong_command(message: Message, _: int) -> Message:
+    """The answer to a command that is yet to come."""
+    assert isinstance(message, Concluded)
+    return msgspec.structs.replace(message, sequence=message.sequence + 1)
+
+
+def _wrong_group(message: Message, how: int) -> Message:
+    assert isinstance(message, Assigned)
+    return msgspec.structs.replace(message, group=f"{message.group}-{how}")
+
+
+def _wrong_revision(message: Message, how: int) -> Message:
+    assert isinstance(message, Assigned)
+    return msgspec.structs.replace(message, revision=message.revision + 1 + how)
+
+
+def _wrong_share(message: Message, how: int) -> Message:
+    """One partition fewer, and the others from further on; one out of nothing."""
+    assert isinstance(message, Assigned)
+    wrong = [(topic, number, at + 1 + how) for topic, number, at in message.partitions[1:]]
+    return msgspec.structs.replace(
+        message, partitions=wrong if message.partitions else [("", 0, how)]
+    )
+
+
+def _wrong_topology(message: Message, how: int) -> Message:
+    """A cluster without topics, with the digest of that; or the digest of nothing that there is."""
+    assert isinstance(message, TopologyReport)
+    if not message.text:
+        return msgspec.structs.replace(message, digest=_flip(message.digest, how))
+    text = replace(
+        Cluster.parse(message.text), topics={}, placed_over={}, revision=message.revision + 1 + how
+    ).render()
+    return msgspec.structs.replace(message, text=text, digest=digest(text.encode()))
+
+
+def _wrong_signature(message: Message, how: int) -> Message:
+    assert isinstance(message, Cosign)
+    return msgspec.structs.replace(message, signature=_flip(message.signature, how))
+
+
+def _wrong_size(message: Message, how: int) -> Message:
+    assert isinstance(message, Cosign)
+    return msgspec.structs.replace(message, size=message.size + 1 + how)
 
 
 def _no_authenticators(message: Message, _: int) -> Message:
@@ -274,9 +331,16 @@ _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
     **{(kind, "content"): _wrong_chain for kind in (Received, Stored, Chained)},
     **{(kind, "sequence"): _wrong_first for kind in get_args(_NUMBERED)},
     **{(kind, "sequence"): _wrong_slot for kind in (Propose, Write, Accept, Decision)},
-    (Ordered, "sequence"): _wrong_position,
+    **{(kind, "sequence"): _wrong_position for kind in (Ordered, Located)},
+    **{(kind, "reply"): _wrong_reply for kind in (Reply, Concluded)},
+    (Concluded, "sequence"): _wrong_command,
+    (Assigned, "sequence"): _wrong_revision,
+    (Assigned, "topic"): _wrong_group,
+    (Assigned, "content"): _wrong_share,
+    (TopologyReport, "content"): _wrong_topology,
+    (Cosign, "sequence"): _wrong_size,
+    (Cosign, "content"): _wrong_signature,
     (Frontier, "sequence"): _wrong_frontier,
     (Ack, "sequence"): _wrong_ack,
-    (Reply, "reply"): _wrong_reply,
     (Link, "authenticators"): _no_authenticators,
 }

@@ -12,6 +12,7 @@ and none is ever given twice.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from quorate.core.cluster import Cluster
@@ -100,6 +101,7 @@ class Source:
         self.me = me
         self._topics = {topic.name: topic for topic in topics}
         self._by_id = by_id(self._topics.values())
+        self._fsync = next((topic.fsync for topic in self._topics.values()), "always")
         self._macs = macs
         self._session = max(session, 1)
         self._outbox = Outbox()
@@ -181,8 +183,11 @@ class Source:
         return outgoing
 
     def adopt(self, cluster: Cluster) -> None:
-        """These are the topics now. What is under way goes on as it began."""
-        topics = {topic.name: topic for topic in topics_of(cluster)}
+        """These are the topics now. What is under way goes on as it began.
+
+        No command changes when logs are synced: that is in the file that we began with.
+        """
+        topics = {topic.name: replace(topic, fsync=self._fsync) for topic in topics_of(cluster)}
         self._topics = self._topics | topics
         self._by_id = by_id(self._topics.values())
 

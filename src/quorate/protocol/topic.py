@@ -14,13 +14,15 @@ from quorate.core.quorum import Quorum
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic. `members` are its replicas, in the order in which a chain takes them."""
+    """One topic. `members` are its replicas, in the order in which a chain takes them; `fsync` is
+    when they sync what they keep on disk."""
 
     name: str
     contract: Contract
     members: tuple[NodeId, ...]
     f: int
     windows: Windows = WINDOWS
+    fsync: str = "always"
 
     @cached_property
     def id(self) -> TopicId:
@@ -61,6 +63,7 @@ def topics_of(cluster: Cluster) -> list[Topic]:
             contract,
             cluster.placement(name),
             cluster.f if contract.protection != "none" else 0,
+            fsync=cluster.fsync,
         )
         for name, contract in contracts.items()
     ]

@@ -276,6 +276,7 @@ LOG_REPLICAS: Mapping[str, Make] = {
     "lie": _lie,
     "lie-content": _lie_about("content"),
     "lie-sequence": _lie_about("sequence"),
+    "lie-reply": _lie_about("reply"),
     "equivocate": _equivocate,
     "replay": _replay,
     "censor": _censor,

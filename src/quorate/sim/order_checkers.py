@@ -12,6 +12,7 @@ replicas hold in the end:
 - integrity: what is read from a publisher that is not Byzantine, it was told to publish.
 - no duplicate: a publisher's batch stands at one offset.
 - no loss: at the position that a publisher was given, every reader finds that batch.
+- true answers: no client believes what a lying replica says became of its command.
 - catching up: whoever was away comes to where the others are.
 - validity and progress: what a correct publisher was told to publish has a position, and is read
   by every reader, once the network is calm.
@@ -28,6 +29,7 @@ from quorate.core.ids import NodeId, Sequence
 from quorate.core.ordering import Partition
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Answered, Entry, Outcome, Recorded
+from quorate.protocol.misbehaviour import MADE_UP
 from quorate.sim.checkers import Conduct
 
 
@@ -248,6 +250,14 @@ def validity(record: LogRecord) -> Iterator[LogViolation]:
             yield LogViolation("validity", sentence, batch)
 
 
+def true_answers(record: LogRecord) -> Iterator[LogViolation]:
+    for client, given in record.answers.items():
+        for number, sentence in given.items():
+            if sentence.startswith(MADE_UP):
+                said = f"client {client} believes of its command {number}: '{sentence}'"
+                yield LogViolation("true answers", said)
+
+
 def answers(record: LogRecord) -> Iterator[LogViolation]:
     """Every command of a correct client was carried out, or refused."""
     for client, numbers in record.commands.items():
@@ -267,6 +277,6 @@ def catching_up(record: LogRecord) -> Iterator[LogViolation]:
 
 
 LOG_SAFETY: tuple[LogChecker, ...] = (
-    agreement, one_state, total_order, integrity, no_duplicate, positions,
+    agreement, one_state, total_order, integrity, no_duplicate, positions, true_answers,
 )  # fmt: skip
 LOG_LIVENESS: tuple[LogChecker, ...] = (no_loss, progress, validity, answers, catching_up)

@@ -4,7 +4,7 @@ import pytest
 
 from commands import ANNA, cluster
 from quorate.core.batch import Batch
-from quorate.core.control import CONTROL_TOPIC, Command, Leave, Renew, decode_command
+from quorate.core.control import CONTROL_TOPIC, Command, Join, Leave, Renew, decode_command
 from quorate.core.errors import LocalProtocolError
 from quorate.core.messages import Message
 from quorate.core.ordering import (
@@ -170,6 +170,7 @@ def test_how_a_cluster_began_and_what_it_is_now_can_be_asked_for_at_the_same_tim
 
 def test_an_assignment_is_believed_on_two_equal_words_and_never_an_older_one() -> None:
     office = Office()
+    office.commands.give(Join("ops", ["orders"]), 0)
     first = Assigned("ops", 1, 3, [("orders", 0, -1), ("orders", 1, 12)])
     second = Assigned("ops", 2, 4, [("orders", 1, 15)])
     office.commands.on_assigned(3, Assigned("ops", 9, 9, []))
@@ -186,9 +187,37 @@ def test_an_assignment_is_believed_on_two_equal_words_and_never_an_older_one() -
     assert office.taken()[1] == []
 
 
+def test_a_replica_that_makes_up_groups_does_not_hide_the_one_that_there_is() -> None:
+    office = Office()
+    for number in range(1000):
+        office.commands.on_assigned(3, Assigned(f"made up {number}", 1, 1, []))
+    office.commands.give(Join("ops", ["orders"]), 0)
+    for number in range(1000):
+        office.commands.on_assigned(3, Assigned(f"made up too {number}", 1, 1, []))
+    for replica in (0, 1):
+        office.commands.on_assigned(replica, Assigned("ops", 1, 1, [("orders", 0, -1)]))
+    assert office.taken()[1] == [Shared("ops", 1, (("orders", 0, None),))]
+
+
+def test_what_is_said_of_a_group_that_a_client_left_is_no_news() -> None:
+    office = Office()
+    office.commands.give(Join("ops", ["orders"]), 0)
+    office.commands.leave("ops")
+    late = Assigned("ops", 1, 1, [("orders", 0, -1)])
+    for replica in (0, 1, 2):
+        office.commands.on_assigned(replica, late)
+    assert office.taken()[1] == []
+
+    # Once it is a member again, it is.
+    office.commands.give(Join("ops", ["orders"]), 0)
+    for replica in (0, 1):
+        office.commands.on_assigned(replica, late)
+    assert office.taken()[1] == [Shared("ops", 1, (("orders", 0, None),))]
+
+
 def test_a_stranger_s_word_counts_for_nothing() -> None:
     office = Office()
-    number = office.commands.give(Renew(), 0)
+    number = office.commands.give(Join("ops", ["orders"]), 0)
     office.taken()
     for stranger in (4, ANNA):
         office.commands.on_concluded(stranger, Concluded(1, ""))

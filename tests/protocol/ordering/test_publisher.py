@@ -1,5 +1,9 @@
 """A line on its way: to whom what goes, how often, and what makes a receipt."""
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
 import pytest
 
 from quorate.core.ids import NodeId, topic_id
@@ -9,6 +13,7 @@ from quorate.crypto.digests import digest
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing
+from quorate.storage.store import DiskStore
 from stage import Outlook, topic
 
 T = topic_id("t")
@@ -16,14 +21,17 @@ LINE = Line(1000, T, 0)
 LARGE = bytes(INLINE_BYTES_MAX + 1)
 BYZANTINE: dict[str, object] = {"protection": "byzantine", "order": "total"}
 CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
+ALONE: dict[str, object] = {"protection": "none", "order": "total"}
 
 
 class Publisher:
     """A line with an outbox of its own."""
 
-    def __init__(self, table: dict[str, object] = BYZANTINE, f: int = 1) -> None:
+    def __init__(
+        self, table: dict[str, object] = BYZANTINE, f: int = 1, fsync: str = "always"
+    ) -> None:
         self.look = Outlook()
-        self.topic = topic(table, f=f)
+        self.topic = replace(topic(table, f=f), fsync=fsync)
         self.line = LineOutgoing(self.topic, LINE, self.look.outbox)
         self.reachable = set(self.topic.members)
 
@@ -197,6 +205,28 @@ def test_where_nobody_lies_one_word_is_enough() -> None:
     (receipt,) = publisher.receipts()
     assert receipt.replicas == (2,)
     assert "may crash" in receipt.guarantee
+
+
+@pytest.mark.parametrize("table", [BYZANTINE, CRASH, ALONE], ids=["byzantine", "crash", "none"])
+@pytest.mark.parametrize("fsync", ["always", "interval", "never"])
+def test_a_receipt_promises_no_more_than_the_disks_do(
+    table: dict[str, object], fsync: Literal["always", "interval", "never"], tmp_path: Path
+) -> None:
+    # Given replicas that sync when their policy says so
+    store = DiskStore(tmp_path, fsync=fsync)
+    gives_up = store.gives_up.rstrip(".").lower()
+    store.close()
+
+    # When they name a position
+    publisher = Publisher(table, fsync=fsync)
+    publisher.add(b"1")
+    for replica in publisher.topic.members:
+        publisher.ordered(replica)
+
+    # Then the receipt says that it is on disk, or in the words of a status what it may lose.
+    (receipt,) = publisher.receipts()
+    assert ("on disk" in receipt.guarantee) == (fsync == "always")
+    assert receipt.guarantee.endswith(gives_up)
 
 
 def test_receipts_come_in_the_order_of_the_line() -> None:

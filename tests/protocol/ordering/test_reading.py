@@ -258,6 +258,55 @@ def test_f_replicas_that_contradict_the_lead_do_not_replace_it() -> None:
     assert desk.reports == []
 
 
+def test_one_that_contradicts_the_lead_in_many_ways_is_one_voice_and_takes_no_room() -> None:
+    desk = Desk()
+    lead, liar = desk.lead, desk.others[0]
+    desk.entries(TRUE, 0, 2)
+    for number in range(1000):
+        word = Chained(T, 0, 2, digest(b"%d" % number), 0, 2)
+        desk.reading.on_chained(liar, word, desk.connected)
+    assert len(desk.reading.contradicted_by) == 1
+    desk.chain(desk.others[1], TRUE, 2)
+    assert desk.read() == [b"1", b"2"]
+    assert desk.lead == lead
+    assert desk.reports == []
+
+
+@pytest.mark.parametrize("f", [1, 2])
+def test_f_plus_1_that_contradict_a_lead_replace_it_wherever_each_of_them_is(f: int) -> None:
+    # Given a lead that lies from the second batch on
+    desk = Desk(f=f)
+    liar, voices = desk.lead, desk.others
+    desk.entries(FALSE, 0, 4)
+
+    # When f others are at one offset each, and go on
+    for place, replica in enumerate(voices[:f]):
+        desk.chain(replica, TRUE, 2 + place)
+        desk.chain(replica, TRUE, 3 + place)
+    assert desk.lead == liar
+
+    # Then one more is enough: a chain covers all that came before, so one of them is correct and
+    # none of it is what the others have.
+    desk.chain(voices[f], TRUE, 2)
+    assert desk.lead != liar
+    desk.take()
+    assert desk.reports == [(liar, "bad-lead")]
+
+
+def test_words_against_a_former_lead_do_not_count_against_the_next() -> None:
+    desk = Desk()
+    liar, (first, second, _) = desk.lead, desk.others
+    desk.entries(FALSE, 0, 2)
+    desk.chain(first, TRUE, 2)
+    desk.chain(second, TRUE, 2)
+    lead = desk.lead
+    assert lead != liar
+
+    desk.entries(TRUE, 0, 2)
+    desk.chain(liar, FALSE, 2)
+    assert desk.lead == lead
+
+
 def test_a_lead_whose_batches_do_not_follow_on_each_other_is_replaced() -> None:
     desk = Desk()
     liar = desk.lead

@@ -171,8 +171,9 @@ def test_whoever_may_is_admitted_and_whoever_may_not_hears_why() -> None:
     council = Council(LIMITED)
     assert admitted(council, A, Operation.REGISTER) == ""
     assert admitted(council, READER, Operation.SUBSCRIBE) == ""
-    assert admitted(council, B, Operation.REGISTER) == "b may not publish on 't'"
-    assert admitted(council, A, Operation.SUBSCRIBE) == "a may not subscribe to 't'"
+    assert admitted(council, B, Operation.REGISTER) == "b may not publish on 't'; a may"
+    assert admitted(council, A, Operation.SUBSCRIBE) == "a may not subscribe to 't'; reader may"
+    assert admitted(council, 77, Operation.REGISTER) == "client 77 may not publish on 't'; a may"
 
 
 def test_a_client_that_believes_in_other_terms_is_not_admitted() -> None:

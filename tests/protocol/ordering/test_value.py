@@ -18,7 +18,6 @@ from quorate.protocol.ordering.value import (
     Span,
     Value,
     chained,
-    leaf_data,
     leaves_of,
     value_digest,
 )
@@ -120,11 +119,15 @@ def test_a_chain_links_hash_to_hash() -> None:
     assert chained(first, []) == []
 
 
+def leaf_data(offset: int, sequence: int, time_us: int, content: bytes) -> bytes:
+    """Version, topic, partition, offset, publisher, sequence, time and digest of a batch."""
+    return b"qbl1" + pack(">IHQQQq", 7, 2, offset, 1000, sequence, time_us) + content
+
+
 def test_the_leaf_of_a_batch_says_what_it_is_and_where_it_stands() -> None:
     content = blake3(b"one").digest()
-    data = leaf_data(7, 2, 40, 1000, 5, 1_700_000_000_000_000, content)
+    data = leaf_data(40, 5, 1_700_000_000_000_000, content)
 
-    assert data == (b"qbl1" + pack(">IHQQQq", 7, 2, 40, 1000, 5, 1_700_000_000_000_000) + content)
     (leaf,) = leaves_of(Line(1000, 7, 2), 5, 40, 1_700_000_000_000_000, [content])
     assert leaf == leaf_hash(data) == sha256(b"\x00" + data).digest()
     assert leaf.hex() == LEAF
@@ -134,8 +137,7 @@ def test_consecutive_batches_have_consecutive_numbers_and_offsets() -> None:
     contents = [blake3(b"%d" % number).digest() for number in range(3)]
     leaves = leaves_of(Line(1000, 7, 2), 5, 40, 9, contents)
     assert leaves == [
-        leaf_hash(leaf_data(7, 2, 40 + at, 1000, 5 + at, 9, content))
-        for at, content in enumerate(contents)
+        leaf_hash(leaf_data(40 + at, 5 + at, 9, content)) for at, content in enumerate(contents)
     ]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from quorate.core import batch
 from quorate.core.cluster import Cluster
-from quorate.core.control import COMMAND_BYTES_MAX, Command, encode_command
+from quorate.core.control import COMMAND_BYTES_MAX, Command, Join, encode_command
 from quorate.core.errors import LocalProtocolError, QuorateError
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import (
@@ -40,7 +40,6 @@ from quorate.protocol.voting import ReplyVoter
 ASK_AGAIN_US = 500_000
 # No answer after so long: those who knew it have forgotten it.
 FORGOTTEN_AFTER_US = 20_000_000
-GROUPS_MAX = 64
 
 
 @dataclass(slots=True)
@@ -105,7 +104,7 @@ class Commands:
         self._inquiries: dict[int, Inquiry] = {}
         # What the cluster was when it began, once that was asked for.
         self.founding: Cluster | None = None
-        # By group: what each replica says that we read, and what we believe.
+        # By group that we joined: what each replica says that we read, and what we believe.
         self._said: dict[str, dict[NodeId, Assigned]] = {}
         self._believed: dict[str, tuple[int, int]] = {}
         self._line: LineOutgoing | None = None
@@ -125,6 +124,8 @@ class Commands:
             raise LocalProtocolError(
                 f"this command has {len(value)} bytes; allowed are {COMMAND_BYTES_MAX}"
             )
+        if isinstance(command, Join):
+            self._said.setdefault(command.group, {})
         number = self._requests.take_number()
         self._waiting.append((number, batch.encode_one(None, value, (), timestamp_us, False)))
         self._give_next()
@@ -214,9 +215,10 @@ class Commands:
         topic, group = self._topic, assigned.group
         if topic is None or replica not in topic.index:
             return
-        if group not in self._said and len(self._said) >= GROUPS_MAX:
+        said = self._said.get(group)
+        if said is None:
+            # Nobody but us makes us a member: a group that we did not join is made up.
             return
-        said = self._said.setdefault(group, {})
         said[replica] = assigned
         is_news = (assigned.epoch, assigned.revision) > self._believed.get(group, (0, -1))
         if not is_news:

@@ -1,4 +1,4 @@
-"""Consensus on one slot after another: propose, write, accept (F7).
+"""Consensus on one slot after another: propose, write, accept (F7, F8).
 
 Source: FIT-Broker 2013, section 4.4.2 (VP-Consensus); Sousa and Bessani 2012 (Mod-SMaRt); the
 epoch consensus of Cachin, Guerraoui and Rodrigues 2011, algorithms 5.17 and 5.18.

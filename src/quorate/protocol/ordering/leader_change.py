@@ -1,4 +1,4 @@
-"""Leader change: leave a regency, say what was said in it, and bind the next leader to that (F8).
+"""Leader change: leave a regency, say what was said in it, and bind the next leader to that (F9).
 
 Source: FIT-Broker 2013, section 4.4.3 and appendices A and B; Sousa and Bessani 2012 (Mod-SMaRt's
 synchronisation phase); Cachin, Guerraoui and Rodrigues 2011, algorithms 5.17 and 5.18.
@@ -40,9 +40,6 @@ from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.rules import Choice, choose, leader_of
 from quorate.protocol.outbox import Outbox
-
-# A state speaks of the current slot and of the one before.
-PROMISED_MAX = 2
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(State)

@@ -25,10 +25,29 @@ IN_FLIGHT_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
 
-_GUARANTEES = {
-    "byzantine": "a quorum decided this position and has it on disk; f replicas may do anything",
-    "crash": "a majority decided this position and has it on disk; f replicas may crash",
-    "none": "the replica has it on disk",
+_DECIDED = {
+    "byzantine": "a quorum decided this position and has",
+    "crash": "a majority decided this position and has",
+    "none": "the replica has",
+}
+_BEARS = {
+    "byzantine": "; f replicas may do anything",
+    "crash": "; f replicas may crash",
+    "none": "",
+}
+# By fsync policy: where it is, and what that gives up in the words of a store's `gives_up`.
+_KEPT = {
+    "always": ("it on disk", ""),
+    "interval": (
+        "written it",
+        "; what was acknowledged since the last sync is lost if the machine loses power, "
+        "though not if only the process crashes",
+    ),
+    "never": (
+        "written it",
+        "; what was acknowledged and the operating system has not written of its own accord is "
+        "lost if the machine loses power, though not if only the process crashes",
+    ),
 }
 
 
@@ -61,6 +80,7 @@ class LineOutgoing:
         self._voices: dict[Sequence, dict[NodeId, Ordered]] = {}
         byzantine = topic.contract.protection == "byzantine"
         self._needed = topic.quorum.one_correct if byzantine else 1
+        self._guarantee = _guarantee(topic)
         self._retry_us = RETRY_AFTER_US
         self._moved_us = 0
 
@@ -139,7 +159,7 @@ class LineOutgoing:
         self._outbox.deliver(
             Recorded(
                 self.line, ordered.first, ordered.count, ordered.offset, ordered.time_us,
-                replicas, _GUARANTEES[self.topic.contract.protection],
+                replicas, self._guarantee,
             )
         )  # fmt: skip
 
@@ -161,3 +181,10 @@ class LineOutgoing:
 
     def _is_large(self, sequence: Sequence) -> bool:
         return self._kept[sequence].digest is not None
+
+
+def _guarantee(topic: Topic) -> str:
+    """What a position is worth, given how its replicas keep what they write."""
+    protection = topic.contract.protection
+    where, gives_up = _KEPT[topic.fsync]
+    return f"{_DECIDED[protection]} {where}{_BEARS[protection]}{gives_up}"

@@ -5,7 +5,7 @@ Source: DESIGN section 3; FIT-Broker 2013, section 4.4.2 (delivery of ordered ev
 Payloads come from one replica, the lead. The reader hashes them into the partition's chain
 itself. The other replicas only say what the chain is at some offset; since a chain covers all
 that came before it, f of them and the lead agreeing on one offset settles everything below it.
-A lead that is silent while others are further, or whose chain is not what f + 1 others say, is
+A lead that is silent while others are further, or whose chain f + 1 others contradict, is
 replaced, and everything that is not settled is read again from the next one.
 """
 
@@ -124,7 +124,9 @@ class Reading:
         # What replicas said of the chain further on than we are, and up to where they agree.
         self._words: dict[NodeId, deque[Chained]] = {}
         self._agreed: dict[NodeId, int] = {}
-        self._contradicted: dict[tuple[int, Digest], set[NodeId]] = {}
+        # Whose chain is not the one that we have from the lead. A chain covers all that came
+        # before it, so it does not matter at which offset: of f + 1 one is correct.
+        self.contradicted_by: set[NodeId] = set()
         self._ends: dict[NodeId, int] = {}
         self._starts: dict[NodeId, int] = {}
         self._blames: Counter[NodeId] = Counter()
@@ -335,11 +337,11 @@ class Reading:
         for replica, words in self._words.items():
             while words and words[0].offset <= self.received:
                 self._compare(replica, words.popleft())
-        if any(len(said) > self._others_needed for said in self._contradicted.values()):
+        if len(self.contradicted_by) > self._others_needed:
             self._blames.update(self._supplied_by - {self.lead})
             self._blame("sent other batches than the others have", connected)
             return
-        if self._contradicted:
+        if self.contradicted_by:
             self._hear_everybody(connected)
         agreed = sorted((at for r, at in self._agreed.items() if r != self.lead), reverse=True)
         if not self._others_needed:
@@ -354,8 +356,7 @@ class Reading:
         if mine == word.chain:
             self._agreed[replica] = word.offset
         else:
-            said = self._contradicted.setdefault((word.offset, word.chain), set())
-            said.add(replica)
+            self.contradicted_by.add(replica)
 
     def _deliver(self, through: int) -> None:
         batches = through - self.position
@@ -483,7 +484,7 @@ class Reading:
         self._limit = max(self._limit, self.position + self._credit)
         self._supplied_by.clear()
         self._agreed.clear()
-        self._contradicted.clear()
+        self.contradicted_by.clear()
         self._absent = None
         self._chains.clear()
         self._start = None

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quorate.core.cluster import Cluster
-from quorate.core.contract import EVERYONE
+from quorate.core.contract import EVERYONE, not_listed
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ids import MemberId, NodeId, TopicId, member_of, topic_id
 from quorate.core.limits import SNAPSHOT_EVERY
@@ -205,7 +205,8 @@ class Ordering:
         name = self._names.get(member_of(sender))
         if allowed == EVERYONE or name in allowed:
             return ""
-        return f"{name} may not {'publish on' if publishes else 'subscribe to'} '{topic.name}'"
+        action = "publish on" if publishes else "subscribe to"
+        return not_listed(name or f"client {sender}", action, topic.name, allowed)
 
     def may_append(self, line: Line) -> bool:
         """May this publisher write there? Asked of what replicas speak of as well."""

@@ -1,4 +1,4 @@
-"""State transfer: a replica that was away for too long starts over at a snapshot (F9).
+"""State transfer: a replica that was away for too long starts over at a snapshot (F10).
 
 Source: DESIGN section 4 (the state is checked against a checkpoint that a quorum signed, so that
 one sender is enough, honest or not); the stable checkpoints of Castro and Liskov 1999, section 4.3;

@@ -89,23 +89,10 @@ def chained(before: Digest, digests: Iterable[Digest]) -> list[Digest]:
     return list(accumulate(digests, _link, initial=before))[1:]
 
 
-def leaf_data(
-    topic: TopicId,
-    partition: int,
-    offset: int,
-    publisher: NodeId,
-    sequence: Sequence,
-    time_us: int,
-    digest: Digest,
-) -> bytes:
-    """What the order log says of a batch, as it is hashed into its tree."""
-    return _LEAF.pack(_LEAF_VERSION, topic, partition, offset, publisher, sequence, time_us, digest)
-
-
 def leaves_of(
     line: Line, first: Sequence, offset: int, time_us: int, digests: Iterable[Digest]
 ) -> list[bytes]:
-    """The leaf hashes of consecutive batches at consecutive offsets."""
+    """The leaf hashes, in the order log's tree, of consecutive batches at consecutive offsets."""
     publisher, topic, partition = line
     pack, version = _LEAF.pack, _LEAF_VERSION
     return [
