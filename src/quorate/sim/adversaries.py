@@ -268,6 +268,7 @@ def _forgetful_publisher(draw: Random, f: int, replicas: Collection[NodeId]) -> 
 
 DENY = "deny"
 FALSE_STATE = "false-state"
+LIE_REPLY = "lie-reply"
 LOG_REPLICAS: Mapping[str, Make] = {
     "slow": _slow,
     "drop": _drop,
@@ -276,7 +277,7 @@ LOG_REPLICAS: Mapping[str, Make] = {
     "lie": _lie,
     "lie-content": _lie_about("content"),
     "lie-sequence": _lie_about("sequence"),
-    "lie-reply": _lie_about("reply"),
+    LIE_REPLY: _lie_about("reply"),
     "equivocate": _equivocate,
     "replay": _replay,
     "censor": _censor,

@@ -30,7 +30,13 @@ from quorate.core.ids import NodeId
 from quorate.core.limits import Windows
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.topic import Topic
-from quorate.sim.adversaries import FALSE_STATE, LOG_PUBLISHERS, LOG_REPLICA_NAMES, TWIN_SOURCE
+from quorate.sim.adversaries import (
+    FALSE_STATE,
+    LIE_REPLY,
+    LOG_PUBLISHERS,
+    LOG_REPLICA_NAMES,
+    TWIN_SOURCE,
+)
 from quorate.sim.faults import FaultKind
 from quorate.sim.links import Network
 from quorate.sim.order_commands import PlannedCommand, draw_commands, simulated_cluster
@@ -220,8 +226,10 @@ class _Drawing:
         pinned, f = self._setting.adversary, self._setting.f
         if not self._byzantine or pinned in LOG_PUBLISHERS or pinned == "none":
             return {}
-        # A false state is told only where somebody needs one.
-        usual = tuple(name for name in LOG_REPLICA_NAMES if name != FALSE_STATE)
+        # A false state is told only where somebody needs one. One that lies in its replies only
+        # does nothing to the order, and whoever lies in everything does that too.
+        special = (FALSE_STATE, LIE_REPLY)
+        usual = tuple(name for name in LOG_REPLICA_NAMES if name not in special)
         allowed = usual if pinned is None else (pinned,)
         count = f if pinned is not None else self._random.choice((0, 1, f, f))
         replicas = self._random.sample(self._members, count)
