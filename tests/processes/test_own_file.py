@@ -1,0 +1,43 @@
+"""What a replica's file says of that replica alone holds, whatever commands change."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusters import TestCluster, running_cluster
+from quorate.client import Admin
+from quorate.core.errors import RefusedError
+from quorate.runtime.files import cluster_file, write_cluster
+from quorate.runtime.local import OPERATOR
+from traffic import eventually
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+def have_changed(reports: dict[str, Any]) -> bool:
+    return all(each["log"]["control"]["revision"] == 1 for each in reports.values())
+
+
+def test_when_logs_are_synced_and_whether_lying_is_allowed_stays_as_in_the_file() -> None:
+    """The cluster as commands leave it has what its founding file said of both."""
+
+    async def story(cluster: TestCluster) -> None:
+        present = cluster.launcher.cluster
+        assert (present.fsync, present.allow_misbehaviour) == ("always", True)
+        cluster_file(cluster.directory).unlink()
+        changed = replace(present, fsync="interval", allow_misbehaviour=False)
+        write_cluster(cluster_file(cluster.directory), changed)
+        for name in cluster.names:
+            cluster.launcher.stop(name)
+        cluster.launcher.start_all()
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            await admin.create_topic("news", {})
+            reports: dict[str, Any] = await eventually(admin.status, have_changed)
+            assert {each["log"]["fsync"] for each in reports.values()} == {"interval"}
+            with pytest.raises(RefusedError, match="does not say allow_misbehaviour"):
+                await admin.misbehave("r0", "silent")
+
+    with running_cluster(topics={}) as cluster:
+        asyncio.run(story(cluster))
