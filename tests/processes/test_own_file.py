@@ -9,7 +9,7 @@ import pytest
 from clusters import TestCluster, running_cluster
 from quorate.client import Admin
 from quorate.core.errors import RefusedError
-from quorate.runtime.files import cluster_file, write_cluster
+from quorate.runtime.files import FOUNDING_FILE, cluster_file, write_cluster
 from quorate.runtime.local import OPERATOR
 from traffic import eventually
 
@@ -17,23 +17,25 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 
 def have_changed(reports: dict[str, Any]) -> bool:
-    return all(each["log"]["control"]["revision"] == 1 for each in reports.values())
+    return all(each["log"]["control"]["revision"] == 2 for each in reports.values())
 
 
 def test_when_logs_are_synced_and_whether_lying_is_allowed_stays_as_in_the_file() -> None:
     """The cluster as commands leave it has what its founding file said of both."""
 
     async def story(cluster: TestCluster) -> None:
-        present = cluster.launcher.cluster
+        file = cluster_file(cluster.directory)
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            await admin.create_topic("first", {})
+            present = await admin.update_topology()
         assert (present.fsync, present.allow_misbehaviour) == ("always", True)
-        cluster_file(cluster.directory).unlink()
-        changed = replace(present, fsync="interval", allow_misbehaviour=False)
-        write_cluster(cluster_file(cluster.directory), changed)
+        file.rename(file.parent / FOUNDING_FILE)
+        write_cluster(file, replace(present, fsync="interval", allow_misbehaviour=False))
         for name in cluster.names:
             cluster.launcher.stop(name)
         cluster.launcher.start_all()
         async with Admin(cluster.directory, OPERATOR) as admin:
-            await admin.create_topic("news", {})
+            await admin.create_topic("second", {})
             reports: dict[str, Any] = await eventually(admin.status, have_changed)
             assert {each["log"]["fsync"] for each in reports.values()} == {"interval"}
             with pytest.raises(RefusedError, match="does not say allow_misbehaviour"):
