@@ -150,7 +150,7 @@ class Consumer(Session):
         self._begun = asyncio.Event()
         # Offsets that were named, which may be beyond the end of their partition.
         self._named: dict[tuple[str, int], int] = {}
-        self._is_full = self._is_paused = False
+        self._is_paused = False
         # Publishers whose names nobody could tell us.
         self._strangers: set[MemberId] = set()
         # How many wait for an answer.
@@ -588,13 +588,8 @@ class Consumer(Session):
             self._pause_or_go_on()
 
     def _pause_or_go_on(self) -> None:
-        """Of log topics a full queue asks for no more; live ones do not wait to be asked."""
+        """With a full queue we read nothing from replicas, unless an answer is awaited."""
         is_full = self._queue.is_full
-        if is_full != self._is_full:
-            self._is_full = is_full
-            self._destination.hold(is_full)
-            if self._driver is not None:
-                self._driver.wake()
         is_paused = is_full and (not self._waiting or self._queue.bytes > WAITING_BYTES)
         if is_paused != self._is_paused:
             self._pause(is_paused)

@@ -89,7 +89,6 @@ class Destination:
         # What is asked about partitions is numbered, whatever becomes of who asked.
         self._numbers = count(1)
         self._connected: set[NodeId] = set()
-        self._is_held = False
         self.commands = Commands(me, self._topics.get(CONTROL_TOPIC), self._outbox, self._requests)
         self._touched: dict[Incoming, None] = {}
         self._hurried: dict[Incoming, None] = {}
@@ -133,12 +132,6 @@ class Destination:
         self._stop(target)
         search = self._searches[target] = Search(topic, target, time_us, self._outbox)
         search.ask(sorted(self._connected))
-
-    def hold(self, is_held: bool) -> None:
-        """Ask for no more of log topics for now, beyond what replicas may send already."""
-        self._is_held = is_held
-        for reading in self._readings.values():
-            reading.hold(is_held)
 
     def adopt(self, cluster: Cluster) -> None:
         """These are the topics and clients now. What is under way goes on as it began."""
@@ -345,7 +338,6 @@ class Destination:
         else:
             reading = Reading(topic, target, offset, self._outbox, self._numbers)
             self._readings[target] = reading
-            reading.hold(self._is_held)
             reading.begin(self._connected)
         self._outbox.deliver(Begun(target, offset))
         return reading

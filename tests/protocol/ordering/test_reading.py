@@ -488,20 +488,6 @@ def test_of_large_batches_fewer_are_let_in_ahead_and_at_least_one(
         assert allowed(desk) == [first + credit] * 4
 
 
-def test_whoever_holds_a_reader_lets_nobody_send_further_ahead() -> None:
-    first = FIRST_CREDIT_BATCHES
-    book = Book(*[b"x"] * first)
-    desk = Desk()
-    desk.reading.hold(True)
-    desk.entries(book, 0, first)
-    desk.chain(desk.others[0], book, first)
-    assert allowed(desk) == []
-
-    desk.reading.hold(False)
-
-    assert allowed(desk) == [first + CREDIT_BATCHES] * 4
-
-
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD_BYTES_MAX", 10)

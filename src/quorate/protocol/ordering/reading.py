@@ -132,7 +132,6 @@ class Reading:
         self._blames: Counter[NodeId] = Counter()
         self._credit = FIRST_CREDIT_BATCHES
         self._limit = offset + self._credit
-        self._is_held = False
         self._moved_us = self._late_since_us = self._asked_us = outbox.now_us
         self._patience_us = LATE_AFTER_US
         byzantine = topic.contract.protection == "byzantine"
@@ -177,11 +176,6 @@ class Reading:
         self._lacking.clear()
         self._forget_unsettled()
         self.begin(connected)
-
-    def hold(self, is_held: bool) -> None:
-        """Replicas may send no further ahead for now, or again."""
-        self._is_held = is_held
-        self._allow()
 
     # Messages
 
@@ -379,11 +373,8 @@ class Reading:
         self._moved_us, self._patience_us = self._outbox.now_us, LATE_AFTER_US
         typical_bytes = size_bytes // batches
         self._credit = max(1, min(CREDIT_BATCHES, CREDIT_BYTES // max(1, typical_bytes)))
-        self._allow()
-
-    def _allow(self) -> None:
-        """Replicas may send further ahead, in steps."""
-        if not self._is_held and 2 * (self._limit - self.position) < self._credit:
+        if 2 * (self._limit - self.position) < self._credit:
+            # Replicas may send further ahead, in steps.
             self._limit = self.position + self._credit
             self._outbox.send_all(self.topic.members, Allow(*self.partition, self._limit))
 
