@@ -26,8 +26,17 @@ def played() -> Scene:
     return Scene(50.0, lines, "r2", ledger=ledger)
 
 
+def complaint(scene: Scene) -> str:
+    """What the demo says at its end, if anything was wrong."""
+    try:
+        verdict(scene.result())
+    except QuorateError as error:
+        return str(error)
+    return ""
+
+
 def test_where_every_promise_was_kept_there_is_nothing_to_say() -> None:
-    verdict(played().result())
+    assert complaint(played()) == ""
 
 
 @pytest.mark.parametrize(
@@ -44,12 +53,11 @@ def test_a_broken_promise_is_one_wherever_it_was_given(
 ) -> None:
     scene = played()
     setattr(scene.lines[topic], counter, 3)
-    with pytest.raises(QuorateError, match=sentence):
-        verdict(scene.result())
+    assert sentence in complaint(scene)
 
 
 @pytest.mark.parametrize("counter", ["lost", "forged", "duplicates"])
 def test_what_was_not_promised_is_not_held_against_a_topic(counter: str) -> None:
     scene = played()
     setattr(scene.lines["metrics"], counter, 3)
-    verdict(scene.result())
+    assert complaint(scene) == ""

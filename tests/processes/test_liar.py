@@ -105,7 +105,7 @@ def test_a_replica_that_leaves_out_delays_or_equivocates_harms_nobody_and_is_nam
                 by_replicas = await held_against(cluster, offender) - before[offender]
                 return by_clients or bool(by_replicas)
 
-            await eventually(named)
+            assert await eventually(named)
 
     asyncio.run(story())
 
@@ -116,6 +116,8 @@ def test_a_replica_that_replays_what_it_sent_makes_nobody_deliver_twice(
     async def story() -> None:
         async with misbehaving(cluster, "replay", percent=100) as (traffic, _):
             await traffic.passed(200)
+        (books,) = traffic.books
+        assert {topic: each.doubled for topic, each in books.items()} == dict.fromkeys(books, 0)
 
     asyncio.run(story())
 

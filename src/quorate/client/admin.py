@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from quorate.client.session import ClusterLike, IdentityLike, Session
-from quorate.core.cluster import Client, Cluster, Replica
+from quorate.core.cluster import Client, Cluster, Member, Replica
 from quorate.core.control import (
     CONTROL_TOPIC,
     AddReplica,
@@ -74,15 +74,8 @@ class Admin(Session):
 
         Its number is the cluster's to give.
         """
-        put = PutClient(
-            name=client.name,
-            party=client.party,
-            sign_key=client.sign_key,
-            mac_key=client.mac_key,
-            certificate=client.certificate,
-            operator=client.operator,
-        )
-        await self.command(put)
+        keys = _name_and_keys(client)
+        await self.command(PutClient(party=client.party, operator=client.operator, **keys))
 
     async def remove_client(self, name: str) -> None:
         """The client of this name is none any more; what it published stays."""
@@ -183,11 +176,17 @@ class Admin(Session):
 
 def _place_and_keys(replica: Replica) -> dict[str, Any]:
     return {
-        "name": replica.name,
         "host": replica.host,
         "port": replica.port,
         "metrics_port": replica.metrics_port,
-        "sign_key": replica.sign_key,
-        "mac_key": replica.mac_key,
-        "certificate": replica.certificate,
+        **_name_and_keys(replica),
+    }
+
+
+def _name_and_keys(member: Member) -> dict[str, Any]:
+    return {
+        "name": member.name,
+        "sign_key": member.sign_key,
+        "mac_key": member.mac_key,
+        "certificate": member.certificate,
     }

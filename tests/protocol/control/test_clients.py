@@ -89,12 +89,24 @@ def test_only_operators_of_its_own_party_put_or_remove_a_client() -> None:
     assert client(commander, "dora").party == "bolt"
 
 
+def test_of_two_foreign_parties_every_replica_names_the_same() -> None:
+    """A set of names has another order in each process."""
+    commander = Commander()
+    commander.ok(BOLT, put(party="bolt"))
+    for number in range(20):
+        sentence = commander.does(ACME, put(party=f"party{number}"))
+        assert sentence.startswith("dora is of bolt, and acme-op is of acme;")
+
+
 def test_where_one_party_has_operators_it_speaks_for_those_that_have_none() -> None:
     made = cluster()
     alone = tuple(each for each in made.clients if each.party != "bolt")
     commander = Commander(cluster(clients=alone))
     commander.ok(ACME, put(party="somebody"))
     commander.ok(ACME, RemoveClient("anna"))
+    assert [each.name for each in commander.control.cluster.clients] == [
+        "acme-op", "ben", "carl", "dora",
+    ]  # fmt: skip
 
 
 def test_a_client_that_is_removed_commands_no_more_and_what_it_held_ends_with_its_lease() -> None:

@@ -107,21 +107,16 @@ def put_client(cluster: Cluster, command: PutClient, operator: Client) -> Cluste
     """The cluster with one more client, or with one that has other keys or is back."""
     ever: tuple[Client | Former, ...] = (*cluster.clients, *cluster.formers)
     known = next((each for each in ever if each.name == command.name), None)
-    for party in {command.party, command.party if known is None else known.party}:
+    # In an order that is the same at every replica, as the sentence has to be.
+    for party in (command.party if known is None else known.party, command.party):
         if not _may_speak_for(cluster, operator, party):
             raise RefusedError(_foreign(command.name, party, operator))
     if known is None and len(ever) >= CLIENTS_MAX:
         raise RefusedError(f"there are, or were, {len(ever)} clients, and no room for another")
     numbers = [each.number for each in ever]
-    put = Client(
-        number=1 + max(numbers, default=CLIENT_NUMBER_MIN - 1) if known is None else known.number,
-        name=command.name,
-        sign_key=command.sign_key,
-        mac_key=command.mac_key,
-        certificate=command.certificate,
-        party=command.party,
-        operator=command.operator,
-    )
+    number = 1 + max(numbers, default=CLIENT_NUMBER_MIN - 1) if known is None else known.number
+    index, party = number - CLIENT_NUMBER_MIN, command.party
+    put = Client.of(command, index=index, operator=command.operator, party=party)
     clients = {each.number: each for each in cluster.clients} | {put.number: put}
     formers = [each for each in cluster.formers if each is not known]
     return _with_clients(cluster, clients.values(), formers)
