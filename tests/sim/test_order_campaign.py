@@ -43,6 +43,11 @@ def test_a_log_bears_each_adversary(adversary: str) -> None:
     assert adversary == "none" or summary.faults[adversary] >= 5
 
 
+def test_a_reader_gets_on_however_little_a_lead_sends_before_a_message_is_altered() -> None:
+    """One replica is silent, one has what is next, and a tenth of what it sends is altered."""
+    assert run_seed(Setting("ordering"), 330_044).violations == ()
+
+
 def test_the_unsynchronised_election_is_caught() -> None:
     """FIT-Broker 2013, appendix B: a leader that asks nobody loses what was decided."""
     found = {

@@ -410,7 +410,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     ),
     "byzantine states that bind nobody": (
         lambda patch: patch.setattr(Byzantine, "resolve", always_free),
-        Setting("ordering"), range(19, 80),
+        Setting("ordering"), range(9, 60),
     ),
     "crash states that bind nobody": (
         lambda patch: patch.setattr(Crash, "resolve", always_free),
@@ -427,7 +427,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
         read_on_trust, Setting("crash-ordering"), range(7, 60),
     ),
     "payloads that a replica takes on trust": (
-        take_on_trust, Setting("ordering"), range(7, 60),
+        take_on_trust, Setting("ordering"), range(271, 320),
     ),
 }  # fmt: skip
 

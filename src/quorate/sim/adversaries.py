@@ -12,12 +12,16 @@ from typing import TypeAlias
 
 import msgspec
 
-from quorate.core.ids import Lane, NodeId
+from quorate.core.ids import Digest, Lane, NodeId
 from quorate.core.messages import Forward, Link, Message, Omitted, Publish, Vouch
 from quorate.core.ordering import (
+    Absent,
     Announce,
     Append,
+    Chained,
+    Entries,
     OfferSnapshot,
+    Partition,
     Promised,
     Propose,
     SnapshotPart,
@@ -200,6 +204,39 @@ class Deny:
         return msgspec.structs.replace(message, state=lie, signature=self._sign(lie))
 
 
+class FalseLog:
+    """Tell each reader a log of its own that fits together, and vouch for it.
+
+    After every message it says that it has no more: whoever leads next is to be taken for
+    somebody who agrees.
+    """
+
+    def __init__(self) -> None:
+        self._chains: dict[tuple[NodeId, Partition, int], Digest] = {}
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [pair for node, message in ready.send for pair in self._told(node, message)]
+        return [(0, ready)]
+
+    def _told(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        if isinstance(message, Chained):
+            place = (node, Partition(message.topic, message.partition), message.offset)
+            chain = self._chains.get(place, message.chain)
+            return [(node, msgspec.structs.replace(message, chain=chain))]
+        if not isinstance(message, Entries):
+            return [(node, message)]
+        partition = Partition(message.topic, message.partition)
+        before = self._chains.get((node, partition, message.offset), message.before)
+        false = misbehaviour.alter(
+            msgspec.structs.replace(message, before=before), "content", how=1
+        )
+        assert isinstance(false, Entries)
+        end = message.offset + len(message.payloads)
+        self._chains[node, partition, end] = false.after
+        word = Chained(*partition, end, false.after, 0, end)
+        return [(node, false), (node, Absent(*partition, end)), (node, word)]
+
+
 class Impatient:
     """Ask for the next regency all the time."""
 
@@ -252,6 +289,10 @@ def _false_state(draw: Random, *_: object) -> Rewrite:
     return FalseState(draw)
 
 
+def _false_log(*_: object) -> Rewrite:
+    return FalseLog()
+
+
 def _censor(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
     return Censor(draw.choice(sorted(nodes)))
 
@@ -283,6 +324,7 @@ LOG_REPLICAS: Mapping[str, Make] = {
     "censor": _censor,
     "impatient": _impatient,
     FALSE_STATE: _false_state,
+    "false-log": _false_log,
     TWINS: _twin,
 }
 # `Deny` is made by the stage, which has the replica's key.

@@ -1,5 +1,7 @@
 """A reader believes f + 1 replicas, takes payloads from one, and is not held up by any."""
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -315,6 +317,79 @@ def test_a_lead_whose_batches_do_not_follow_on_each_other_is_replaced() -> None:
     assert desk.lead != liar
 
 
+def altered(entries: Entries) -> Entries:
+    """As a link that alters what it carries hands it over."""
+    return msgspec.structs.replace(entries, payloads=[b"?" + each for each in entries.payloads])
+
+
+def loses_its_link(desk: Desk) -> None:
+    desk.connected.discard(desk.lead)
+    desk.reading.disconnected(desk.lead, desk.connected)
+
+
+def is_altered_on_its_way(desk: Desk) -> None:
+    desk.reading.on_entries(desk.lead, altered(TRUE.entries(2, 3)), desk.connected)
+
+
+def does_not_follow(desk: Desk) -> None:
+    desk.entries(FALSE, 2, 3)
+
+
+def is_late(desk: Desk) -> None:
+    for replica in desk.others[1:]:
+        desk.chain(replica, TRUE, 4)
+    desk.pass_time(LATE_AFTER_US)
+    desk.pass_time(2 * LATE_AFTER_US)
+
+
+@pytest.mark.parametrize("fails", [loses_its_link, is_altered_on_its_way, does_not_follow, is_late])
+def test_what_a_lead_sent_before_it_failed_is_kept_and_others_confirm_it(
+    fails: Callable[[Desk], None],
+) -> None:
+    # Given a lead that sent two batches that nobody confirmed yet
+    desk = Desk()
+    former = desk.lead
+    desk.entries(TRUE, 0, 2)
+    desk.asked()
+
+    # When it fails
+    fails(desk)
+
+    # Then others are to say what they think of these two, before anything follows on them.
+    lead = desk.lead
+    assert lead != former
+    asked = desk.asked()
+    assert (asked[lead].offset, asked[lead].limit, asked[lead].payloads) == (2, 2, True)
+    partner = next(replica for replica in asked if replica not in (lead, former))
+    assert (asked[partner].offset, asked[partner].limit) == (0, 2)
+
+    desk.chain(partner, TRUE, 2)
+    ready = desk.take()
+    assert [entry.payload for entry in ready.deliver if isinstance(entry, Entry)] == [b"1", b"2"]
+    assert {m.limit for _, m in ready.send if isinstance(m, Allow)} == {2 + CREDIT_BATCHES}
+    desk.entries(TRUE, 2, 4)
+    desk.chain(partner, TRUE, 4)
+    assert desk.read() == [b"3", b"4"]
+
+
+def test_what_was_kept_of_a_lead_that_lied_is_dropped_and_the_next_one_is_not_blamed() -> None:
+    desk = Desk()
+    liar = desk.lead
+    desk.entries(FALSE, 0, 2)
+    loses_its_link(desk)
+    lead = desk.lead
+    for replica in desk.connected:
+        desk.chain(replica, TRUE, 2)
+
+    asked = desk.asked()
+    assert desk.lead == lead
+    assert (asked[lead].offset, asked[lead].limit) == (0, FIRST_CREDIT_BATCHES)
+    assert desk.reports == [(liar, "bad-lead")]
+    desk.entries(TRUE, 0, 2)
+    desk.chain(desk.others[-1], TRUE, 2)
+    assert desk.read() == [b"1", b"2"]
+
+
 def test_what_is_late_is_asked_of_everybody_and_a_lead_that_is_late_then_is_replaced() -> None:
     desk = Desk()
     late = desk.lead
@@ -367,6 +442,22 @@ def test_whoever_forgot_that_we_read_is_asked_again() -> None:
 
 
 # Payloads that are not everywhere
+
+
+def test_a_lead_that_passed_on_does_not_confirm_what_it_sent_itself() -> None:
+    desk = Desk()
+    liar = desk.lead
+    desk.entries(FALSE, 0, 2)
+    desk.absent(liar, 2)
+    assert desk.lead != liar
+    desk.chain(liar, FALSE, 2)
+    assert desk.read() == []
+
+    for honest in desk.others:
+        if honest != liar:
+            desk.chain(honest, TRUE, 2)
+    desk.take()
+    assert desk.reports == [(liar, "bad-lead")]
 
 
 def test_a_lead_without_the_payload_passes_on_to_the_next_and_is_not_blamed() -> None:
@@ -565,8 +656,9 @@ def test_after_a_lead_that_filled_a_reader_the_next_one_may_send_again() -> None
     desk.reading.disconnected(desk.lead, desk.connected)
 
     asked = desk.asked()
-    assert asked[desk.lead].offset == 0
-    assert asked[desk.lead].limit == FIRST_CREDIT_BATCHES
+    assert (asked[desk.lead].offset, asked[desk.lead].limit) == (5, 5)
+    desk.chain(desk.others[-1], book, 5)
+    assert 5 + CREDIT_BATCHES in allowed(desk)
 
 
 # What is gone

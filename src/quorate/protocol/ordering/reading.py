@@ -4,9 +4,12 @@ Source: DESIGN section 3; FIT-Broker 2013, section 4.4.2 (delivery of ordered ev
 
 Payloads come from one replica, the lead. The reader hashes them into the partition's chain
 itself. The other replicas only say what the chain is at some offset; since a chain covers all
-that came before it, f of them and the lead agreeing on one offset settles everything below it.
-A lead that is silent while others are further, or whose chain f + 1 others contradict, is
-replaced, and everything that is not settled is read again from the next one.
+that came before it, f + 1 replicas agreeing on one offset settle everything below it. What a
+lead sends is its word for it, and no more than that: whoever leads later has to say so itself.
+
+A lead that is silent while others are further, or sends what cannot be, is replaced. What came
+from it before stays, and others confirm it before anything is put behind it; so a reader gets on
+however little a lead sends before it fails. If f + 1 contradict what is here, it is read again.
 """
 
 from collections import Counter, deque
@@ -121,10 +124,11 @@ class Reading:
         self._early: dict[int, Entries] = {}
         # How much we hold of the lead's, in either way.
         self._held_bytes = 0
-        # What replicas said of the chain further on than we are, and up to where they agree.
+        # What replicas said of the chain further on than we are, and up to where they agree with
+        # what we have. Whoever sent us that agrees with it.
         self._words: dict[NodeId, deque[Chained]] = {}
         self._agreed: dict[NodeId, int] = {}
-        # Whose chain is not the one that we have from the lead. A chain covers all that came
+        # Whose chain is not the one that we have. A chain covers all that came
         # before it, so it does not matter at which offset: of f + 1 one is correct.
         self.contradicted_by: set[NodeId] = set()
         self._ends: dict[NodeId, int] = {}
@@ -163,8 +167,8 @@ class Reading:
             self._ask(replica)
 
     def disconnected(self, replica: NodeId, connected: "set[NodeId]") -> None:
-        for known in (self._words, self._agreed, self._ends):
-            known.pop(replica, None)
+        self._words.pop(replica, None)
+        self._ends.pop(replica, None)
         if replica == self.lead:
             self._change_lead(connected)
         else:
@@ -196,12 +200,13 @@ class Reading:
                 self._start = following.before
             before = self._chains[-1] if self._chains else self._start
             if before != following.before:
-                self._start_over(sender, connected)
+                self._does_not_follow(sender, connected)
                 return
             if not self._take(following, before):
                 self._blame("sent batches that are not what it says they are", connected)
                 return
             self._supplied_by.add(sender)
+            self._agreed[sender] = self.received
             following = self._early.pop(self.received, None)
         self._drop_early(through=self.received)
         self._lacking.clear()
@@ -327,28 +332,25 @@ class Reading:
         return True
 
     def _settle(self, connected: "set[NodeId]") -> None:
-        """Compare what others say of the chain with what we have from the lead."""
+        """Compare what replicas say of the chain with what we have."""
         for replica, words in self._words.items():
             while words and words[0].offset <= self.received:
                 self._compare(replica, words.popleft())
         if len(self.contradicted_by) > self._others_needed:
-            self._blames.update(self._supplied_by - {self.lead})
-            self._blame("sent other batches than the others have", connected)
+            self._read_again(connected)
             return
         if self.contradicted_by:
             self._hear_everybody(connected)
-        agreed = sorted((at for r, at in self._agreed.items() if r != self.lead), reverse=True)
-        if not self._others_needed:
-            self._deliver(self.received)
-        elif len(agreed) >= self._others_needed:
-            self._deliver(agreed[self._others_needed - 1])
+        agreed = sorted(self._agreed.values(), reverse=True)
+        if len(agreed) > self._others_needed:
+            self._deliver(agreed[self._others_needed])
 
     def _compare(self, replica: NodeId, word: Chained) -> None:
         mine = self._chain_before(word.offset)
-        if mine is None or replica == self.lead:
+        if mine is None:
             return
         if mine == word.chain:
-            self._agreed[replica] = word.offset
+            self._agreed[replica] = max(word.offset, self._agreed.get(replica, 0))
         else:
             self.contradicted_by.add(replica)
 
@@ -379,10 +381,8 @@ class Reading:
             self._outbox.send_all(self.topic.members, Allow(*self.partition, self._limit))
 
     def _vouchers(self, through: int) -> tuple[NodeId, ...]:
-        """The lead, and those who agree with it so far."""
-        assert self.lead is not None
-        others = [r for r, at in self._agreed.items() if at >= through and r != self.lead]
-        return (self.lead, *others)
+        """Those who sent us so much, or say that it is so."""
+        return tuple([replica for replica, at in self._agreed.items() if at >= through])
 
     def _chain_before(self, offset: int) -> Digest | None:
         at = offset - self.position
@@ -437,15 +437,27 @@ class Reading:
         for replica in dict.fromkeys((*self._partners(connected), former)):
             self._ask(replica)
 
-    def _start_over(self, sender: NodeId, connected: "set[NodeId]") -> None:
+    def _does_not_follow(self, sender: NodeId, connected: "set[NodeId]") -> None:
         """What this lead sends does not follow on what we have, from it or from the one before."""
-        others = self._supplied_by - {sender}
-        if not others:
+        if self._supplied_by <= {sender}:
             self._blame("sent batches that do not follow on each other", connected)
             return
-        self._blames.update(others)
-        self._forget_unsettled()
+        # Either may be wrong. Others say which.
+        self._have_confirmed()
+        self._hear_everybody(connected)
         self._ask_all(connected)
+
+    def _read_again(self, connected: "set[NodeId]") -> None:
+        """One of those who contradict what we have is correct."""
+        for replica in sorted(self._supplied_by):
+            self._outbox.report(replica, "bad-lead", "sent other batches than the others have")
+        self._blames.update(self._supplied_by)
+        is_ours = self.lead in self._supplied_by
+        self._forget_unsettled()
+        if is_ours:
+            self._change_lead(connected)
+        else:
+            self._ask_all(connected)
 
     def _blame(self, why: str, connected: "set[NodeId]") -> None:
         if self.lead is not None:
@@ -455,7 +467,7 @@ class Reading:
 
     def _change_lead(self, connected: "set[NodeId]") -> None:
         former = self.lead
-        self._forget_unsettled()
+        self._have_confirmed()
         self._choose_lead(connected, avoid=former)
         self._ask_all(connected)
         if former is not None and former in connected and former not in self._partners(connected):
@@ -467,6 +479,15 @@ class Reading:
         candidates = [replica for replica in there if replica != avoid] or there
         self.lead = min(candidates, key=lambda replica: self._blames[replica], default=None)
         self._moved_us = self._outbox.now_us
+
+    def _have_confirmed(self) -> None:
+        """Nothing is put behind what we have before others have said what they think of it."""
+        if not self._unsettled:
+            self._forget_unsettled()
+            return
+        self._drop_early(through=self._limit)
+        self._absent = None
+        self._limit = self.received
 
     def _forget_unsettled(self) -> None:
         self._unsettled.clear()
