@@ -293,6 +293,12 @@ def test_messages_over_the_bound_are_refused_where_they_are_made() -> None:
         codec.encode(Reply(1, "x" * CONTROL_BYTES_MAX))
 
 
+def test_what_does_not_fit_its_field_is_refused_where_it_is_made() -> None:
+    for message in (Taken(1, 2, Lane.EVENTS, 2**64), Fetch(1, 2, Lane.EVENTS, True, [2**64])):
+        with pytest.raises(LocalProtocolError, match=r"a (Taken|Fetch) that cannot be packed"):
+            codec.encode(message)
+
+
 def test_the_last_sequence_numbers_can_be_used() -> None:
     message = Vouch(1, 2, Lane.EVENTS, 2**64 - 2, [bytes(32), bytes(32)])
 

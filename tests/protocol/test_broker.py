@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from quorate.core.filter import FILTER_HEADERS_MAX, Filter
-from quorate.core.ids import Lane, node_of, topic_id
+from quorate.core.ids import SEQUENCE_MAX, Lane, node_of, topic_id
 from quorate.core.messages import (
     Ack,
     Echo,
@@ -263,6 +263,22 @@ def test_subscribers_hear_how_far_they_should_have_come_now_and_then() -> None:
     later = stage.messages(Frontier, sender=R1)[before:]
     assert 1 <= len(later) <= 3
     assert {f.highest for f in later} == {2}
+
+
+def test_a_publisher_at_the_last_number_costs_nobody_who_comes_later_anything() -> None:
+    stage = Stage(topic(AUTHENTICATED), destinations=(D1, D2))
+    stage.destinations[D2].unsubscribe("t")
+    stage.settle()
+    for replica in stage.brokers:
+        run = Publish(T, Lane.EVENTS, False, SEQUENCE_MAX, SEQUENCE_MAX, [event(b"last")])
+        stage.say(S1, replica, run)
+    stage.settle()
+    assert stage.values(D1) == [b"last"]
+
+    stage.subscribe(D2)
+    stage.pass_time(1)
+
+    assert {f.lowest for f in stage.messages(Frontier, receiver=D2)} == {SEQUENCE_MAX}
 
 
 def test_a_replica_asks_to_be_woken_for_its_next_tick() -> None:

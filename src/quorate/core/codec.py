@@ -102,7 +102,10 @@ def encode(message: Message) -> bytes:
                 f"a control message of {len(body)} bytes is over the bound of {CONTROL_BYTES_MAX}"
             )
         return _FRAME.pack(len(body) + 1, _CONTROL) + body
-    return encoder(message)
+    try:
+        return encoder(message)
+    except StructError as error:
+        raise LocalProtocolError(f"a {kind.__name__} that cannot be packed: {error}") from None
 
 
 def frames(buffer: memoryview) -> list[memoryview]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quorate.core.ids import Digest, NodeId, Sequence, Stream
+from quorate.core.ids import SEQUENCE_MAX, Digest, NodeId, Sequence, Stream
 from quorate.core.messages import Ack, Fetch, Status, Supply, Vouch
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.channel import Channel
@@ -67,7 +67,9 @@ class Scope:
         """A subscriber has come, perhaps again: say where each stream is by now."""
         outlet = self.channel.outlets[subscriber]
         for stream, intake in self.intakes.items():
-            outlet.introduce(stream, intake.floor, self.retention.highest(stream))
+            # Behind the last number there is none to begin with.
+            lowest = min(intake.floor, SEQUENCE_MAX)
+            outlet.introduce(stream, lowest, self.retention.highest(stream))
 
     def acknowledge(self, stream: Stream, status: Status = Status.OK) -> None:
         """Once per turn, and only while the channel has room (B7)."""
