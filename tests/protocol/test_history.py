@@ -3,14 +3,16 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Lane, node_of, topic_id
 from quorate.core.limits import WINDOW_BATCHES
-from quorate.core.messages import Echo, Fetch, Forward, Publish, Supply, Vouch
+from quorate.core.messages import Echo, Fetch, Forward, Link, Publish, Supply, Vouch
 from quorate.crypto.digests import digest
+from quorate.protocol.broadcast.chain import source_authenticators
 from quorate.protocol.broadcast.history import History
-from stage import D1, R1, R2, R3, R4, S1, Stage, event, topic
+from stage import D1, D2, R1, R2, R3, R4, S1, Stage, event, pairwise_macs, topic
 
 ALPHA = 4
 TABLE: dict[str, object] = {"broadcast": "authenticated", "history_every": ALPHA}
@@ -33,7 +35,7 @@ def echoes(stage: Stage, replica: int) -> int:
 
 
 @given(
-    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 21),
     st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=20),
 )
 def test_a_history_is_read_as_it_was_written(first: int, digests: list[bytes]) -> None:
@@ -57,6 +59,18 @@ def test_an_empty_or_an_endless_history_is_refused() -> None:
     for count in (0, WINDOW_BATCHES + 1):
         with pytest.raises(RemoteProtocolError, match=f"a history of {count} batches"):
             History.decode(History(1, (bytes(32),) * count).encode())
+
+
+@pytest.mark.parametrize("first", [2**64 - 2, 2**64 - 1])
+def test_a_history_that_names_more_numbers_than_there_are_is_refused(first: int) -> None:
+    """Nobody could ask for what it names."""
+    stage = Stage(topic(TABLE))
+    for replica in EVERYBODY:
+        history(stage, replica, first, b"a", b"b")
+    stage.pass_time(1)
+
+    assert set(stage.reported("malformed")) == {S1}
+    assert stage.messages(Fetch, receiver=S1) == []
 
 
 def test_a_replica_echoes_a_history_that_it_can_follow() -> None:
@@ -120,6 +134,49 @@ def test_it_echoes_as_soon_as_the_source_supplied_the_rest() -> None:
 
     assert echoes(stage, R1) == 1
     assert 2 in [f.first for f in stage.messages(Forward, sender=R1, receiver=D1)]
+
+
+FAR = 2 * WINDOW_BATCHES
+
+
+def supplied_far_ahead(table: dict[str, object]) -> Stage:
+    """A history named a batch beyond the window, and the source supplied it."""
+    stage = Stage(topic(table), destinations=(D1, D2))
+    stage.destinations[D2].unsubscribe("t")
+    for replica in EVERYBODY:
+        history(stage, replica, FAR, b"one")
+    stage.settle()
+    for replica in EVERYBODY:
+        stage.say(S1, replica, Supply(*stage.stream(), [FAR], [event(b"one")]))
+    stage.pass_time(2)
+    return stage
+
+
+def test_what_a_history_named_far_ahead_nobody_delivers_with_another_content() -> None:
+    stage = supplied_far_ahead(TABLE)
+    assert stage.values(D1) == [b"one"]
+
+    # When the source comes near with something else, and somebody else has subscribed
+    stage.subscribe(D2)
+    stage.settle()
+    for replica in EVERYBODY:
+        stage.say(S1, replica, Publish(T, Lane.EVENTS, False, FAR, FAR, [event(b"two")]))
+    stage.pass_time(2)
+
+    assert b"two" not in stage.values(D1) + stage.values(D2)
+
+
+def test_what_a_history_named_far_ahead_no_chain_passes_on_with_another_content() -> None:
+    stage = supplied_far_ahead({"broadcast": "chain", "history_every": ALPHA})
+    second = event(b"two")
+
+    for head in EVERYBODY:
+        bare = Link(S1, T, False, FAR, FAR, head, [second], [])
+        tags = source_authenticators(bare, [digest(second)], stage.topics[0], pairwise_macs(S1))
+        stage.say(S1, head, structs.replace(bare, authenticators=tags))
+    stage.pass_time(1)
+
+    assert stage.messages(Link) == []
 
 
 def test_payloads_that_nobody_asked_for_leave_nothing_behind() -> None:

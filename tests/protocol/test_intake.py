@@ -79,6 +79,16 @@ def test_a_number_beyond_the_window_is_not_accepted_until_the_floor_moves() -> N
     assert list(intake.accept(edge, 1)) == [edge]
 
 
+def test_what_is_accepted_late_is_not_new_wherever_it_lies() -> None:
+    for late in (1, 5, WINDOW_BATCHES, 3 * WINDOW_BATCHES):
+        intake = Intake(3)
+        intake.accept_late(late)
+        assert not intake.is_new(late)
+
+        intake.settle(late)
+        assert not intake.is_new(late)
+
+
 def test_a_source_that_leaves_the_first_out_cannot_fill_it_beyond_the_window() -> None:
     intake = Intake(1)
 

@@ -46,6 +46,14 @@ class Intake:
         self._close_up()
         return fresh
 
+    def accept_late(self, sequence: Sequence) -> None:
+        """Accept a number wherever it lies: whatever comes under it later is not new.
+
+        What is a window below it, no correct source will send again.
+        """
+        self.settle(sequence + 1 - self._span)
+        self.accept(sequence, 1)
+
     def is_new(self, sequence: Sequence) -> bool:
         return self.floor <= sequence < self.floor + self._span and sequence not in self._early
 

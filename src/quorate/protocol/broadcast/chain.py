@@ -110,7 +110,7 @@ class Replica:
 
     def accept_late(self, stream: Stream, sequence: Sequence, payload: bytes) -> None:
         """A batch that a history named, sent by its source when we asked for it."""
-        self._scope.intake(stream, 0).accept(sequence, 1)
+        self._scope.intake(stream, 0).accept_late(sequence)
         content = digest(payload)
         self._note(stream, sequence, [payload], [content])
         self._scope.channel.note(stream, sequence, [payload], [content])

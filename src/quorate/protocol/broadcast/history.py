@@ -29,7 +29,7 @@ from struct import Struct
 from struct import error as StructError
 
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream
+from quorate.core.ids import SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream
 from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Fetch, Link, Publish, Status, Supply
 from quorate.crypto.digests import digest
@@ -64,6 +64,8 @@ class History:
             raise RemoteProtocolError("a history that is too short for its head") from None
         if not 0 < count <= WINDOW_BATCHES or len(payload) != _HEAD.size + DIGEST_BYTES * count:
             raise RemoteProtocolError(f"a history of {count} batches in {len(payload)} bytes")
+        if first + count > SEQUENCE_MAX:
+            raise RemoteProtocolError(f"a history of {count} from sequence {first} leaves 64 bits")
         body = payload[_HEAD.size :]
         cut = range(0, len(body), DIGEST_BYTES)
         return History(first, tuple(body[i : i + DIGEST_BYTES] for i in cut))
