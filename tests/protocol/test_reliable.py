@@ -351,6 +351,43 @@ def test_what_nobody_completes_is_forgotten_with_its_stream() -> None:
     assert not alone.replica._streams
 
 
+def test_what_it_echoed_and_nobody_completed_it_never_echoes_with_another_content() -> None:
+    """Or a source that waits for a minute would have two quorums of ECHOes."""
+    alone = Alone()
+    alone.publish(M1)
+    alone.turn()
+    alone.later(ABANDON_AFTER_US + REPEAT_AFTER_US)
+    assert alone.replica.open_instances == 0
+
+    alone.publish(event(b"m2"))
+    alone.later(REPEAT_AFTER_US)
+    assert {m.digests[0] for _, m in alone.said(Echo) if isinstance(m, Echo)} == {digest(M1)}
+
+    # What the others agree on, it joins in.
+    for replica in OTHERS:
+        alone.ready(replica, M1)
+    alone.supply(M1)
+    assert alone.said(Ack) == [(S1, Ack(T, Lane.EVENTS, Status.OK, 1))]
+
+
+def test_what_it_echoed_and_nobody_completed_is_remembered_within_bounds() -> None:
+    alone = Alone()
+    for first in range(1, 4 * WINDOW_BATCHES, WINDOW_BATCHES):
+        payloads = [b"%d" % (first + offset) for offset in range(WINDOW_BATCHES)]
+        alone.publish(*payloads, first=first, settled=first)
+        for _ in range(WINDOW_BATCHES // reliable.REPEAT_BATCHES_MAX):
+            alone.later(ABANDON_AFTER_US + REPEAT_AFTER_US)
+        alone.turn()
+    progress = alone.replica._streams[STREAM]
+    assert alone.replica.open_instances == 0
+    assert len(progress.abandoned) < 2 * WINDOW_BATCHES
+
+    # Of what it no longer knows it ECHOes nothing.
+    alone.scope.intakes.clear()
+    alone.publish(M1)
+    assert alone.said(Echo) == []
+
+
 def test_closed_batches_are_remembered_within_bounds() -> None:
     alone = Alone()
     for first in range(1, 3 * WINDOW_BATCHES, 512):

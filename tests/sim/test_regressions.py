@@ -23,8 +23,10 @@ from quorate.core.messages import (
 )
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast.history import History
+from quorate.protocol.broadcast.reliable import ABANDON_AFTER_US
+from quorate.protocol.misbehaviour import Silence
 from quorate.protocol.retention import Retention
-from stage import D1, R1, R2, R3, R4, S1, Stage, event, topic
+from stage import D1, D2, R1, R2, R3, R4, S1, Stage, event, topic
 
 CRASH = {"protection": "crash"}
 VOTE = {"broadcast": "vote"}
@@ -184,6 +186,39 @@ def test_a_replica_that_is_ready_before_it_has_the_payload_still_echoes() -> Non
     # Then: without its echo, R2 and R3 would never be ready.
     assert stage.messages(Echo, sender=R1)
     assert stage.values() == [b"event"]
+
+
+def test_a_source_that_waits_until_a_broadcast_is_abandoned_does_not_get_another_one() -> None:
+    """Replica 1 lies, replica 4 is out of reach for more than a minute."""
+    stage = Stage(topic(RELIABLE), destinations=(D1, D2))
+    stage.destinations[D2].unsubscribe("t")
+    stage.settle()
+    stage.misbehave(R1, Silence())
+    for node in (R1, R2, R3, S1, D1, D2):
+        stage.disconnect(R4, node)
+    stream, first = stage.stream(), event(b"first")
+
+    # Given that one subscriber delivers with the liar's help, and no replica does
+    for replica in (R2, R3):
+        stage.say(S1, replica, Publish(stream.topic, Lane.EVENTS, False, 1, 1, [first]))
+        stage.say(R1, replica, Echo(*stream, 1, [digest(first)]))
+    stage.settle()
+    stage.say(R1, D1, Vouch(*stream, 1, [digest(first)]))
+    stage.pass_time(ABANDON_AFTER_US / 1_000_000 + 5, turn_us=250_000)
+    assert stage.values(D1) == [b"first"]
+
+    # When the fourth is back, and somebody else subscribes before the source says something else
+    for node in (R1, R2, R3, S1, D1, D2):
+        stage.connect(R4, node)
+    stage.subscribe(D2)
+    stage.settle()
+    for replica in (R2, R3, R4):
+        run = Publish(stream.topic, Lane.EVENTS, False, 1, 1, [event(b"second")])
+        stage.say(S1, replica, run)
+    stage.settle()
+
+    # Then nobody delivers that.
+    assert b"second" not in stage.values(D1) + stage.values(D2)
 
 
 def test_a_replica_that_was_away_while_the_others_finished_asks_them_when_it_is_asked() -> None:

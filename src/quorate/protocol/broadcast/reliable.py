@@ -23,10 +23,10 @@ Invariants:
 - totality: if one correct destination delivers, f + 1 correct replicas sent READY, so that
   all correct replicas do, and every correct destination delivers;
 - what is kept is bounded: per stream, the source and each replica open at most
-  a window of instances, and as many closed ones are remembered by their digests; all
-  sessions of a member together open at most `OPEN_BATCHES_MAX`, whose payloads take at most
-  `OPEN_BYTES_MAX`, and so does each replica on all streams; and a replica may speak of
-  `STREAMS_MAX` streams of which nobody else does.
+  a window of instances, and as many closed ones are remembered by their digests, and as many that
+  were ECHOed and never completed; all sessions of a member together open at most
+  `OPEN_BATCHES_MAX`, whose payloads take at most `OPEN_BYTES_MAX`, and so does each replica on all
+  streams; and a replica may speak of `STREAMS_MAX` streams of which nobody else does.
 """
 
 from collections import Counter
@@ -122,9 +122,11 @@ class Progress:
     """All instances of one stream, open and recently closed."""
 
     __slots__ = (
+        "abandoned",
         "ask",
         "closed",
         "echo",
+        "mute_below",
         "open",
         "opened",
         "opened_by",
@@ -140,6 +142,10 @@ class Progress:
         self.share = share
         self.open: dict[Sequence, Instance] = {}
         self.closed: dict[Sequence, Digest] = {}
+        # What we ECHOed of batches that nobody completed: we never ECHO anything else.
+        self.abandoned: dict[Sequence, Digest] = {}
+        # Below this we no longer know what we ECHOed, and ECHO nothing.
+        self.mute_below: Sequence = 0
         # How many open instances the source (-1) and each replica opened.
         self.opened: Counter[int] = Counter()
         # What this turn has to say.
@@ -293,14 +299,14 @@ class Replica:
         """Repeat what stays open, forget what nobody will ever complete."""
         now_us = self._scope.outbox.now_us
         for stream, progress in list(self._streams.items()):
-            if progress.opened_by != _SOURCE and not progress.open:
+            if progress.opened_by != _SOURCE and not progress.open and not progress.abandoned:
                 del self._streams[stream]
                 self._touched.pop(stream, None)
             due = [s for s, i in progress.open.items() if i.repeat_at_us <= now_us]
             for sequence in due[:REPEAT_BATCHES_MAX]:
                 instance = progress.open[sequence]
                 if now_us - instance.since_us > ABANDON_AFTER_US:
-                    self._forget(progress, sequence, instance)
+                    self._abandon(progress, sequence, instance)
                 else:
                     self._repeat(stream, progress, sequence, instance)
 
@@ -335,7 +341,8 @@ class Replica:
             # The others are past the ECHOes, and for something else: fetch that instead.
             self._drop_payload(progress, instance)
             return
-        if instance.echoed is None and self._may_echo(stream, sequence, payload):
+        may_echo = instance.echoed is None and sequence >= progress.mute_below
+        if may_echo and (self._admits is None or self._admits(stream, sequence, payload)):
             instance.echoed = content
             instance.echoed_by |= self._mine
             votes = instance.echoes[content] = instance.echoes.get(content, 0) | self._mine
@@ -449,7 +456,21 @@ class Replica:
             self._opened[opener] += 1
         progress.opened[opener] += 1
         instance = progress.open[sequence] = Instance(opener, self._scope.outbox.now_us)
+        echoed = progress.abandoned.pop(sequence, None) if progress.abandoned else None
+        if echoed is not None:
+            instance.echoed = echoed
+            instance.echoed_by = instance.echoes[echoed] = self._mine
         return instance
+
+    def _abandon(self, progress: Progress, sequence: Sequence, instance: Instance) -> None:
+        """Nobody will ever complete this, or its source comes back to it: with the same content."""
+        self._forget(progress, sequence, instance)
+        if instance.echoed is not None:
+            progress.abandoned[sequence] = instance.echoed
+        if len(progress.abandoned) >= 2 * self._span:
+            forgotten = list(islice(progress.abandoned, self._span))
+            progress.abandoned = dict(islice(progress.abandoned.items(), self._span, None))
+            progress.mute_below = max(progress.mute_below, max(forgotten) + 1)
 
     def _forget(self, progress: Progress, sequence: Sequence, instance: Instance) -> None:
         opener = instance.opened_by
@@ -470,9 +491,6 @@ class Replica:
     def _drop_payload(self, progress: Progress, instance: Instance) -> None:
         progress.share.bytes -= len(instance.payload or b"")
         instance.payload = instance.content = None
-
-    def _may_echo(self, stream: Stream, sequence: Sequence, payload: bytes) -> bool:
-        return self._admits is None or self._admits(stream, sequence, payload)
 
     def _repeat(
         self, stream: Stream, progress: Progress, sequence: Sequence, instance: Instance
