@@ -27,8 +27,16 @@ from quorate.core.messages import (
 )
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
-from quorate.protocol.broker import DEPARTED_KEPT_US, DEPARTED_MAX, FRONTIER_EVERY_US, TICK_EVERY_US
+from quorate.protocol.broker import (
+    DEPARTED_KEPT_US,
+    DEPARTED_MAX,
+    FRONTIER_EVERY_US,
+    TICK_EVERY_US,
+    Broker,
+)
+from quorate.protocol.incoming import PATIENCE_US
 from quorate.protocol.machine import Ready
+from quorate.protocol.misbehaviour import Silence
 from quorate.protocol.topic import Topic
 from stage import D1, D2, R1, R2, R3, R4, S1, S2, Stage, event, topic
 
@@ -345,6 +353,62 @@ def test_a_publisher_that_stays_away_is_forgotten(table: dict[str, object]) -> N
     for broadcast in (served.broadcast(Lane.EVENTS), served.broadcast(Lane.HISTORIES)):
         assert broadcast is None or not broadcast._streams
     assert stage.brokers[R1].topics[T].scope.retention.held_bytes == 0
+
+
+def come_and_go(broker: Broker, member: int, now_us: int) -> None:
+    """More sessions of a member than are kept publish something and are gone."""
+    for session in range(DEPARTED_MAX + 50):
+        node = node_of(member, session + 1)
+        broker.connected(node)
+        broker.step(node, Request(1, Operation.REGISTER, "t", TERMS))
+        broker.step(node, publish())
+        broker.disconnected(node)
+    broker.take()
+    broker.tick(now_us + FRONTIER_EVERY_US + 1)
+
+
+def test_many_sessions_that_have_gone_push_out_nobody_elses_streams() -> None:
+    stage = Stage(topic(AUTHENTICATED), sources=(S1, S2))
+    stage.publish(S1, b"a")
+    stage.settle()
+    is_known = departed(stage)
+    stage.disconnect(S1, R1)
+
+    come_and_go(stage.brokers[R1], S2, stage.now_us)
+
+    assert is_known()
+
+
+def test_a_session_that_made_itself_forgotten_cannot_say_something_else() -> None:
+    # Given a source and a liar, who have one subscriber deliver what the other one cannot
+    stage = Stage(topic(AUTHENTICATED), destinations=(D1, D2))
+    stage.misbehave(R1, Silence())
+    for replica in (R2, R3):
+        stage.say(S1, replica, publish(1, event(b"first")))
+    stage.say(R1, D1, Vouch(S1, T, Lane.EVENTS, 1, [digest(event(b"first"))]))
+    stage.pass_time(1)
+    assert (stage.values(D1), stage.values(D2)) == ([b"first"], [])
+
+    # When many other sessions of the source come and go after this one, and it comes back
+    for replica in (R2, R3, R4):
+        stage.disconnect(S1, replica)
+        come_and_go(stage.brokers[replica], S1, stage.now_us)
+    stage.pass_time(PATIENCE_US / 1_000_000 + 1)
+    for replica in (R2, R3, R4):
+        stage.connect(S1, replica)
+    stage.settle()
+    for replica in (R2, R3, R4):
+        stage.say(S1, replica, publish(1, event(b"second")))
+    stage.pass_time(1)
+
+    # Then nobody listens, until its time is over.
+    assert b"second" not in stage.values(D2)
+    assert stage.reported("refused", by=R2)[-1] == S1
+    stage.pass_time(DEPARTED_KEPT_US / 1_000_000, turn_us=250_000)
+    stage.disconnect(S1, R2)
+    stage.connect(S1, R2)
+    stage.settle()
+    assert S1 in stage.brokers[R2].topics[T].scope.channel.publishers
 
 
 def test_when_too_many_sessions_have_gone_the_first_are_forgotten_at_once() -> None:

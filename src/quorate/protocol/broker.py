@@ -46,7 +46,10 @@ from quorate.protocol.topic import Topic, by_id, topics_of
 FRONTIER_EVERY_US = 500_000
 TICK_EVERY_US = 50_000
 DEPARTED_KEPT_US = 60_000_000
+# Of each member.
 DEPARTED_MAX = 256
+DISMISSED_MAX = 65_536
+DISMISSED = f"more than {DEPARTED_MAX} of your sessions are gone, and this is one; begin another"
 
 
 class Served:
@@ -138,6 +141,9 @@ class Broker:
         self._dirty: dict[TopicId, None] = {}
         # Clients whose link is down, since when: they may come back with the same session.
         self._departed: dict[NodeId, int] = {}
+        # Those that we have forgotten before their time. They must not come back meanwhile: they
+        # could say something else under the same numbers.
+        self._dismissed: dict[NodeId, int] = {}
         self._next_frontier_us = 0
         self._next_tick_us = 0
 
@@ -226,16 +232,20 @@ class Broker:
         self._names.update({client.number: client.name for client in cluster.clients})
 
     def _forget_departed(self, now_us: int) -> None:
-        """Streams of sessions that stay away are forgotten, and at once when they are many."""
-        long_gone = [
-            client
-            for position, (client, since_us) in enumerate(self._departed.items())
-            if now_us - since_us > DEPARTED_KEPT_US or len(self._departed) - position > DEPARTED_MAX
-        ]
-        for client in long_gone:
-            del self._departed[client]
-            for served in self.topics.values():
-                served.forget(client)
+        """Streams of sessions that stay away are forgotten, at once when a member has many."""
+        gone = Counter(map(member_of, self._departed))
+        for client, since_us in list(self._departed.items()):
+            is_long_gone = now_us - since_us > DEPARTED_KEPT_US
+            if is_long_gone or gone[member_of(client)] > DEPARTED_MAX:
+                del self._departed[client]
+                gone[member_of(client)] -= 1
+                for served in self.topics.values():
+                    served.forget(client)
+                if not is_long_gone:
+                    self._dismissed[client] = since_us
+        for client, since_us in list(self._dismissed.items()):
+            if now_us - since_us > DEPARTED_KEPT_US or len(self._dismissed) > DISMISSED_MAX:
+                del self._dismissed[client]
 
     # Messages
 
@@ -340,7 +350,7 @@ class Broker:
         if request.operation not in GIVING_BACK and request.terms != terms:
             return other_terms(scope.topic)
         if request.operation is Operation.REGISTER:
-            return channel.register(sender)
+            return DISMISSED if sender in self._dismissed else channel.register(sender)
         if request.operation is Operation.SUBSCRIBE:
             return self._subscribe(scope, sender, request)
         if request.operation is Operation.UNREGISTER:
