@@ -154,6 +154,22 @@ def test_a_source_leaves_a_chain_that_makes_no_progress(faulty: int) -> None:
     assert stage.reported("chain-abandoned", by=S1)[0] == R1
 
 
+@pytest.mark.parametrize("faulty", [R1, R2])
+def test_a_source_leaves_a_chain_whose_replica_passes_nothing_on_and_wants_it_again(
+    faulty: int,
+) -> None:
+    stage = Stage(topic(CHAIN))
+    stage.drop(Link, sender=faulty)
+
+    stage.publish(S1, b"m1", b"m2")
+    for _ in range(30):
+        stage.say(faulty, S1, Ack(T, Lane.EVENTS, Status.RESUME, 0))
+        stage.pass_time(0.1)
+
+    assert sorted(stage.values(D1)) == [b"m1", b"m2"]
+    assert stage.receipted(S1) == [1, 2]
+
+
 @pytest.mark.parametrize("alpha", [0, 4])
 def test_a_source_leaves_a_chain_whose_tail_acknowledges_and_keeps_everything(alpha: int) -> None:
     stage = Stage(topic({**CHAIN, "history_every": alpha}))

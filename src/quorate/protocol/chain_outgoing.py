@@ -32,8 +32,11 @@ class ChainOutgoing(Outgoing):
         super().__init__(topic, stream, first, outbox)
         self.number = 0
         self._macs = macs
-        # What went into this chain starts at `_from` and ends before `_sent`.
-        self._from = self._sent = first
+        # What went into this chain starts at `_from` and ends before `_reached`; from `_sent` on it
+        # is to go again.
+        self._from = self._sent = self._reached = first
+        # Whom we gave time since the last progress, because it had refused something.
+        self._indulged: set[NodeId] = set()
         self._acked = first - 1
         self._progress_at_us = 0
         self._gap_us = 0
@@ -58,6 +61,9 @@ class ChainOutgoing(Outgoing):
     def _go_back(self, replica: NodeId, start: Sequence) -> None:
         if replica in self.topic.chain(self.number):
             self._sent = max(min(self._sent, start), self._from, self.unreceipted)
+            if replica not in self._indulged:
+                self._indulged.add(replica)
+                self._progress_at_us = self._outbox.now_us
 
     def _on_complaint(self, replica: NodeId, sequence: Sequence) -> None:
         """A subscriber had to fetch this batch. It counts if this chain should have brought it.
@@ -91,7 +97,7 @@ class ChainOutgoing(Outgoing):
         head = self.topic.chain(self.number)[0]
         if self._sent >= end:
             return
-        if self._acked >= self._sent - 1 and not self._is_barred:
+        if self._acked >= self._reached - 1 and not self._is_barred:
             self._progress_at_us = self._outbox.now_us
         self._is_barred = not can_send(head)
         if self._is_barred:
@@ -99,6 +105,7 @@ class ChainOutgoing(Outgoing):
         for publish in self._publishes(self._sent, end):
             self._outbox.send(head, self._link(publish))
         self._sent = end
+        self._reached = max(self._reached, end)
 
     def tick(self) -> None:
         """A chain that does not bring what it was sent to its end has failed.
@@ -106,7 +113,7 @@ class ChainOutgoing(Outgoing):
         Histories may settle the batches meanwhile, but that does not make the chain better.
         """
         waited_us = self._outbox.now_us - self._progress_at_us
-        is_behind = self._sent > self._from and self._acked < self._sent - 1
+        is_behind = self._reached > self._from and self._acked < self._reached - 1
         if (is_behind or self._is_barred) and waited_us > self._patience_us:
             self._next_chain("it made no progress")
         self._trim()
@@ -131,6 +138,7 @@ class ChainOutgoing(Outgoing):
             gap_us = self._outbox.now_us - self._progress_at_us
             self._gap_us = max(gap_us, self._gap_us - self._gap_us // 16)
             self._acked = last
+            self._indulged.clear()
             self._progress_at_us = self._outbox.now_us
             if last - self._from >= self._windows.in_flight // 2:
                 # It works.
@@ -148,7 +156,8 @@ class ChainOutgoing(Outgoing):
             range(chains), key=lambda n: (self._failures[n], (n - self.number - 1) % chains)
         )
         self._complaints.clear()
-        self._sent = self._from = self._answers_from = self.unreceipted
+        self._sent = self._reached = self._from = self._answers_from = self.unreceipted
+        self._indulged.clear()
         self._acked = self._from - 1
         self._is_barred = False
         self._progress_at_us = self._chosen_at_us = self._outbox.now_us
