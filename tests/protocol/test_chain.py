@@ -4,6 +4,7 @@ from itertools import combinations
 
 import pytest
 
+from quorate.core.filter import Filter
 from quorate.core.ids import Lane, topic_id
 from quorate.core.limits import WINDOW_BATCHES, WINDOWS
 from quorate.core.messages import Ack, Fetch, Link, Status, Supply
@@ -287,6 +288,21 @@ def test_a_subscriber_that_cannot_repair_yet_is_not_overrun() -> None:
     assert sorted(stage.values(D1)) == [b"%05d" % number for number in range(sent)]
     assert stage.skipped(D1) == []
     assert source.has_room("t")
+
+
+def test_a_subscriber_with_a_filter_neither_asks_for_the_rest_nor_complains_of_the_chain() -> None:
+    stage = Stage(topic(CHAIN), opened=False)
+    stage.sources[S1].register("t")
+    stage.subscribe(D1, wanted=Filter(key_prefix=b"k"))
+    stage.settle()
+    for number in range(10):
+        key = b"k" if number % 2 else b"z"
+        stage.sources[S1].publish("t", event(b"%d" % number, key=key))
+        stage.pass_time(0.3)
+
+    assert stage.values() == [b"1", b"3", b"5", b"7", b"9"]
+    assert stage.messages(Fetch) == []
+    assert stage.reported("chain-abandoned") == []
 
 
 def test_a_chain_without_traffic_is_not_left() -> None:

@@ -215,6 +215,10 @@ class Outlet:
     def note(self, run: Run) -> None:
         """Somebody else sends this to the subscriber: it should hear of it all the same."""
         line = self._begun(run.stream, run.first)
+        if not (self.filter.is_empty or any(map(self.filter.passes, run.payloads))):
+            # Whoever sends to the subscriber leaves it out, and one alone is not believed.
+            line.omit(run.first, len(run.digests))
+            return
         line.highest = max(line.highest, run.last)
         self._outstanding_bytes += line.sent(run)
         while self._outstanding_bytes > OUTSTANDING_BYTES_MAX and len(line.outstanding) > 1:
