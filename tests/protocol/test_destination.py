@@ -584,6 +584,20 @@ def test_what_enough_replicas_omit_is_left_out_and_waited_for_by_nobody() -> Non
     assert delivered == [3]
 
 
+def test_what_one_replica_claims_to_omit_of_a_chain_is_remembered_within_bounds() -> None:
+    stage = Stage(topic({"broadcast": "chain", "history_every": 0}))
+    incoming = stage.destinations[D1]._subscriptions[T].incoming(S1, Lane.EVENTS)
+    incoming._span = 16
+    for number in range(1, 200):
+        stage.say(R4, D1, Omitted(*stage.stream(), number, 1))
+        stage.round()
+        stage.publish(S1, b"%d" % number)
+        stage.settle()
+
+    assert len(stage.values()) == 199
+    assert len(incoming.omitted) <= 2 * incoming._span
+
+
 def test_what_too_few_omit_is_delivered_by_the_others() -> None:
     alone = Alone()
     alone.hear(R1, Omitted(S1, T, Lane.EVENTS, 1, 1))

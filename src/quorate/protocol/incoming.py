@@ -373,6 +373,9 @@ class Incoming:
             voices = self.omitted[sequence] = self.omitted.get(sequence, 0) | bit
             if len(self._members) - voices.bit_count() < self._needed:
                 self._omit(sequence)
+        if len(self.omitted) > 2 * self._span:
+            # Whole runs are delivered without a look at what one replica alone left out.
+            self.omitted = {s: voices for s, voices in self.omitted.items() if s >= low}
 
     def on_link(self, link: Link, contents: list[Digest]) -> None:
         """A run from the tail of a chain, whose authenticators have been verified."""
