@@ -647,6 +647,24 @@ def test_a_replica_that_invents_streams_fills_its_share_and_nothing_else() -> No
     assert delivered == [1]
 
 
+def test_a_publisher_that_tells_each_session_to_one_replica_keeps_nobody_else_out() -> None:
+    stage = Stage(topic(AUTHENTICATED), sources=(S1, S2))
+    subscription = stage.destinations[D1]._subscriptions[T]
+    for replica in REPLICAS:
+        for session in range(1, STREAMS_MAX + 10):
+            node = node_of(S2, session * len(REPLICAS) + replica)
+            stage.say(replica, D1, Forward(node, T, Lane.EVENTS, False, 1, [event(b"x")]))
+    stage.settle()
+    held_bytes = subscription.early.held_bytes
+
+    stage.publish(S1, b"a")
+    stage.settle()
+
+    assert stage.values() == [b"a"]
+    assert len(subscription.streams) == len(REPLICAS) * STREAMS_MAX
+    assert subscription.early.held_bytes == held_bytes - len(event(b"x"))
+
+
 def test_streams_that_nobody_else_speaks_of_are_forgotten() -> None:
     alone = Alone(begun=False)
     for session in range(1, 100):

@@ -145,6 +145,11 @@ class Incoming:
             self._is_start_known = True
             self.highest = low - 1
 
+    def drop_payloads(self) -> None:
+        """Give back the room of what is here too early."""
+        for sequence in list(self.early):
+            self._drop_early(sequence)
+
     # Voices
 
     def on_copies(self, replica: NodeId, first: Sequence, payloads: list[bytes]) -> None:

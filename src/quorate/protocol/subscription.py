@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import Lane, NodeId, Sequence, Stream
+from quorate.core.ids import Lane, MemberId, NodeId, Sequence, Stream, member_of
 from quorate.protocol.broadcast.history import History
 from quorate.protocol.budget import Budget
 from quorate.protocol.incoming import PATIENCE_US, Incoming
@@ -62,10 +62,25 @@ class Subscription:
         """The stream that a replica speaks of, unless it has made up too many already."""
         if Stream(publisher, self.topic.id, lane) not in self.streams:
             mine = [i for i in self.streams.values() if i.opened_by == replica and i.is_hearsay]
-            if len(mine) >= STREAMS_MAX:
+            if len(mine) >= STREAMS_MAX and not self._make_room(mine, member_of(publisher)):
                 return None
             self.incoming(publisher, lane).opened_by = replica
         return self.incoming(publisher, lane)
+
+    def _make_room(self, hearsay: list[Incoming], member: MemberId) -> bool:
+        """Forget a stream of the member that has most of these, unless it is this one.
+
+        A publisher can tell each of its sessions to one replica alone: that must not keep others
+        from being heard of.
+        """
+        counts = Counter(member_of(incoming.stream.publisher) for incoming in hearsay)
+        ((largest, most),) = counts.most_common(1)
+        if counts[member] + 1 >= most:
+            return False
+        oldest = next(i for i in hearsay if member_of(i.stream.publisher) == largest)
+        oldest.drop_payloads()
+        del self.streams[oldest.stream]
+        return True
 
     def incoming(self, publisher: NodeId, lane: Lane) -> Incoming:
         stream = Stream(publisher, self.topic.id, lane)
