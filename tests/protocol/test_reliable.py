@@ -302,6 +302,19 @@ def test_a_replica_that_invents_sessions_opens_its_share_and_blocks_nobody() -> 
     assert len(alone.said(ReadyVote)) == 3
 
 
+def test_a_publisher_that_tells_each_session_to_one_replica_keeps_nobody_else_out() -> None:
+    alone = Alone()
+    for replica in OTHERS:
+        for session in range(1, STREAMS_MAX + 10):
+            alone.echo(replica, M1, source=node_of(S2, session * 4 + replica))
+
+    for replica in (R3, R4):
+        alone.ready(replica, M1)
+
+    assert len(alone.replica._streams) == len(OTHERS) * STREAMS_MAX
+    assert {m.publisher for _, m in alone.said(ReadyVote) if isinstance(m, ReadyVote)} == {S1}
+
+
 def test_a_replica_opens_so_many_batches_on_all_the_sessions_that_it_invents() -> None:
     alone = Alone()
     with patch.object(reliable, "OPEN_BATCHES_MAX", 100):

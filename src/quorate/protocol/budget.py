@@ -5,7 +5,17 @@ between members rather than between streams: each has an equal part, and whoever
 own takes nothing away from the others.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+
 from quorate.core.ids import MemberId, NodeId, member_of
+
+
+def gives_way(holders: Iterable[NodeId], newcomer: MemberId) -> MemberId | None:
+    """Whose sessions hold most places, if one of them may go to this member; or None."""
+    places = Counter(map(member_of, holders))
+    largest = max(places, key=places.__getitem__, default=newcomer)
+    return largest if places[largest] > places[newcomer] + 1 else None
 
 
 class Budget:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Lane, MemberId, NodeId, Sequence, Stream, member_of
 from quorate.protocol.broadcast.history import History
-from quorate.protocol.budget import Budget
+from quorate.protocol.budget import Budget, gives_way
 from quorate.protocol.incoming import PATIENCE_US, Incoming
 from quorate.protocol.machine import Delivery
 from quorate.protocol.outbox import Outbox
@@ -73,9 +73,8 @@ class Subscription:
         A publisher can tell each of its sessions to one replica alone: that must not keep others
         from being heard of.
         """
-        counts = Counter(member_of(incoming.stream.publisher) for incoming in hearsay)
-        ((largest, most),) = counts.most_common(1)
-        if counts[member] + 1 >= most:
+        largest = gives_way((incoming.stream.publisher for incoming in hearsay), member)
+        if largest is None:
             return False
         oldest = next(i for i in hearsay if member_of(i.stream.publisher) == largest)
         oldest.drop_payloads()

@@ -40,6 +40,7 @@ from quorate.core.messages import Echo, Fetch, Publish, ReadyVote, Supply, Vouch
 from quorate.core.quorum import Quorum
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast.scope import Scope
+from quorate.protocol.budget import gives_way
 from quorate.protocol.runs import consecutive
 
 GUARANTEE = "a correct replica delivered it, so every correct subscriber will"
@@ -155,6 +156,12 @@ class Progress:
         self.ask: dict[NodeId, list[Sequence]] = {}
         # Who voted for something else than what was closed, on which batches.
         self.outvoted: dict[NodeId, list[Sequence]] = {}
+
+    @property
+    def has_our_voice(self) -> bool:
+        """Did we vote on anything of this?"""
+        voted = (i.echoed is not None or i.readied is not None for i in self.open.values())
+        return bool(self.abandoned) or any(voted)
 
 
 class Replica:
@@ -283,10 +290,7 @@ class Replica:
     def forget(self, publisher: NodeId) -> None:
         """This publisher is gone for good."""
         for stream in [s for s in self._streams if s.publisher == publisher]:
-            progress = self._streams.pop(stream)
-            self._touched.pop(stream, None)
-            for sequence, instance in list(progress.open.items()):
-                self._forget(progress, sequence, instance)
+            self._drop(stream)
 
     def reconsider(self, stream: Stream) -> None:
         """What `admits` refused for now may be admitted by now."""
@@ -434,10 +438,26 @@ class Replica:
         """The stream that a replica votes on, unless it has made up too many already."""
         stream = Stream(vote.publisher, vote.topic, vote.lane)
         if stream not in self._streams:
-            alone = sum(progress.opened_by == position for progress in self._streams.values())
-            if alone >= STREAMS_MAX:
+            alone = [s for s, progress in self._streams.items() if progress.opened_by == position]
+            if len(alone) >= STREAMS_MAX and not self._make_room(alone, member_of(vote.publisher)):
                 return stream, None
         return stream, self._progress(stream, position)
+
+    def _make_room(self, alone: list[Stream], member: MemberId) -> bool:
+        """Forget a stream of the member that has most of these, unless it is this one."""
+        idle = [stream for stream in alone if not self._streams[stream].has_our_voice]
+        largest = gives_way((stream.publisher for stream in idle), member)
+        if largest is None:
+            return False
+        oldest = next(stream for stream in idle if member_of(stream.publisher) == largest)
+        self._drop(oldest)
+        return True
+
+    def _drop(self, stream: Stream) -> None:
+        progress = self._streams.pop(stream)
+        self._touched.pop(stream, None)
+        for sequence, instance in list(progress.open.items()):
+            self._forget(progress, sequence, instance)
 
     def _instance(self, progress: Progress, sequence: Sequence, opener: int) -> Instance | None:
         """The open instance, or a new one as long as its opener has few others open."""
