@@ -326,6 +326,18 @@ def test_a_replica_opens_so_many_batches_on_all_the_sessions_that_it_invents() -
         assert alone.replica.open_instances == 101
 
 
+def test_a_publisher_that_tells_all_its_batches_to_one_replica_keeps_nobody_else_s_out() -> None:
+    alone = Alone()
+    with patch.object(reliable, "OPEN_BATCHES_MAX", 100):
+        for replica in OTHERS:
+            for session in range(1, 20):
+                alone.echo(replica, *[M1] * 50, source=node_of(S2, session * 4 + replica))
+        for replica in (R3, R4):
+            alone.ready(replica, M1)
+
+    assert {m.publisher for _, m in alone.said(ReadyVote) if isinstance(m, ReadyVote)} == {S1}
+
+
 def test_what_a_replica_opened_alone_makes_room_when_it_is_forgotten() -> None:
     alone = Alone()
     with patch.object(reliable, "OPEN_BATCHES_MAX", 100):

@@ -25,8 +25,9 @@ Invariants:
 - what is kept is bounded: per stream, the source and each replica open at most
   a window of instances, and as many closed ones are remembered by their digests, and as many that
   were ECHOed and never completed; all sessions of a member together open at most
-  `OPEN_BATCHES_MAX`, whose payloads take at most `OPEN_BYTES_MAX`, and so does each replica on all
-  streams; and a replica may speak of `STREAMS_MAX` streams of which nobody else does.
+  `OPEN_BATCHES_MAX`, whose payloads take at most `OPEN_BYTES_MAX`; each replica opens about as
+  many, which publishing members share; and a replica may speak of `STREAMS_MAX` streams of which
+  nobody else does.
 """
 
 from collections import Counter
@@ -127,6 +128,7 @@ class Progress:
         "ask",
         "closed",
         "echo",
+        "member",
         "mute_below",
         "open",
         "opened",
@@ -137,9 +139,10 @@ class Progress:
         "vouch",
     )
 
-    def __init__(self, opened_by: int, share: Share) -> None:
+    def __init__(self, opened_by: int, member: MemberId, share: Share) -> None:
         # A replica, as long as the source has not spoken and no quorum either.
         self.opened_by = opened_by
+        self.member = member
         self.share = share
         self.open: dict[Sequence, Instance] = {}
         self.closed: dict[Sequence, Digest] = {}
@@ -190,8 +193,8 @@ class Replica:
         self._on_closed = on_closed
         self._streams: dict[Stream, Progress] = {}
         self._shares: dict[MemberId, Share] = {}
-        # How many instances each replica opened, on all streams together.
-        self._opened = [0] * len(scope.topic.members)
+        # How many instances each replica opened, on all streams of each member together.
+        self._opened = [Counter[MemberId]() for _ in scope.topic.members]
         self._touched: dict[Stream, None] = {}
 
     @property
@@ -430,8 +433,9 @@ class Replica:
     def _progress(self, stream: Stream, opener: int) -> Progress:
         progress = self._streams.get(stream)
         if progress is None:
-            share = self._shares.setdefault(member_of(stream.publisher), Share())
-            progress = self._streams[stream] = Progress(opener, share)
+            member = member_of(stream.publisher)
+            share = self._shares.setdefault(member, Share())
+            progress = self._streams[stream] = Progress(opener, member, share)
         return progress
 
     def _votes_for(self, vote: Vote, position: int) -> tuple[Stream, Progress | None]:
@@ -471,9 +475,11 @@ class Replica:
                 return None
             progress.share.batches += 1
         else:
-            if self._opened[opener] >= OPEN_BATCHES_MAX:
+            opened, member = self._opened[opener], progress.member
+            # Whoever has none open may begin, however many others have.
+            if opened[member] and opened[member] >= OPEN_BATCHES_MAX // len(opened):
                 return None
-            self._opened[opener] += 1
+            opened[member] += 1
         progress.opened[opener] += 1
         instance = progress.open[sequence] = Instance(opener, self._scope.outbox.now_us)
         echoed = progress.abandoned.pop(sequence, None) if progress.abandoned else None
@@ -498,7 +504,10 @@ class Replica:
         if opener == _SOURCE:
             progress.share.batches -= 1
         else:
-            self._opened[opener] -= 1
+            opened = self._opened[opener]
+            opened[progress.member] -= 1
+            if not opened[progress.member]:
+                del opened[progress.member]
         progress.share.bytes -= len(instance.payload or b"")
         del progress.open[sequence]
 
