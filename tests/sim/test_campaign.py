@@ -14,7 +14,7 @@ from quorate.core.errors import ConfigError
 from quorate.core.ids import Lane, topic_id
 from quorate.core.messages import Fetch, Forward, Message, Publish, Supply, Vouch
 from quorate.crypto.digests import digest
-from quorate.sim.adversaries import REPLICAS, SOURCES
+from quorate.sim.adversaries import PINNED, REPLICAS, SOURCES
 from quorate.sim.campaign import campaign, command, explain, run_seed
 from quorate.sim.checkers import BatchId, Conduct
 from quorate.sim.faults import FaultKind
@@ -68,7 +68,7 @@ def test_an_adversary_that_is_pinned_attacks_in_every_seed(protocol: str) -> Non
         for seed in (1000, 1001):
             verdict = run_seed(Setting(protocol, 1, adversary), seed)
             assert verdict.violations == (), f"{adversary}, seed {seed}"
-            attacks = verdict.faults.keys() & {*REPLICAS, *SOURCES}
+            attacks = verdict.faults.keys() & {*REPLICAS, *PINNED, *SOURCES}
             assert attacks == ({adversary} if adversary != "none" else set())
 
 

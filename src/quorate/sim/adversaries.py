@@ -12,8 +12,22 @@ from typing import TypeAlias
 
 import msgspec
 
-from quorate.core.ids import Digest, Lane, NodeId
-from quorate.core.messages import Forward, Link, Message, Omitted, Publish, Vouch
+from quorate.core import batch
+from quorate.core.ids import SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream
+from quorate.core.messages import (
+    Ack,
+    Echo,
+    Forward,
+    Frontier,
+    Link,
+    Message,
+    Omitted,
+    Publish,
+    ReadyVote,
+    Status,
+    Supply,
+    Vouch,
+)
 from quorate.core.ordering import (
     Absent,
     Announce,
@@ -29,7 +43,9 @@ from quorate.core.ordering import (
     Stop,
     StopData,
 )
+from quorate.crypto.digests import digest
 from quorate.protocol import misbehaviour
+from quorate.protocol.broadcast.history import History
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Drop, Equivocate, Lie, Parts, Replay, Silence, Slow
 from quorate.protocol.ordering.placement import GroupKind
@@ -75,6 +91,16 @@ def _disown(*_: object) -> Rewrite:
     return Disown()
 
 
+def _false_stream(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
+    """Everybody, or some, so that liars who differ in that tell one truth and one lie."""
+    count = draw.choice((len(nodes), draw.randint(1, len(nodes))))
+    return FalseStream(draw.sample(sorted(nodes), count))
+
+
+def _false_progress(draw: Random, *_: object) -> Rewrite:
+    return FalseProgress(draw)
+
+
 def _lie_about(field: str) -> Make:
     return lambda draw, *_: Lie(draw, draw.choice((20, 100)), [field])
 
@@ -95,6 +121,74 @@ class Disown:
             stream = (message.publisher, message.topic, message.lane)
             return Omitted(*stream, message.first, len(message.digests))
         return message
+
+
+class FalseStream:
+    """Tell some nodes another stream that fits together, whatever the kind of message.
+
+    All who do so tell the same one. To its source such a replica says that it has everything.
+    """
+
+    def __init__(self, lied_to: Iterable[NodeId]) -> None:
+        self._lied_to = frozenset(lied_to)
+        # The last batch that we spoke of on each stream.
+        self._last: dict[Stream, Sequence] = {}
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [(node, self._told(node, message)) for node, message in ready.send]
+        return [(0, ready)]
+
+    def _told(self, node: NodeId, message: Message) -> Message:
+        if isinstance(message, Ack):
+            through = self._last.get(Stream(node, message.topic, message.lane), 0)
+            return msgspec.structs.replace(message, through=max(through, message.through))
+        if isinstance(message, Forward | Vouch | Echo | ReadyVote):
+            stream = Stream(message.publisher, message.topic, message.lane)
+            count = len(message.payloads if isinstance(message, Forward) else message.digests)
+            numbers = [*range(message.first, message.first + count)]
+            self._last[stream] = max(self._last.get(stream, 0), numbers[-1])
+        elif isinstance(message, Supply):
+            numbers = message.sequences
+        else:
+            return message
+        if node not in self._lied_to:
+            return message
+        payloads = [self._made_up(message.lane, number) for number in numbers]
+        if isinstance(message, Forward | Supply):
+            return msgspec.structs.replace(message, payloads=payloads)
+        return msgspec.structs.replace(message, digests=[*map(digest, payloads)])
+
+    @classmethod
+    def _made_up(cls, lane: Lane, number: Sequence) -> bytes:
+        """A batch that nobody published, or a history of such."""
+        if lane is Lane.EVENTS:
+            return batch.encode_one(None, b"false %d" % number, (), 0, False)
+        named = range(4 * number - 3, 4 * number + 1)
+        digests = (digest(cls._made_up(Lane.EVENTS, each)) for each in named)
+        return History(named[0], tuple(digests)).encode()
+
+
+class FalseProgress:
+    """Tell everybody that things are elsewhere: a stream begins later and has come far, its next
+    batches are left out, and its source should begin again."""
+
+    def __init__(self, draw: Random) -> None:
+        self._draw = draw
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [pair for node, message in ready.send for pair in self._told(node, message)]
+        return [(0, ready)]
+
+    def _told(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        if isinstance(message, Frontier):
+            stream = (message.publisher, message.topic, message.lane)
+            begin = message.highest + self._draw.choice((1, 100, SEQUENCE_MAX // 2))
+            frontier = Frontier(*stream, begin, begin + self._draw.choice((0, 10, 10_000)))
+            return [(node, frontier), (node, Omitted(*stream, message.highest + 1, 64))]
+        if isinstance(message, Ack):
+            again = Ack(message.topic, message.lane, Status.RESUME, 0)
+            return [(node, self._draw.choice((message, again)))]
+        return [(node, message)]
 
 
 class Withhold:
@@ -154,6 +248,11 @@ REPLICAS: Mapping[str, Make] = {
     "replay": _replay,
     "disown": _disown,
     TWINS: _twin,
+}
+# They tell a story that fits together. Only a setting names them: what a seed draws is as it was.
+PINNED: Mapping[str, Make] = {
+    "false-stream": _false_stream,
+    "false-progress": _false_progress,
 }
 SOURCES: Mapping[str, Make] = {
     "partial-source": _partial_source,

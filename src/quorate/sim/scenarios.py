@@ -33,6 +33,7 @@ from quorate.sim.adversaries import (
     HARMLESS,
     LOG_PUBLISHERS,
     LOG_REPLICA_NAMES,
+    PINNED,
     REPLICAS,
     SOURCES,
     TWIN_SOURCE,
@@ -112,7 +113,7 @@ def adversaries_of(protocol: str) -> tuple[str, ...]:
     if protocol == "broken":
         return _LIES_FOR_THE_BROKEN
     sources = tuple(SOURCES) if protocol in _BEARS_BYZANTINE_SOURCES else ()
-    return ("none", *REPLICAS, *sources)
+    return ("none", *REPLICAS, *PINNED, *sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +354,7 @@ class _Drawing:
         pinned, f = self._setting.adversary, self._setting.f
         allowed = [name for name in adversaries_of(self._setting.protocol) if name in REPLICAS]
         if pinned is not None:
-            allowed = [name for name in allowed if name == pinned]
+            allowed = [name for name in (*allowed, *PINNED) if name == pinned]
         certain = pinned is not None or self._setting.protocol == "broken"
         count = f if certain else self._random.choice((0, 1, f, f))
         if self._crashes_wander:

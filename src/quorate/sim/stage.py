@@ -15,7 +15,7 @@ from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import Delivery, Outcome, Receipt, Room
 from quorate.protocol.source import Source
-from quorate.sim.adversaries import REPLICAS, SOURCES
+from quorate.sim.adversaries import PINNED, REPLICAS, SOURCES
 from quorate.sim.checkers import LIVENESS, SAFETY, BatchId, Record, Violation, check
 from quorate.sim.hosts import Rewrite
 from quorate.sim.scenarios import PlannedBatch, Scenario, SourcePart
@@ -100,7 +100,8 @@ class Stage(Theatre[Scenario, PlannedBatch, Violation]):
     def _rewrite(
         self, node: NodeId, adversary: str, random: Random, victims: Collection[NodeId]
     ) -> Rewrite:
-        return {**REPLICAS, **SOURCES}[adversary](random, self.scenario.setting.f, victims)
+        make = {**REPLICAS, **PINNED, **SOURCES}[adversary]
+        return make(random, self.scenario.setting.f, victims)
 
     def _plan_faults(self) -> None:
         self._plan_storms()
