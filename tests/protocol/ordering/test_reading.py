@@ -644,6 +644,41 @@ def test_entries_cut_otherwise_the_second_time_leave_nothing_behind() -> None:
     assert len(desk.read()) == 40
 
 
+def sends_altered(desk: Desk, book: Book) -> None:
+    desk.reading.on_entries(desk.lead, altered(book.entries(1, 3)), desk.connected)
+
+
+def sends_altered_early(desk: Desk, book: Book) -> None:
+    desk.reading.on_entries(desk.lead, altered(book.entries(2, 4)), desk.connected)
+    desk.entries(book, 1, 2)
+
+
+def sends_what_does_not_follow(desk: Desk, book: Book) -> None:
+    desk.entries(Book(b"?", *book.payloads[1:]), 1, 4)
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("fails", [sends_altered, sends_altered_early, sends_what_does_not_follow])
+def test_what_a_reader_did_not_take_from_a_lead_takes_no_room_from_the_next(
+    fails: Callable[[Desk, Book], None],
+) -> None:
+    # Given a lead that sends something true, and then much that is not taken
+    book = Book(*[b"xx"] * 12)
+    desk = Desk()
+    liar = desk.lead
+    desk.entries(book, 0, 1)
+    fails(desk, book)
+    assert desk.lead != liar
+    honest = next(each for each in desk.others if each != liar)
+
+    # When others have confirmed what is true, then the next lead is read as any other is.
+    desk.chain(honest, book, desk.reading.received)
+    for offset in range(desk.reading.received, 12, 4):
+        desk.entries(book, offset, offset + 4)
+        desk.chain(honest, book, min(offset + 4, 12))
+    assert len(desk.read()) == 12
+
+
 @pytest.mark.usefixtures("little_room")
 def test_after_a_lead_that_filled_a_reader_the_next_one_may_send_again() -> None:
     book = Book(*[b"xx"] * 40)

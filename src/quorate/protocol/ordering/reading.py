@@ -189,10 +189,10 @@ class Reading:
             return
         if entries.offset in self._early or not self._has_room_for(entries, connected):
             return
-        self._held_bytes += _size(entries)
         if entries.offset > self.received:
             # It came before what precedes it.
             self._early[entries.offset] = entries
+            self._held_bytes += _size(entries)
             return
         following: Entries | None = entries
         while following is not None:
@@ -207,7 +207,7 @@ class Reading:
                 return
             self._supplied_by.add(sender)
             self._agreed[sender] = self.received
-            following = self._early.pop(self.received, None)
+            following = self._pop_early(self.received)
         self._drop_early(through=self.received)
         self._lacking.clear()
         self._settle(connected)
@@ -314,7 +314,13 @@ class Reading:
 
     def _drop_early(self, through: int) -> None:
         for offset in [offset for offset in self._early if offset < through]:
-            self._held_bytes -= _size(self._early.pop(offset))
+            self._pop_early(offset)
+
+    def _pop_early(self, offset: int) -> Entries | None:
+        entries = self._early.pop(offset, None)
+        if entries is not None:
+            self._held_bytes -= _size(entries)
+        return entries
 
     def _take(self, entries: Entries, before: Digest) -> bool:
         """False if these are not the batches that the lead says they are."""
@@ -325,6 +331,7 @@ class Reading:
         if chains[-1] != entries.after:
             return False
         self._chains += chains
+        self._held_bytes += _size(entries)
         publisher, first, time_us = entries.publisher, entries.first, entries.time_us
         self._unsettled += [
             (publisher, first + at, time_us, payload) for at, payload in enumerate(entries.payloads)
