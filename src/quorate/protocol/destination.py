@@ -130,7 +130,8 @@ class Destination:
         """The same, from the first batch of this time on, or from `BEGIN_US` or `END_US`."""
         topic, target = self._partition(name, partition)
         self._stop(target)
-        search = self._searches[target] = Search(topic, target, time_us, self._outbox)
+        search = Search(topic, target, time_us, self._outbox, next(self._numbers))
+        self._searches[target] = search
         search.ask(sorted(self._connected))
 
     def adopt(self, cluster: Cluster) -> None:

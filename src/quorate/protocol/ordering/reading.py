@@ -62,16 +62,20 @@ class Search:
     below is right: whoever says so has what stands there.
     """
 
-    def __init__(self, topic: Topic, partition: Partition, time_us: int, outbox: Outbox) -> None:
+    def __init__(
+        self, topic: Topic, partition: Partition, time_us: int, outbox: Outbox, number: int = 0
+    ) -> None:
         self.topic, self.partition = topic, partition
         self._time_us = time_us
+        # Replicas may still answer what was asked before: that is not what we want to know now.
+        self._number = number
         self._outbox = outbox
         self._offsets: dict[NodeId, int] = {}
         self._asked_us = outbox.now_us
 
     def ask(self, replicas: "Iterable[NodeId]") -> None:
         silent = [r for r in replicas if r in self.topic.index and r not in self._offsets]
-        self._outbox.send_all(silent, Locate(*self.partition, 0, self._time_us))
+        self._outbox.send_all(silent, Locate(*self.partition, self._number, self._time_us))
 
     def tick(self) -> None:
         if self._outbox.now_us - self._asked_us >= LATE_AFTER_US:
@@ -80,7 +84,7 @@ class Search:
 
     def on_located(self, replica: NodeId, located: Located) -> int | None:
         """The offset, once enough replicas have answered."""
-        if replica in self.topic.index:
+        if replica in self.topic.index and located.number == self._number:
             self._offsets[replica] = located.offset
         if len(self._offsets) < self.topic.quorum.reachable:
             return None
