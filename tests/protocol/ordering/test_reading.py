@@ -810,14 +810,33 @@ def test_who_lacked_something_elsewhere_may_have_what_a_reader_seeks() -> None:
     assert trimmed(desk) == []
 
 
-def test_where_a_partition_begins_is_what_the_one_says_that_has_most_if_nobody_lies() -> None:
+def test_where_a_partition_begins_is_what_the_one_says_that_has_most() -> None:
     for table, answers, expected in (
         (CRASH, (7, 0), 0),
         (BYZANTINE, (7, 0, 0), 0),
-        (BYZANTINE, (7, 7, 0), 7),
+        # One started over and one lies: that two have it, of whom one has yet to say so, may be.
+        (BYZANTINE, (7, 9, 0), 0),
     ):
         assert found(table, BEGIN_US, answers) == expected
     assert found(CRASH, END_US, (9, 5)) == 5
+
+
+def test_one_that_lies_does_not_make_a_reader_begin_elsewhere_than_correct_ones_say() -> None:
+    for time_us in (5, END_US):
+        assert found(BYZANTINE, time_us, (7, 7, 0)) == 7
+        assert found(BYZANTINE, time_us, (7, 7, 99)) == 7
+
+
+def test_one_that_lies_about_the_beginning_is_believed_by_nobody_else() -> None:
+    """What it says is there, n - f replicas lack."""
+    desk = Desk(offset=0)
+    liar, honest = desk.lead, desk.others
+    says_that_it_begins(desk, liar, 0)
+    for replica in honest:
+        assert trimmed(desk) == []
+        says_that_it_begins(desk, replica, 2)
+    assert trimmed(desk) == [(0, 2)]
+    assert desk.reading.position == 2
 
 
 def found(table: dict[str, object], time_us: int, answers: tuple[int, ...]) -> int | None:

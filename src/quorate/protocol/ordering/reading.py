@@ -18,6 +18,7 @@ from itertools import count
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import (
+    BEGIN_US,
     END_US,
     Absent,
     Allow,
@@ -59,7 +60,9 @@ class Search:
     Replicas differ by what they have decided so far and still keep. Of the answers of n - f, the
     (f + 1)th from below is no later than what a correct replica says, and no earlier than what
     another one does; for the end it is the (f + 1)th from above. Where nobody lies, the first from
-    below is right: whoever says so has what stands there.
+    below is right: whoever says so has what stands there. So it is for the beginning, whoever
+    lies: one of n - f has what f + 1 correct ones have, though others started over, and a reader
+    that begins too early skips what is gone.
     """
 
     def __init__(
@@ -90,7 +93,9 @@ class Search:
             return None
         is_end = self._time_us == END_US
         offsets = sorted(self._offsets.values(), reverse=is_end)
-        is_doubtful = is_end or self.topic.contract.protection == "byzantine"
+        is_doubtful = is_end or (
+            self.topic.contract.protection == "byzantine" and self._time_us != BEGIN_US
+        )
         return offsets[min(self.topic.f, len(offsets) - 1) if is_doubtful else 0]
 
 
