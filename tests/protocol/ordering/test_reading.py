@@ -26,6 +26,7 @@ from quorate.protocol.ordering.reading import (
     CREDIT_BATCHES,
     FIRST_CREDIT_BATCHES,
     LATE_AFTER_US,
+    SLOW_AFTER_US,
     Reading,
     Search,
 )
@@ -403,6 +404,49 @@ def test_what_is_late_is_asked_of_everybody_and_a_lead_that_is_late_then_is_repl
     assert desk.lead == late
     desk.pass_time(2 * LATE_AFTER_US)
     assert desk.lead != late
+
+
+def reads_slowly(desk: Desk, book: Book, batches: int) -> None:
+    """So many batches, one before each time that the lead would be late, confirmed by all."""
+    for offset in range(batches):
+        desk.pass_time(LATE_AFTER_US - 1)
+        desk.entries(book, offset, offset + 1)
+        for replica in desk.others:
+            desk.chain(replica, book, offset + 1)
+
+
+def test_a_lead_that_is_never_silent_and_brings_next_to_nothing_is_replaced() -> None:
+    desk = Desk()
+    book = Book(*[b"x"] * 2 * (SLOW_AFTER_US // LATE_AFTER_US))
+    slow = desk.lead
+    reads_slowly(desk, book, SLOW_AFTER_US // LATE_AFTER_US - 1)
+    assert desk.lead == slow
+    for _ in range(4):
+        desk.pass_time(LATE_AFTER_US - 1)
+    desk.take()
+    assert desk.lead != slow
+    assert desk.reports == [(slow, "bad-lead")]
+
+
+def test_a_lead_that_brings_all_there_is_is_not_slow_however_little_that_is() -> None:
+    desk = Desk()
+    lead = desk.lead
+    for batches in range(1, 2 * (SLOW_AFTER_US // LATE_AFTER_US)):
+        book = Book(*[b"x"] * batches)
+        desk.pass_time(LATE_AFTER_US - 1)
+        for replica in desk.others:
+            desk.chain(replica, book, batches)
+        desk.entries(book, batches - 1, batches)
+    assert desk.lead == lead
+
+
+def test_one_replica_that_claims_there_is_more_does_not_make_a_lead_slow() -> None:
+    desk = Desk()
+    lead, liar = desk.lead, desk.others[0]
+    desk.reading.on_chained(liar, Chained(T, 0, 1, digest(b"?"), 0, 1 << 40), desk.connected)
+    for _ in range(4 * SLOW_AFTER_US // LATE_AFTER_US):
+        desk.pass_time(LATE_AFTER_US)
+    assert desk.lead == lead
 
 
 def test_one_replica_that_claims_there_is_more_does_not_make_the_lead_late() -> None:

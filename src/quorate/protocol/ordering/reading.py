@@ -7,9 +7,9 @@ itself. The other replicas only say what the chain is at some offset; since a ch
 that came before it, f + 1 replicas agreeing on one offset settle everything below it. What a
 lead sends is its word for it, and no more than that: whoever leads later has to say so itself.
 
-A lead that is silent while others are further, or sends what cannot be, is replaced. What came
-from it before stays, and others confirm it before anything is put behind it; so a reader gets on
-however little a lead sends before it fails. If f + 1 contradict what is here, it is read again.
+A lead that is silent or slow while others are further, or sends what cannot be, is replaced. What
+came from it before stays, and others confirm it before anything is put behind it; so a reader gets
+on however little a lead sends before it fails. If f + 1 contradict what is here, it is read again.
 """
 
 from collections import Counter, deque
@@ -47,6 +47,9 @@ FIRST_CREDIT_BATCHES = 64
 HELD_BYTES_MAX = 2 * CREDIT_BYTES
 # A lead that is so late with what others have is replaced.
 LATE_AFTER_US = 400_000
+# So is one that does not bring in this time what others had and we had room for: a batch now and
+# then is not enough.
+SLOW_AFTER_US = 20_000_000
 # What a replica may say of the chain before its lead has come so far.
 WORDS_MAX = 256
 LATE_AFTER_US_MAX = 3_000_000
@@ -147,6 +150,8 @@ class Reading:
         self._limit = offset + self._credit
         self._moved_us = self._late_since_us = self._asked_us = outbox.now_us
         self._patience_us = LATE_AFTER_US
+        # Up to where the lead is to bring us, and since when.
+        self._due, self._due_since_us = offset, outbox.now_us
         byzantine = topic.contract.protection == "byzantine"
         # Beside the lead f replicas are asked, and all of them when that does not do. Where
         # replicas lie, so many have to agree.
@@ -185,7 +190,7 @@ class Reading:
 
     def seek(self, offset: int, connected: "set[NodeId]") -> None:
         """Read on from another offset."""
-        self.position = self._limit = offset
+        self.position = self._limit = self._due = offset
         self._lacking.clear()
         self._forget_unsettled()
         self.begin(connected)
@@ -292,6 +297,11 @@ class Reading:
         now_us = self._outbox.now_us
         if now_us - max(self._moved_us, self._asked_us) >= ASK_AGAIN_US:
             self._ask_all(connected)
+        if self.position >= self._due:
+            self._due, self._due_since_us = min(self.end, self._limit), now_us
+        elif now_us - self._due_since_us >= SLOW_AFTER_US:
+            self._blame("is slow", connected)
+            return
         ahead = max(self._ends.values(), default=0)
         if not self._unsettled and self.position >= min(ahead, self._limit):
             self._late_since_us = now_us
@@ -309,7 +319,7 @@ class Reading:
 
     def wait(self) -> None:
         """In place of a tick, while nothing is taken in: nobody is late with it."""
-        self._moved_us = self._late_since_us = self._outbox.now_us
+        self._moved_us = self._late_since_us = self._due_since_us = self._outbox.now_us
 
     # Settling
 
@@ -498,7 +508,7 @@ class Reading:
         there = [replica for replica in self._order if replica in connected]
         candidates = [replica for replica in there if replica != avoid] or there
         self.lead = min(candidates, key=lambda replica: self._blames[replica], default=None)
-        self._moved_us = self._outbox.now_us
+        self._moved_us = self._due_since_us = self._outbox.now_us
 
     def _have_confirmed(self) -> None:
         """Nothing is put behind what we have before others have said what they think of it."""
