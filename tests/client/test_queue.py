@@ -1,13 +1,17 @@
 """What waits in a consumer is bounded in events and in bytes, and may be dropped."""
 
+import asyncio
+
 import pytest
 
+from quorate.client import Consumer
 from quorate.client import queue as module
 from quorate.client.queue import Queue
 from quorate.core.batch import encode_values
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition
 from quorate.protocol.machine import Entry
+from quorate.runtime.local import make_local_cluster
 
 HERE, THERE = (Partition(topic_id("t"), number) for number in range(2))
 
@@ -58,3 +62,18 @@ def test_what_is_dropped_makes_room_and_the_rest_keeps_its_order() -> None:
     arrivals = [queue.take() for _ in range(len(queue))]
     assert arrivals == [entry(THERE, 1, offset) for offset in range(4)]
     assert queue.bytes == 0
+
+
+def test_a_consumer_whose_queue_is_full_blames_nobody_for_being_late() -> None:
+    async def story() -> list[bool]:
+        local = make_local_cluster(base_port=1)
+        async with Consumer(local.cluster, local.identities["bob"], queue_events=2) as consumer:
+            states = []
+            for events in (1, 2):
+                consumer._on_outcomes([entry(HERE, events)])
+                states.append(consumer._destination.is_held_back)
+            consumer._take()
+            consumer._take()
+            return [*states, consumer._destination.is_held_back]
+
+    assert asyncio.run(story()) == [False, True, False]

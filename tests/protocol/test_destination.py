@@ -22,6 +22,7 @@ from quorate.core.messages import (
     Taken,
     Vouch,
 )
+from quorate.core.ordering import BEGIN_US, END_US, Chained, Locate, Located
 from quorate.crypto.digests import digest
 from quorate.protocol.destination import PROGRESS_STEP, TICK_EVERY_US, Destination
 from quorate.protocol.incoming import (
@@ -32,7 +33,8 @@ from quorate.protocol.incoming import (
     PATIENCE_US,
     RUN_PATIENCE_US,
 )
-from quorate.protocol.machine import Delivery, Skipped
+from quorate.protocol.machine import Begun, Delivery, Skipped
+from quorate.protocol.ordering.reading import LATE_AFTER_US
 from quorate.protocol.subscription import (
     EARLY_BYTES_MAX,
     IDLE_STREAM_US,
@@ -751,3 +753,57 @@ def test_payloads_that_nobody_ever_vouches_for_are_forgotten() -> None:
 def test_an_unknown_topic_is_named_with_the_known_ones() -> None:
     with pytest.raises(LocalProtocolError, match="there is no topic 'x'; known topics: t"):
         Alone().machine.subscribe("x")
+
+
+# Where to begin with a log
+
+
+def test_an_answer_to_where_a_reader_wanted_to_begin_before_is_not_where_it_begins() -> None:
+    # Given a reader that asked for the end, and then for the beginning
+    log = topic({"protection": "byzantine", "order": "total"})
+    reader = Destination(D1, [log], pairwise_macs(D1), [S1])
+    for replica in log.members:
+        reader.connected(replica)
+    asked: list[tuple[int, Locate]] = []
+    for time_us in (END_US, BEGIN_US):
+        reader.read_from_time(log.name, 0, time_us)
+        asked += [(node, m) for node, m in reader.take().send if isinstance(m, Locate)]
+
+    # When all replicas answer both, one after the other
+    begun: list[int] = []
+    for replica, locate in asked:
+        offset = 9 if locate.time_us == END_US else 2
+        reader.step(replica, Located(T, 0, locate.number, offset))
+        begun += [o.offset for o in reader.take().deliver if isinstance(o, Begun)]
+
+    # Then it misses nothing.
+    assert begun == [2]
+
+
+def test_no_lead_is_late_with_what_a_reader_does_not_take() -> None:
+    # Given a reader whose replicas have more than it was sent
+    log = topic({"protection": "byzantine", "order": "total"})
+    reader = Destination(D1, [log], pairwise_macs(D1), [S1])
+    for replica in log.members:
+        reader.connected(replica)
+    reading = reader.read(log.name, 0, 0)
+    for replica in log.members:
+        reader.step(replica, Chained(T, 0, 4, digest(b"4"), 0, 4))
+    lead = reading.lead
+
+    def wait(from_us: int, until_us: int) -> list[str]:
+        """Who is blamed meanwhile."""
+        blamed: list[str] = []
+        for now_us in range(from_us, until_us, TICK_EVERY_US):
+            reader.tick(now_us)
+            blamed += [report.kind for report in reader.take().reports]
+        return blamed
+
+    # When it takes nothing for a while, then nobody is blamed,
+    reader.is_held_back = True
+    assert wait(0, 10_000_000) == []
+    assert reading.lead == lead
+    # and when it does, a lead that is silent then is.
+    reader.is_held_back = False
+    assert wait(10_000_000, 10_000_000 + LATE_AFTER_US) == []
+    assert wait(10_000_000 + LATE_AFTER_US, 15_000_000)[0] == "bad-lead"

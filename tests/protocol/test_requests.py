@@ -4,10 +4,11 @@ from quorate.core.filter import Filter
 from quorate.core.messages import Operation, Reply, Request
 from quorate.protocol.machine import Answered
 from quorate.protocol.requests import REPEAT_AFTER_US, Requests
-from stage import R1, R2, R3, Outlook, topic
+from stage import R1, R2, R3, R4, Outlook, topic
 
 VOTE = topic({"broadcast": "vote"})
 CRASH = topic({"protection": "crash"})
+BYZANTINE = topic({"protection": "byzantine", "order": "total"})
 
 
 def asked(outlook: Outlook) -> list[tuple[int, Operation, int]]:
@@ -80,6 +81,31 @@ def test_one_replica_that_lags_behind_does_not_refuse_for_all() -> None:
     assert answered(outlook) == []
     requests.on_reply(R2, Reply(number))
     assert answered(outlook) == [Answered(number, "")]
+
+
+def test_one_that_lies_and_one_that_lags_behind_do_not_refuse_for_all() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    number = requests.ask(BYZANTINE, Operation.SUBSCRIBE).number
+    for replica in (R1, R2):
+        requests.on_reply(replica, Reply(number, "there is no such topic here"))
+    for replica in (R3, R4):
+        assert answered(outlook) == []
+        requests.on_reply(replica, Reply(number))
+    assert answered(outlook) == [Answered(number, "")]
+
+
+def test_a_refusal_of_f_plus_1_counts_when_too_few_are_left_to_grant_it_or_stay_silent() -> None:
+    for others, at_us in ((["none"], 0), ([], REPEAT_AFTER_US), ([""], REPEAT_AFTER_US)):
+        outlook = Outlook()
+        requests = Requests(outlook.outbox)
+        number = requests.ask(BYZANTINE, Operation.SUBSCRIBE).number
+        for replica, sentence in enumerate(["no room", "no room", *others]):
+            assert answered(outlook) == []
+            requests.on_reply(replica, Reply(number, sentence))
+        outlook.at(at_us)
+        requests.tick()
+        assert answered(outlook) == [Answered(number, "no room")]
 
 
 def test_a_refusal_counts_when_all_have_refused_or_the_others_stay_silent() -> None:

@@ -400,6 +400,20 @@ def take_on_trust(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Group, "on_append", trusting)
 
 
+def skip_on_few_words(patch: pytest.MonkeyPatch) -> None:
+    """A reader goes on behind what f + 1 replicas say is gone."""
+    skip = Reading._skip_what_is_gone
+
+    def hasty(self: Reading, connected: set[NodeId], *, is_late: bool = False) -> bool:
+        starts = sorted(self._starts.values(), reverse=True)
+        if len(starts) <= self.topic.f or starts[self.topic.f] <= self.position:
+            return skip(self, connected, is_late=is_late)
+        self.seek(starts[self.topic.f], connected)
+        return True
+
+    patch.setattr(Reading, "_skip_what_is_gone", hasty)
+
+
 Mutate = Callable[[pytest.MonkeyPatch], None]
 # The first seed of each range was found to show it; should seeds come to mean something else, one
 # of the others will.
@@ -428,6 +442,9 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     ),
     "payloads that a replica takes on trust": (
         take_on_trust, Setting("ordering"), range(271, 320),
+    ),
+    "what is gone on the word of f + 1": (
+        skip_on_few_words, Setting("ordering", adversary="hollow"), range(7, 50),
     ),
 }  # fmt: skip
 

@@ -595,7 +595,7 @@ class Consumer(Session):
             self._pause(is_paused)
 
     def _pause(self, paused: bool) -> None:
-        self._is_paused = paused
+        self._is_paused = self._destination.is_held_back = paused
         for replica in self.cluster.replicas:
             if paused:
                 self.transport.pause_reading(replica.number)

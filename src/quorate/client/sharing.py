@@ -93,6 +93,8 @@ class Member:
         self._lease_us = lease_us
         self._commits_by_itself = commits_by_itself
         self._epoch = 0
+        # What the cluster said last of what is ours.
+        self._news_of_us: Shared | None = None
         # What the cluster has been told: offsets, and that we hold no more than in this epoch.
         self._committed: dict[Place, int] = {}
         self._acknowledged = 0
@@ -121,6 +123,8 @@ class Member:
             self._progress.forget(place)
         self.held.clear()
         self._committed.clear()
+        self._news_of_us = None
+        self._acknowledged = 0
         await self.join()
 
     async def leave(self) -> None:
@@ -138,6 +142,7 @@ class Member:
 
     def on_shared(self, shared: Shared) -> None:
         """The cluster says what is ours to read now."""
+        self._news_of_us = shared
         places: dict[Place, int | None] = {(t, number): at for t, number, at in shared.partitions}
         if not all(self._reader.has(place) for place in places):
             self._spawn(self._learn_of_topics(shared))
@@ -171,10 +176,12 @@ class Member:
             self._progress.done.setdefault(place, offset)
 
     async def _learn_of_topics(self, shared: Shared) -> None:
-        """A topic has more partitions than we knew of."""
-        with contextlib.suppress(QuorumError, ClosedError):
-            await self._reader.update_topology()
-            self.on_shared(shared)
+        """A topic has more partitions than we knew of. We ask until we know, or are told else."""
+        with contextlib.suppress(ClosedError):
+            with contextlib.suppress(QuorumError):
+                await self._reader.update_topology()
+            if shared is self._news_of_us:
+                self.on_shared(shared)
 
     def _lose(self, place: Place) -> None:
         self._unread.discard(place)
@@ -227,7 +234,9 @@ class Member:
         ]
         if not parts and self._acknowledged != self._epoch:
             parts = [[]]
-        return [Commit(self.group, self._epoch, part) for part in parts]
+        # The first commit of an epoch gives up all that is not ours in it: offsets come before.
+        epochs = [self._acknowledged] * (len(parts) - 1) + [self._epoch]
+        return [Commit(self.group, *each) for each in zip(epochs, parts, strict=False)]
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

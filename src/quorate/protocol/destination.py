@@ -88,6 +88,8 @@ class Destination:
         self._searches: dict[Partition, Search] = {}
         # What is asked about partitions is numbered, whatever becomes of who asked.
         self._numbers = count(1)
+        # Whether we take nothing from replicas, for want of room. No lead is late then.
+        self.is_held_back = False
         self._connected: set[NodeId] = set()
         self.commands = Commands(me, self._topics.get(CONTROL_TOPIC), self._outbox, self._requests)
         self._touched: dict[Incoming, None] = {}
@@ -130,7 +132,8 @@ class Destination:
         """The same, from the first batch of this time on, or from `BEGIN_US` or `END_US`."""
         topic, target = self._partition(name, partition)
         self._stop(target)
-        search = self._searches[target] = Search(topic, target, time_us, self._outbox)
+        search = Search(topic, target, time_us, self._outbox, next(self._numbers))
+        self._searches[target] = search
         search.ask(sorted(self._connected))
 
     def adopt(self, cluster: Cluster) -> None:
@@ -188,7 +191,10 @@ class Destination:
                 incoming.tick(now_us)
             subscription.forget_idle_streams(now_us)
         for reading in self._readings.values():
-            reading.tick(self._connected)
+            if self.is_held_back:
+                reading.wait()
+            else:
+                reading.tick(self._connected)
         for search in self._searches.values():
             search.tick()
         self.commands.tick()

@@ -3,10 +3,10 @@
 Source: FIT-Broker 2013, section 4.4.1 (algorithms 1 and 2) and section 4.4.4 (algorithm 5).
 
 A request goes to every replica of its topic; the answer is the first one under crash faults and
-f + 1 equal ones under Byzantine faults. Where the first one would do, a refusal waits a while for
-the others: a replica that lags behind does not know of a new topic yet. What was asked for stays
-on record, so that a replica that comes back after a crash is told again: that is all the state
-transfer that a live topic needs.
+f + 1 equal ones under Byzantine faults. As long as others may grant it, a refusal waits a while for
+them: a replica that lags behind does not know of a new topic yet, and f that lie may say the same.
+What was asked for stays on record, so that a replica that comes back after a crash is told again:
+that is all the state transfer that a live topic needs.
 """
 
 from collections.abc import Mapping
@@ -41,12 +41,18 @@ class Standing:
     superseded: bool = False
     repeat_at_us: int = 0
     renew_at_us: dict[NodeId, int] = field(default_factory=dict)
-    # What one replica answered where one is enough, while others may know better.
+    # What as many refused as it takes, while others may know better.
     refusal: str = ""
 
     @property
     def silent(self) -> set[NodeId]:
         return set(self.topic.members) - set(self.voter.replies)
+
+    @property
+    def may_be_granted(self) -> bool:
+        """Whether enough replicas are left that have not refused it."""
+        refused = sum(map(bool, self.voter.replies.values()))
+        return len(self.topic.members) - refused >= self.voter.needed
 
     @property
     def is_about(self) -> tuple[TopicId, int]:
@@ -115,12 +121,11 @@ class Requests:
             self._renew(replica, standing, reply.sentence)
             return
         answer = standing.voter.add(replica, reply.sentence)
-        if standing.refusal and answer is None and not standing.silent:
+        if standing.refusal and answer is None and not standing.may_be_granted:
             answer = standing.refusal
         if answer is None or standing.answered:
             return
-        byzantine = standing.topic.contract.protection == "byzantine"
-        if answer and standing.silent and not byzantine:
+        if answer and standing.may_be_granted:
             standing.refusal = answer
         else:
             self._conclude(standing, answer)

@@ -119,7 +119,7 @@ class ReplyVoter:
     def __init__(self, replicas: Iterable[NodeId], needed: int) -> None:
         self._replies: dict[NodeId, str] = {}
         self._replicas = frozenset(replicas)
-        self._needed = needed
+        self.needed = needed
 
     @property
     def replies(self) -> dict[NodeId, str]:
@@ -135,4 +135,4 @@ class ReplyVoter:
             return None
         self._replies[replica] = sentence
         equal = sum(said == sentence for said in self._replies.values())
-        return sentence if equal == self._needed else None
+        return sentence if equal == self.needed else None

@@ -34,6 +34,7 @@ from quorate.core.ordering import (
     Append,
     Chained,
     Entries,
+    Located,
     OfferSnapshot,
     Partition,
     Promised,
@@ -336,6 +337,28 @@ class FalseLog:
         return [(node, false), (node, Absent(*partition, end)), (node, word)]
 
 
+class Hollow:
+    """Order as agreed, and tell readers a story that fits together: all of it is gone.
+
+    Partitions begin where they end, no batch is here any more, and the same is said to whoever asks
+    where to begin. With those who really started over it may seem that nobody has it.
+    """
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [(node, self._told(message)) for node, message in ready.send]
+        return [(0, ready)]
+
+    @staticmethod
+    def _told(message: Message) -> Message:
+        if isinstance(message, Entries):
+            return Absent(message.topic, message.partition, message.offset)
+        if isinstance(message, Chained):
+            return msgspec.structs.replace(message, start=message.end)
+        if isinstance(message, Located):
+            return msgspec.structs.replace(message, offset=message.offset + (1 << 20))
+        return message
+
+
 class Impatient:
     """Ask for the next regency all the time."""
 
@@ -392,6 +415,10 @@ def _false_log(*_: object) -> Rewrite:
     return FalseLog()
 
 
+def _hollow(*_: object) -> Rewrite:
+    return Hollow()
+
+
 def _censor(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
     return Censor(draw.choice(sorted(nodes)))
 
@@ -409,6 +436,7 @@ def _forgetful_publisher(draw: Random, f: int, replicas: Collection[NodeId]) -> 
 DENY = "deny"
 FALSE_STATE = "false-state"
 LIE_REPLY = "lie-reply"
+HOLLOW = "hollow"
 LOG_REPLICAS: Mapping[str, Make] = {
     "slow": _slow,
     "drop": _drop,
@@ -424,6 +452,7 @@ LOG_REPLICAS: Mapping[str, Make] = {
     "impatient": _impatient,
     FALSE_STATE: _false_state,
     "false-log": _false_log,
+    HOLLOW: _hollow,
     TWINS: _twin,
 }
 # `Deny` is made by the stage, which has the replica's key.

@@ -32,6 +32,7 @@ from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.topic import Topic
 from quorate.sim.adversaries import (
     FALSE_STATE,
+    HOLLOW,
     LIE_REPLY,
     LOG_PUBLISHERS,
     LOG_REPLICA_NAMES,
@@ -123,7 +124,7 @@ class _Drawing:
         self._random = Random(f"{seed}:order scenario")
         # Drawn apart, so that all other seeds are as they would be without.
         self._memory = Random(f"{seed}:memory")
-        share = 1 if setting.adversary == FALSE_STATE else SHORT_MEMORIES
+        share = 1 if setting.adversary in (FALSE_STATE, HOLLOW) else SHORT_MEMORIES
         self._is_short = setting.protocol != "broken-ordering" and self._memory.random() < share
         self._snapshot_every, self._slots_kept = self._memory.choice(_MEMORIES)
         self._byzantine = setting.protocol == "ordering"
@@ -227,8 +228,9 @@ class _Drawing:
         if not self._byzantine or pinned in LOG_PUBLISHERS or pinned == "none":
             return {}
         # A false state is told only where somebody needs one. One that lies in its replies only
-        # does nothing to the order, and whoever lies in everything does that too.
-        special = (FALSE_STATE, LIE_REPLY)
+        # does nothing to the order, and whoever lies in everything does that too. That
+        # all is gone is believed, if at all, where somebody started over.
+        special = (FALSE_STATE, LIE_REPLY, HOLLOW)
         usual = tuple(name for name in LOG_REPLICA_NAMES if name not in special)
         allowed = usual if pinned is None else (pinned,)
         count = f if pinned is not None else self._random.choice((0, 1, f, f))

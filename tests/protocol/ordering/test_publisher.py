@@ -268,3 +268,14 @@ def test_what_waits_for_receipts_is_bounded() -> None:
     for replica in (0, 1):
         publisher.ordered(replica)
     assert publisher.line.has_room
+
+
+def test_positions_that_begin_with_what_has_its_receipt_take_no_room() -> None:
+    publisher = Publisher()
+    publisher.add(*[b"1"] * 100)
+    for replica in (0, 1):
+        publisher.ordered(replica, 1, 100)
+    publisher.add(b"2")
+    for first in range(1, 101):
+        publisher.ordered(3, first, 102 - first)
+    assert not publisher.line._voices

@@ -26,6 +26,7 @@ from quorate.protocol.ordering.reading import (
     CREDIT_BATCHES,
     FIRST_CREDIT_BATCHES,
     LATE_AFTER_US,
+    SLOW_AFTER_US,
     Reading,
     Search,
 )
@@ -405,6 +406,49 @@ def test_what_is_late_is_asked_of_everybody_and_a_lead_that_is_late_then_is_repl
     assert desk.lead != late
 
 
+def reads_slowly(desk: Desk, book: Book, batches: int) -> None:
+    """So many batches, one before each time that the lead would be late, confirmed by all."""
+    for offset in range(batches):
+        desk.pass_time(LATE_AFTER_US - 1)
+        desk.entries(book, offset, offset + 1)
+        for replica in desk.others:
+            desk.chain(replica, book, offset + 1)
+
+
+def test_a_lead_that_is_never_silent_and_brings_next_to_nothing_is_replaced() -> None:
+    desk = Desk()
+    book = Book(*[b"x"] * 2 * (SLOW_AFTER_US // LATE_AFTER_US))
+    slow = desk.lead
+    reads_slowly(desk, book, SLOW_AFTER_US // LATE_AFTER_US - 1)
+    assert desk.lead == slow
+    for _ in range(4):
+        desk.pass_time(LATE_AFTER_US - 1)
+    desk.take()
+    assert desk.lead != slow
+    assert desk.reports == [(slow, "bad-lead")]
+
+
+def test_a_lead_that_brings_all_there_is_is_not_slow_however_little_that_is() -> None:
+    desk = Desk()
+    lead = desk.lead
+    for batches in range(1, 2 * (SLOW_AFTER_US // LATE_AFTER_US)):
+        book = Book(*[b"x"] * batches)
+        desk.pass_time(LATE_AFTER_US - 1)
+        for replica in desk.others:
+            desk.chain(replica, book, batches)
+        desk.entries(book, batches - 1, batches)
+    assert desk.lead == lead
+
+
+def test_one_replica_that_claims_there_is_more_does_not_make_a_lead_slow() -> None:
+    desk = Desk()
+    lead, liar = desk.lead, desk.others[0]
+    desk.reading.on_chained(liar, Chained(T, 0, 1, digest(b"?"), 0, 1 << 40), desk.connected)
+    for _ in range(4 * SLOW_AFTER_US // LATE_AFTER_US):
+        desk.pass_time(LATE_AFTER_US)
+    assert desk.lead == lead
+
+
 def test_one_replica_that_claims_there_is_more_does_not_make_the_lead_late() -> None:
     desk = Desk()
     lead = desk.lead
@@ -644,6 +688,41 @@ def test_entries_cut_otherwise_the_second_time_leave_nothing_behind() -> None:
     assert len(desk.read()) == 40
 
 
+def sends_altered(desk: Desk, book: Book) -> None:
+    desk.reading.on_entries(desk.lead, altered(book.entries(1, 3)), desk.connected)
+
+
+def sends_altered_early(desk: Desk, book: Book) -> None:
+    desk.reading.on_entries(desk.lead, altered(book.entries(2, 4)), desk.connected)
+    desk.entries(book, 1, 2)
+
+
+def sends_what_does_not_follow(desk: Desk, book: Book) -> None:
+    desk.entries(Book(b"?", *book.payloads[1:]), 1, 4)
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("fails", [sends_altered, sends_altered_early, sends_what_does_not_follow])
+def test_what_a_reader_did_not_take_from_a_lead_takes_no_room_from_the_next(
+    fails: Callable[[Desk, Book], None],
+) -> None:
+    # Given a lead that sends something true, and then much that is not taken
+    book = Book(*[b"xx"] * 12)
+    desk = Desk()
+    liar = desk.lead
+    desk.entries(book, 0, 1)
+    fails(desk, book)
+    assert desk.lead != liar
+    honest = next(each for each in desk.others if each != liar)
+
+    # When others have confirmed what is true, then the next lead is read as any other is.
+    desk.chain(honest, book, desk.reading.received)
+    for offset in range(desk.reading.received, 12, 4):
+        desk.entries(book, offset, offset + 4)
+        desk.chain(honest, book, min(offset + 4, 12))
+    assert len(desk.read()) == 12
+
+
 @pytest.mark.usefixtures("little_room")
 def test_after_a_lead_that_filled_a_reader_the_next_one_may_send_again() -> None:
     book = Book(*[b"xx"] * 40)
@@ -775,14 +854,33 @@ def test_who_lacked_something_elsewhere_may_have_what_a_reader_seeks() -> None:
     assert trimmed(desk) == []
 
 
-def test_where_a_partition_begins_is_what_the_one_says_that_has_most_if_nobody_lies() -> None:
+def test_where_a_partition_begins_is_what_the_one_says_that_has_most() -> None:
     for table, answers, expected in (
         (CRASH, (7, 0), 0),
         (BYZANTINE, (7, 0, 0), 0),
-        (BYZANTINE, (7, 7, 0), 7),
+        # One started over and one lies: that two have it, of whom one has yet to say so, may be.
+        (BYZANTINE, (7, 9, 0), 0),
     ):
         assert found(table, BEGIN_US, answers) == expected
     assert found(CRASH, END_US, (9, 5)) == 5
+
+
+def test_one_that_lies_does_not_make_a_reader_begin_elsewhere_than_correct_ones_say() -> None:
+    for time_us in (5, END_US):
+        assert found(BYZANTINE, time_us, (7, 7, 0)) == 7
+        assert found(BYZANTINE, time_us, (7, 7, 99)) == 7
+
+
+def test_one_that_lies_about_the_beginning_is_believed_by_nobody_else() -> None:
+    """What it says is there, n - f replicas lack."""
+    desk = Desk(offset=0)
+    liar, honest = desk.lead, desk.others
+    says_that_it_begins(desk, liar, 0)
+    for replica in honest:
+        assert trimmed(desk) == []
+        says_that_it_begins(desk, replica, 2)
+    assert trimmed(desk) == [(0, 2)]
+    assert desk.reading.position == 2
 
 
 def found(table: dict[str, object], time_us: int, answers: tuple[int, ...]) -> int | None:

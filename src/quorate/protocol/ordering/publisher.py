@@ -106,7 +106,8 @@ class LineOutgoing:
         if replica not in self._next or ordered.first + ordered.count > self.next:
             self._outbox.report(replica, "false-position", f"for batch {ordered.first}")
             return
-        if ordered.first + ordered.count <= self.unreceipted:
+        if ordered.first < self.unreceipted or not ordered.count:
+            # A correct one says of a batch always the same, and that has its receipt.
             return
         self._voices.setdefault(ordered.first, {})[replica] = ordered
         while self._settle_next():

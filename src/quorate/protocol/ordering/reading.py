@@ -7,9 +7,9 @@ itself. The other replicas only say what the chain is at some offset; since a ch
 that came before it, f + 1 replicas agreeing on one offset settle everything below it. What a
 lead sends is its word for it, and no more than that: whoever leads later has to say so itself.
 
-A lead that is silent while others are further, or sends what cannot be, is replaced. What came
-from it before stays, and others confirm it before anything is put behind it; so a reader gets on
-however little a lead sends before it fails. If f + 1 contradict what is here, it is read again.
+A lead that is silent or slow while others are further, or sends what cannot be, is replaced. What
+came from it before stays, and others confirm it before anything is put behind it; so a reader gets
+on however little a lead sends before it fails. If f + 1 contradict what is here, it is read again.
 """
 
 from collections import Counter, deque
@@ -18,6 +18,7 @@ from itertools import count
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import (
+    BEGIN_US,
     END_US,
     Absent,
     Allow,
@@ -46,6 +47,9 @@ FIRST_CREDIT_BATCHES = 64
 HELD_BYTES_MAX = 2 * CREDIT_BYTES
 # A lead that is so late with what others have is replaced.
 LATE_AFTER_US = 400_000
+# So is one that does not bring in this time what others had and we had room for: a batch now and
+# then is not enough.
+SLOW_AFTER_US = 20_000_000
 # What a replica may say of the chain before its lead has come so far.
 WORDS_MAX = 256
 LATE_AFTER_US_MAX = 3_000_000
@@ -59,19 +63,25 @@ class Search:
     Replicas differ by what they have decided so far and still keep. Of the answers of n - f, the
     (f + 1)th from below is no later than what a correct replica says, and no earlier than what
     another one does; for the end it is the (f + 1)th from above. Where nobody lies, the first from
-    below is right: whoever says so has what stands there.
+    below is right: whoever says so has what stands there. So it is for the beginning, whoever
+    lies: one of n - f has what f + 1 correct ones have, though others started over, and a reader
+    that begins too early skips what is gone.
     """
 
-    def __init__(self, topic: Topic, partition: Partition, time_us: int, outbox: Outbox) -> None:
+    def __init__(
+        self, topic: Topic, partition: Partition, time_us: int, outbox: Outbox, number: int = 0
+    ) -> None:
         self.topic, self.partition = topic, partition
         self._time_us = time_us
+        # Replicas may still answer what was asked before: that is not what we want to know now.
+        self._number = number
         self._outbox = outbox
         self._offsets: dict[NodeId, int] = {}
         self._asked_us = outbox.now_us
 
     def ask(self, replicas: "Iterable[NodeId]") -> None:
         silent = [r for r in replicas if r in self.topic.index and r not in self._offsets]
-        self._outbox.send_all(silent, Locate(*self.partition, 0, self._time_us))
+        self._outbox.send_all(silent, Locate(*self.partition, self._number, self._time_us))
 
     def tick(self) -> None:
         if self._outbox.now_us - self._asked_us >= LATE_AFTER_US:
@@ -80,13 +90,15 @@ class Search:
 
     def on_located(self, replica: NodeId, located: Located) -> int | None:
         """The offset, once enough replicas have answered."""
-        if replica in self.topic.index:
+        if replica in self.topic.index and located.number == self._number:
             self._offsets[replica] = located.offset
         if len(self._offsets) < self.topic.quorum.reachable:
             return None
         is_end = self._time_us == END_US
         offsets = sorted(self._offsets.values(), reverse=is_end)
-        is_doubtful = is_end or self.topic.contract.protection == "byzantine"
+        is_doubtful = is_end or (
+            self.topic.contract.protection == "byzantine" and self._time_us != BEGIN_US
+        )
         return offsets[min(self.topic.f, len(offsets) - 1) if is_doubtful else 0]
 
 
@@ -138,6 +150,8 @@ class Reading:
         self._limit = offset + self._credit
         self._moved_us = self._late_since_us = self._asked_us = outbox.now_us
         self._patience_us = LATE_AFTER_US
+        # Up to where the lead is to bring us, and since when.
+        self._due, self._due_since_us = offset, outbox.now_us
         byzantine = topic.contract.protection == "byzantine"
         # Beside the lead f replicas are asked, and all of them when that does not do. Where
         # replicas lie, so many have to agree.
@@ -176,7 +190,7 @@ class Reading:
 
     def seek(self, offset: int, connected: "set[NodeId]") -> None:
         """Read on from another offset."""
-        self.position = self._limit = offset
+        self.position = self._limit = self._due = offset
         self._lacking.clear()
         self._forget_unsettled()
         self.begin(connected)
@@ -189,10 +203,10 @@ class Reading:
             return
         if entries.offset in self._early or not self._has_room_for(entries, connected):
             return
-        self._held_bytes += _size(entries)
         if entries.offset > self.received:
             # It came before what precedes it.
             self._early[entries.offset] = entries
+            self._held_bytes += _size(entries)
             return
         following: Entries | None = entries
         while following is not None:
@@ -207,7 +221,7 @@ class Reading:
                 return
             self._supplied_by.add(sender)
             self._agreed[sender] = self.received
-            following = self._early.pop(self.received, None)
+            following = self._pop_early(self.received)
         self._drop_early(through=self.received)
         self._lacking.clear()
         self._settle(connected)
@@ -283,6 +297,11 @@ class Reading:
         now_us = self._outbox.now_us
         if now_us - max(self._moved_us, self._asked_us) >= ASK_AGAIN_US:
             self._ask_all(connected)
+        if self.position >= self._due:
+            self._due, self._due_since_us = min(self.end, self._limit), now_us
+        elif now_us - self._due_since_us >= SLOW_AFTER_US:
+            self._blame("is slow", connected)
+            return
         ahead = max(self._ends.values(), default=0)
         if not self._unsettled and self.position >= min(ahead, self._limit):
             self._late_since_us = now_us
@@ -297,6 +316,10 @@ class Reading:
                 self._blame("is late", connected)
             else:
                 self._ask_all(connected)
+
+    def wait(self) -> None:
+        """In place of a tick, while nothing is taken in: nobody is late with it."""
+        self._moved_us = self._late_since_us = self._due_since_us = self._outbox.now_us
 
     # Settling
 
@@ -314,7 +337,13 @@ class Reading:
 
     def _drop_early(self, through: int) -> None:
         for offset in [offset for offset in self._early if offset < through]:
-            self._held_bytes -= _size(self._early.pop(offset))
+            self._pop_early(offset)
+
+    def _pop_early(self, offset: int) -> Entries | None:
+        entries = self._early.pop(offset, None)
+        if entries is not None:
+            self._held_bytes -= _size(entries)
+        return entries
 
     def _take(self, entries: Entries, before: Digest) -> bool:
         """False if these are not the batches that the lead says they are."""
@@ -325,6 +354,7 @@ class Reading:
         if chains[-1] != entries.after:
             return False
         self._chains += chains
+        self._held_bytes += _size(entries)
         publisher, first, time_us = entries.publisher, entries.first, entries.time_us
         self._unsettled += [
             (publisher, first + at, time_us, payload) for at, payload in enumerate(entries.payloads)
@@ -478,7 +508,7 @@ class Reading:
         there = [replica for replica in self._order if replica in connected]
         candidates = [replica for replica in there if replica != avoid] or there
         self.lead = min(candidates, key=lambda replica: self._blames[replica], default=None)
-        self._moved_us = self._outbox.now_us
+        self._moved_us = self._due_since_us = self._outbox.now_us
 
     def _have_confirmed(self) -> None:
         """Nothing is put behind what we have before others have said what they think of it."""
