@@ -47,9 +47,10 @@ FIRST_CREDIT_BATCHES = 64
 HELD_BYTES_MAX = 2 * CREDIT_BYTES
 # A lead that is so late with what others have is replaced.
 LATE_AFTER_US = 400_000
-# So is one that does not bring in this time what others had and we had room for: a batch now and
-# then is not enough.
+# So is one that does not bring in this time so much of our credit, if others have it: a batch now
+# and then is not enough. Whoever reads over 1 Mbit/s can have that.
 SLOW_AFTER_US = 20_000_000
+SLOW_SHARE = 8
 # What a replica may say of the chain before its lead has come so far.
 WORDS_MAX = 256
 LATE_AFTER_US_MAX = 3_000_000
@@ -298,7 +299,8 @@ class Reading:
         if now_us - max(self._moved_us, self._asked_us) >= ASK_AGAIN_US:
             self._ask_all(connected)
         if self.position >= self._due:
-            self._due, self._due_since_us = min(self.end, self._limit), now_us
+            due = self.position + max(1, self._credit // SLOW_SHARE)
+            self._due, self._due_since_us = min(due, self.end, self._limit), now_us
         elif now_us - self._due_since_us >= SLOW_AFTER_US:
             self._blame("is slow", connected)
             return
