@@ -29,6 +29,8 @@ from quorate.core.messages import (
     Vouch,
 )
 from quorate.core.ordering import (
+    BEGIN_US,
+    END_US,
     Absent,
     Assigned,
     Chained,
@@ -311,7 +313,9 @@ class Destination:
         offset = search.on_located(sender, located) if search is not None else None
         if search is not None and offset is not None:
             del self._searches[target]
-            self._read(search.topic, target, offset)
+            reading = self._read(search.topic, target, offset)
+            if search.time_us not in (BEGIN_US, END_US):
+                reading.want_from(search.time_us, search.others)
 
     def _on_entries(self, sender: NodeId, entries: Entries) -> None:
         reading = self._readings.get(Partition(entries.topic, entries.partition))

@@ -42,20 +42,24 @@ CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
 class Book:
     """A partition as correct replicas have it: batches of one publisher, one after the other."""
 
-    def __init__(self, *payloads: bytes) -> None:
+    def __init__(self, *payloads: bytes, time_step_us: int = 0) -> None:
         self.payloads = payloads
+        self._time_step_us = time_step_us
         digests = [*map(digest, payloads)]
         leaves = [
             leaf
             for offset, content in enumerate(digests)
-            for leaf in leaves_of(LINE, offset + 1, offset, 5, [content])
+            for leaf in leaves_of(LINE, offset + 1, offset, self._time_us(offset), [content])
         ]
         self.chains = [CHAIN_START, *chained(CHAIN_START, leaves)]
 
     def entries(self, start: int, end: int) -> Entries:
         payloads = [*self.payloads[start:end]]
         before, after = self.chains[start], self.chains[start + len(payloads)]
-        return Entries(*LINE, start, start + 1, 5, before, after, payloads)
+        return Entries(*LINE, start, start + 1, self._time_us(start), before, after, payloads)
+
+    def _time_us(self, offset: int) -> int:
+        return 5 + offset * self._time_step_us
 
     def chained(self, offset: int) -> Chained:
         return Chained(T, 0, offset, self.chains[offset], 0, len(self.payloads))
@@ -865,10 +869,62 @@ def test_where_a_partition_begins_is_what_the_one_says_that_has_most() -> None:
     assert found(CRASH, END_US, (9, 5)) == 5
 
 
-def test_one_that_lies_does_not_make_a_reader_begin_elsewhere_than_correct_ones_say() -> None:
-    for time_us in (5, END_US):
-        assert found(BYZANTINE, time_us, (7, 7, 0)) == 7
-        assert found(BYZANTINE, time_us, (7, 7, 99)) == 7
+def test_one_that_lies_does_not_make_a_reader_begin_elsewhere_than_correct_ones_end() -> None:
+    assert found(BYZANTINE, END_US, (7, 7, 0)) == 7
+    assert found(BYZANTINE, END_US, (7, 7, 99)) == 7
+
+
+def test_one_that_lies_and_one_that_started_over_hide_nothing_of_a_time() -> None:
+    assert found(BYZANTINE, 5, (7, 99, 99)) == 7
+    assert found(CRASH, 5, (7, 99)) == 7
+
+
+def test_who_begins_too_early_for_a_time_takes_the_next_word_and_delivers_nothing_older() -> None:
+    # Given batches of the times 5, 15, 25 and so on, and a replica that says that time 35 is at 0
+    look, on = Outlook(), topic(BYZANTINE, f=1)
+    search = Search(on, Partition(T, 0), 35, look.outbox)
+    for replica, answer in enumerate((3, 0)):
+        assert search.on_located(replica, Located(T, 0, 0, answer)) is None
+    assert search.on_located(2, Located(T, 0, 0, 3)) == 0
+    desk, book = Desk(), Book(*[b"%d" % number for number in range(6)], time_step_us=10)
+    desk.reading.want_from(35, search.others)
+
+    # When what is there has been read and others confirm it
+    desk.entries(book, 0, 1)
+    desk.chain(desk.others[0], book, 1)
+
+    # Then none of it is delivered, and the reader goes on where others said.
+    assert (desk.reading.position, desk.read()) == (3, [])
+    desk.entries(book, 3, 4)
+    desk.chain(desk.others[0], book, 4)
+    assert desk.read() == [b"3"]
+
+
+def test_of_what_comes_at_once_only_what_is_older_than_wanted_is_left_out() -> None:
+    desk, book = Desk(), Book(*[b"%d" % number for number in range(6)], time_step_us=10)
+    desk.reading.want_from(35, [5])
+    for offset in range(6):
+        desk.entries(book, offset, offset + 1)
+    desk.chain(desk.others[0], book, 6)
+    assert desk.read() == [b"3", b"4", b"5"]
+
+
+def test_who_seeks_gets_what_is_there_whatever_time_it_wanted_before() -> None:
+    desk, book = Desk(), Book(*[b"%d" % number for number in range(6)], time_step_us=10)
+    desk.reading.want_from(35, [5])
+    desk.reading.seek(1, desk.connected)
+    desk.entries(book, 1, 2)
+    desk.chain(desk.others[0], book, 2)
+    assert desk.read() == [b"1"]
+
+
+def test_of_a_time_to_come_what_follows_on_the_end_is_delivered() -> None:
+    desk, book = Desk(), Book(*[b"%d" % number for number in range(6)], time_step_us=10)
+    desk.reading.want_from(1000, [4])
+    for offset in range(6):
+        desk.entries(book, offset, offset + 1)
+    desk.chain(desk.others[0], book, 6)
+    assert desk.read() == [b"4", b"5"]
 
 
 def test_one_that_lies_about_the_beginning_is_believed_by_nobody_else() -> None:

@@ -12,13 +12,13 @@ came from it before stays, and others confirm it before anything is put behind i
 on however little a lead sends before it fails. If f + 1 contradict what is here, it is read again.
 """
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import count
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import (
-    BEGIN_US,
     END_US,
     Absent,
     Allow,
@@ -62,18 +62,16 @@ class Search:
     """The offset at which a reader begins, if it names a time, the beginning or the end.
 
     Replicas differ by what they have decided so far and still keep. Of the answers of n - f, the
-    (f + 1)th from below is no later than what a correct replica says, and no earlier than what
-    another one does; for the end it is the (f + 1)th from above. Where nobody lies, the first from
-    below is right: whoever says so has what stands there. So it is for the beginning, whoever
-    lies: one of n - f has what f + 1 correct ones have, though others started over, and a reader
-    that begins too early skips what is gone.
+    (f + 1)th from above is the end, no later than what a correct replica says. Otherwise it is the
+    lowest: one of n - f has what f + 1 correct ones have, though others started over. Who begins
+    too early because one lied skips what is gone, and what is older than it asked for (`others`).
     """
 
     def __init__(
         self, topic: Topic, partition: Partition, time_us: int, outbox: Outbox, number: int = 0
     ) -> None:
         self.topic, self.partition = topic, partition
-        self._time_us = time_us
+        self.time_us = time_us
         # Replicas may still answer what was asked before: that is not what we want to know now.
         self._number = number
         self._outbox = outbox
@@ -82,7 +80,7 @@ class Search:
 
     def ask(self, replicas: "Iterable[NodeId]") -> None:
         silent = [r for r in replicas if r in self.topic.index and r not in self._offsets]
-        self._outbox.send_all(silent, Locate(*self.partition, self._number, self._time_us))
+        self._outbox.send_all(silent, Locate(*self.partition, self._number, self.time_us))
 
     def tick(self) -> None:
         if self._outbox.now_us - self._asked_us >= LATE_AFTER_US:
@@ -95,12 +93,15 @@ class Search:
             self._offsets[replica] = located.offset
         if len(self._offsets) < self.topic.quorum.reachable:
             return None
-        is_end = self._time_us == END_US
-        offsets = sorted(self._offsets.values(), reverse=is_end)
-        is_doubtful = is_end or (
-            self.topic.contract.protection == "byzantine" and self._time_us != BEGIN_US
-        )
-        return offsets[min(self.topic.f, len(offsets) - 1) if is_doubtful else 0]
+        offsets = sorted(self._offsets.values())
+        return offsets[-1 - self.topic.f] if self.time_us == END_US else offsets[0]
+
+    @property
+    def others(self) -> list[int]:
+        """Where the reader might have to begin instead, no later than a correct replica says."""
+        byzantine = self.topic.contract.protection == "byzantine"
+        credible = len(self._offsets) - self.topic.f if byzantine else len(self._offsets)
+        return sorted(self._offsets.values())[1:credible]
 
 
 class Reading:
@@ -151,6 +152,8 @@ class Reading:
         self._limit = offset + self._credit
         self._moved_us = self._late_since_us = self._asked_us = outbox.now_us
         self._patience_us = LATE_AFTER_US
+        # What is older is not delivered, up to an offset, and where else what is wanted may begin.
+        self._wanted_us, self._wanted_from, self._beginnings = 0, offset, list[int]()
         # Up to where the lead is to bring us, and since when.
         self._due, self._due_since_us = offset, outbox.now_us
         byzantine = topic.contract.protection == "byzantine"
@@ -175,6 +178,14 @@ class Reading:
         self._choose_lead(connected)
         self._ask_all(connected)
 
+    def want_from(self, time_us: int, beginnings: list[int]) -> None:
+        """Deliver nothing that is older, up to the last of these offsets at which it may begin.
+
+        Whoever said that it begins here may have lied.
+        """
+        self._wanted_us, self._beginnings = time_us, beginnings
+        self._wanted_from = max(beginnings, default=self.position)
+
     def connected(self, replica: NodeId, connected: "set[NodeId]") -> None:
         if self.lead is None:
             self._choose_lead(connected)
@@ -190,7 +201,12 @@ class Reading:
             self._ask_all(connected)
 
     def seek(self, offset: int, connected: "set[NodeId]") -> None:
-        """Read on from another offset."""
+        """Read on from another offset, whatever was wanted before."""
+        self._wanted_from = offset
+        self._beginnings.clear()
+        self._go_on_at(offset, connected)
+
+    def _go_on_at(self, offset: int, connected: "set[NodeId]") -> None:
         self.position = self._limit = self._due = offset
         self._lacking.clear()
         self._forget_unsettled()
@@ -263,7 +279,7 @@ class Reading:
                 self._hear_everybody(connected)
             return False
         self._outbox.deliver(Trimmed(self.partition, self.position, kept - self.position))
-        self.seek(kept, connected)
+        self._go_on_at(kept, connected)
         return True
 
     def _kept_by_stores(
@@ -375,7 +391,10 @@ class Reading:
             self._hear_everybody(connected)
         agreed = sorted(self._agreed.values(), reverse=True)
         if len(agreed) > self._others_needed:
+            position = self.position
             self._deliver(agreed[self._others_needed])
+            if self._beginnings and self.position > position:
+                self._begin_later(connected)
 
     def _compare(self, replica: NodeId, word: Chained) -> None:
         mine = self._chain_before(word.offset)
@@ -392,10 +411,16 @@ class Reading:
             return
         partition, offset, words = self.partition, self.position, self._vouchers(through)
         size_bytes = sum([len(payload) for *_, payload in self._unsettled[:batches]])
+        early = 0
+        if offset < self._wanted_from:
+            looked_at = min(batches, self._wanted_from - offset)
+            early = bisect_left(self._unsettled, self._wanted_us, hi=looked_at, key=_time_of)
+            if early < batches:
+                self._beginnings.clear()
         self._outbox.ready.deliver.extend(
             [
                 Entry(partition, offset + at, *batch, words)
-                for at, batch in enumerate(self._unsettled[:batches])
+                for at, batch in enumerate(self._unsettled[early:batches], early)
             ]
         )
         self._start = self._chains[batches - 1]
@@ -411,6 +436,13 @@ class Reading:
             # Replicas may send further ahead, in steps.
             self._limit = self.position + self._credit
             self._outbox.send_all(self.topic.members, Allow(*self.partition, self._limit))
+
+    def _begin_later(self, connected: "set[NodeId]") -> None:
+        """All that we have read is older than what is wanted: take the next word on that."""
+        later = [offset for offset in self._beginnings if offset > self.received]
+        self._beginnings = later[1:]
+        if later:
+            self._go_on_at(later[0], connected)
 
     def _vouchers(self, through: int) -> tuple[NodeId, ...]:
         """Those who sent us so much, or say that it is so."""
@@ -532,6 +564,10 @@ class Reading:
         self._absent = None
         self._chains.clear()
         self._start = None
+
+
+def _time_of(batch: tuple[NodeId, Sequence, int, bytes]) -> int:
+    return batch[2]
 
 
 def _size(entries: Entries) -> int:
