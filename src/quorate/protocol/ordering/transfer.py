@@ -265,8 +265,9 @@ class Transfer:
             self.offer(sender, ask.slot)
             return
         data = state[ask.at : ask.at + PART_BYTES_MAX]
-        if data:
-            self._outbox.send(sender, SnapshotPart(self._group, ask.slot, ask.at, data))
+        if data and self._outbox.may_answer(sender):
+            part = SnapshotPart(self._group, ask.slot, ask.at, data)
+            self._outbox.answer(sender, part, len(data))
 
     def _offer(self, peer: NodeId) -> None:
         certificate, now_us = self.certificate, self._outbox.now_us
