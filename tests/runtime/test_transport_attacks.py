@@ -29,11 +29,12 @@ from quorate.core.cluster import Cluster
 from quorate.core.codec import LENGTH, encode
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.messages import StatusQuery
+from quorate.core.ordering import Recall
 from quorate.crypto.identity import Identity
 from quorate.runtime import links
 from quorate.runtime.handshake import HELLO_BYTES, Credentials, cluster_digest
 from quorate.runtime.links import STRANGERS_PER_HOST_MAX
-from quorate.runtime.records import RECORD_BYTES_MAX, TaggedRecords
+from quorate.runtime.records import RECORD_BYTES_MAX, RECORD_BYTES_USUAL, TaggedRecords
 from quorate.runtime.tls import Certificates
 from quorate.runtime.transport import Transport
 
@@ -440,6 +441,28 @@ def test_a_client_cannot_fill_memory_with_records_that_it_does_not_finish(
             assert named in {CLIENT, second.node}
             assert "in all sessions together" in sentence
             await second.close()
+
+    run(loop, main())
+
+
+@on_both_loops
+@with_both_securities
+def test_a_long_record_of_small_frames_is_refused_before_they_are_looked_at(
+    loop: str, security: Security
+) -> None:
+    """Two million of them would fit into one, and take half a gigabyte."""
+
+    async def main() -> None:
+        async with Pair(security, back_off_s=(60.0, 60.0)) as pair:
+            frame = encode(Recall(1))
+            frames = [frame] * (RECORD_BYTES_USUAL // len(frame) + 1)
+            link = pair.client._hub.up[BROKER]
+            link._write(link._records.seal(frames, sum(map(len, frames))))
+            await pair.at_broker.heard("disconnected", CLIENT)
+            ((named, sentence),) = pair.at_broker.offences
+            assert named == CLIENT
+            assert "is not one frame" in sentence
+            assert pair.at_broker.messages == []
 
     run(loop, main())
 
