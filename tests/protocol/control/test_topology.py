@@ -351,6 +351,22 @@ def test_nobody_but_clients_commands_anything(node: int) -> None:
     assert commander.control.result(node, 1) is None
 
 
+@pytest.mark.parametrize(
+    "own", [{"fsync": "interval"}, {"slots_kept": 10}, {"allow_misbehaviour": True}]
+)
+def test_what_a_replica_chooses_for_itself_is_in_no_state(own: dict[str, Any]) -> None:
+    """It changes at one replica after the other, and their states must be the same throughout."""
+    one, another = Control(cluster()), Control(cluster(**own))
+    assert encoded(one) == encoded(another)
+    answers = []
+    for control in (one, another):
+        outbox = Outbox()
+        for founding in (False, True):
+            Steward(control, outbox).on_query(ANNA, TopologyQuery(1, True, founding))
+        answers.append(outbox.take().send)
+    assert answers[0] == answers[1]
+
+
 def test_whoever_asks_a_thousand_times_at_once_is_answered_within_bounds() -> None:
     """A query has ten bytes, and a cluster file many thousand."""
     outbox = Outbox()

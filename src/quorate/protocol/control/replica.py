@@ -74,7 +74,7 @@ class Steward:
 
     def _topology(self) -> tuple[int, bytes, str]:
         if self._rendered is None:
-            text = self.control.cluster.render()
+            text = self.control.cluster.shared().render()
             self._rendered = self.control.state.revision, digest(text.encode()), text
         return self._rendered
 
