@@ -38,8 +38,12 @@ class Outbox:
         return self._answered[node] < ANSWERS_BYTES_MAX
 
     def answer(self, node: NodeId, message: Message, content_bytes: int) -> None:
-        self._answered[node] += content_bytes + _ANSWER_BYTES
+        self.charge(node, content_bytes + _ANSWER_BYTES)
         self.send(node, message)
+
+    def charge(self, node: NodeId, answer_bytes: int) -> None:
+        """This node is told so much because it asked."""
+        self._answered[node] += answer_bytes
 
     def deliver(self, outcome: Outcome) -> None:
         self.ready.deliver.append(outcome)

@@ -5,8 +5,8 @@ from typing import cast
 import msgspec
 import pytest
 
-from council import A, Council, T, payload_of
-from quorate.core.ordering import Absent, Entries, Fill, Partition, Retrieve
+from council import WALL_US, A, Council, T, payload_of
+from quorate.core.ordering import Absent, Entries, Fill, Partition, Retrieve, Standing
 from quorate.protocol.ordering.filling import Filling
 from quorate.protocol.ordering.records import Held, Store
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX
@@ -93,6 +93,20 @@ def test_whoever_asks_a_thousand_times_at_once_is_answered_within_bounds(
     answers = [flight.message for flight in council.sent[before:] if flight.sender == 0]
     answered_bytes = sum(len(msgspec.msgpack.encode(answer)) for answer in answers)
     assert 0 < answered_bytes < 2 * ANSWERS_BYTES_MAX
+
+
+def test_whoever_stands_there_a_thousand_times_at_once_is_helped_a_few_times() -> None:
+    """What is said again has a proposal in it, or the states of all replicas."""
+    council = Council()
+    council.publish(A, 1, b"one")
+    council.settle()
+    before = len(council.sent)
+    slot = council.group(0).consensus.slot - 1
+    standing = Standing(council.group(0).roster.number, 1, slot, True, WALL_US)
+    for _ in range(1000):
+        council.seats[0].ordering.step(3, standing)
+    council.collect()
+    assert 0 < len([flight for flight in council.sent[before:] if flight.receiver == 3]) < 100
 
 
 def test_nobody_is_asked_for_what_is_here() -> None:
