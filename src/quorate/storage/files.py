@@ -144,10 +144,17 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
+    """Make it with all that it is in, so that a power cut leaves them there.
+
+    A file that is synced is lost all the same with a directory that was never written down.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise explained(error, path, "made") from error
+    for each in reversed(missing):
+        sync_directory(each.parent)
 
 
 def lock_directory(path: Path) -> int:
