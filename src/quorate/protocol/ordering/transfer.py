@@ -169,17 +169,21 @@ class Transfer:
             try:
                 self.certificate = self._read(certified.checkpoint)
                 self._cosigning.adopt(self.certificate.size, certified.checkpoint)
-            except OtherKeysError:
+            except RemoteProtocolError:
                 self._is_outdated = True
         if signs and log.is_snapshot_due and log.state.slot > self.covered:
             self.sign(log.snapshot(), log)
 
     def keys_changed(self) -> None:
-        """Replicas may have other keys: see whether our certificate is still worth something."""
+        """Replicas may have other keys: see whether our certificate is still worth something.
+
+        It was right once. A key that somebody made to have the identifier of its former one makes
+        it look wrong, and must not do more harm than any other.
+        """
         if self.certificate is not None:
             try:
                 self._read(self.certificate.checkpoint)
-            except OtherKeysError:
+            except RemoteProtocolError:
                 self._is_outdated = True
 
     def tick(self) -> None:
