@@ -2,7 +2,9 @@
 
 import base64
 import pickle
+import ssl
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -14,6 +16,7 @@ from quorate.crypto.identity import (
     SIGNATURE_BYTES,
     Identity,
     PublicIdentity,
+    check_keys,
     parse_public,
     public_of,
     render_public,
@@ -197,3 +200,46 @@ def private_bytes(identity: Identity) -> list[bytes]:
         )
         for key in keys
     ]
+
+
+# Certificates come from parties that we do not trust, and go to OpenSSL everywhere.
+
+
+def test_a_mac_key_that_nobody_can_use_is_refused_before_anybody_tries() -> None:
+    with pytest.raises(ConfigError, match="mac_key of alice is not a usable X25519 key"):
+        public_of(replace(pinned(ALICE.public), mac_key=bytes(32)))
+
+
+def test_a_certificate_that_is_laid_out_differently_is_refused() -> None:
+    begin, rest = ALICE.public.certificate.split("\n", 1)
+    with pytest.raises(ConfigError, match="certificate of alice is not written as Quorate does it"):
+        public_of(replace(pinned(ALICE.public), certificate=f"{begin}\n\n{rest}"))
+
+
+def test_a_certificate_of_the_right_key_that_another_signed_is_refused() -> None:
+    der = ssl.PEM_cert_to_DER_cert(ALICE.public.certificate)
+    other = ssl.DER_cert_to_PEM_cert(der[:-SIGNATURE_BYTES] + bytes(SIGNATURE_BYTES))
+    with pytest.raises(ConfigError, match="certificate of alice is not written as Quorate does it"):
+        public_of(replace(pinned(ALICE.public), certificate=other))
+
+
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
+def test_whatever_is_altered_in_a_certificate_it_is_refused_in_a_sentence() -> None:
+    """Some of these pass the parser and not OpenSSL; some make the parser raise what it likes."""
+    der = ssl.PEM_cert_to_DER_cert(ALICE.public.certificate)
+    for position in range(len(der)):
+        for flip in (0x01, 0x02, 0x80, 0xFF):
+            altered = bytearray(der)
+            altered[position] ^= flip
+            certificate = ssl.DER_cert_to_PEM_cert(bytes(altered))
+            with pytest.raises(ConfigError, match="certificate of alice"):
+                public_of(replace(pinned(ALICE.public), certificate=certificate))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mac_key": bytes(32)}, {"certificate": BOB.public.certificate}, {"name": "bob"}]
+)
+def test_replicas_refuse_whatever_is_wrong_in_the_same_words(wrong: dict[str, Any]) -> None:
+    who = wrong.get("name", "alice")
+    with pytest.raises(ConfigError, match=f"the keys and the certificate of {who} are not those"):
+        check_keys(replace(pinned(ALICE.public), **wrong))

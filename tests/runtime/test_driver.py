@@ -5,16 +5,17 @@ import time
 from contextlib import suppress
 from typing import cast
 
+import msgspec
 import pytest
 
 from quorate.core.codec import Frame
 from quorate.core.ids import Lane, NodeId
 from quorate.core.limits import FRAME_BYTES_MAX
-from quorate.core.messages import Message, StatusQuery, Taken
+from quorate.core.messages import Message, StatusQuery, StatusReport, Taken
 from quorate.core.ordering import Append, Partition
 from quorate.protocol.machine import Outcome, Ready, Trimmed
 from quorate.protocol.ordering.records import Held, Record
-from quorate.runtime.driver import Driver, now_us
+from quorate.runtime.driver import PEER_BYTES_MAX, QUESTIONS_MAX, Driver, now_us
 from quorate.runtime.transport import Transport
 from quorate.storage.errors import DiskFullError
 
@@ -252,6 +253,43 @@ class Wire:
     def send(self, peer: NodeId, frames: list[Frame]) -> bool:
         self.frames += len(frames)
         return True
+
+
+class Clogged(Wire):
+    """Whoever is at its other end reads nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def buffered_bytes(self, peer: NodeId) -> int:
+        return self.bytes
+
+    def send(self, peer: NodeId, frames: list[Frame]) -> bool:
+        self.bytes += sum(map(len, frames))
+        return super().send(peer, frames)
+
+
+def test_whoever_asks_how_we_are_and_does_not_listen_is_told_within_bounds() -> None:
+    async def story() -> Clogged:
+        machine, wire = Clockwork(), Clogged()
+        report = msgspec.Raw(msgspec.msgpack.encode(bytes(500_000)))
+
+        def answer(peer: NodeId, query: StatusQuery) -> None:
+            owner.send(peer, StatusReport(query.number, report))
+
+        owner = Driver(machine, handlers={StatusQuery: answer})
+        owner.start(cast(Transport, wire))
+        for _ in range(20):
+            machine.turned.clear()
+            owner.received(NodeId(1000), [StatusQuery(number) for number in range(100)])
+            await machine.turned.wait()
+        owner.stop()
+        return wire
+
+    wire = asyncio.run(story())
+    assert QUESTIONS_MAX < wire.frames < 3 * QUESTIONS_MAX
+    assert wire.bytes < 2 * PEER_BYTES_MAX
 
 
 def test_a_message_that_cannot_be_sent_takes_nothing_else_of_its_turn_with_it() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -27,11 +29,13 @@ from quorate.core.cluster import Cluster
 from quorate.core.codec import LENGTH, encode
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.messages import StatusQuery
+from quorate.core.ordering import Recall
 from quorate.crypto.identity import Identity
 from quorate.runtime import links
 from quorate.runtime.handshake import HELLO_BYTES, Credentials, cluster_digest
 from quorate.runtime.links import STRANGERS_PER_HOST_MAX
-from quorate.runtime.records import RECORD_BYTES_MAX, TaggedRecords
+from quorate.runtime.records import RECORD_BYTES_MAX, RECORD_BYTES_USUAL, TaggedRecords
+from quorate.runtime.tls import Certificates
 from quorate.runtime.transport import Transport
 
 on_both_loops = pytest.mark.parametrize("loop", LOOPS)
@@ -441,6 +445,28 @@ def test_a_client_cannot_fill_memory_with_records_that_it_does_not_finish(
     run(loop, main())
 
 
+@on_both_loops
+@with_both_securities
+def test_a_long_record_of_small_frames_is_refused_before_they_are_looked_at(
+    loop: str, security: Security
+) -> None:
+    """Two million of them would fit into one, and take half a gigabyte."""
+
+    async def main() -> None:
+        async with Pair(security, back_off_s=(60.0, 60.0)) as pair:
+            frame = encode(Recall(1))
+            frames = [frame] * (RECORD_BYTES_USUAL // len(frame) + 1)
+            link = pair.client._hub.up[BROKER]
+            link._write(link._records.seal(frames, sum(map(len, frames))))
+            await pair.at_broker.heard("disconnected", CLIENT)
+            ((named, sentence),) = pair.at_broker.offences
+            assert named == CLIENT
+            assert "is not one frame" in sentence
+            assert pair.at_broker.messages == []
+
+    run(loop, main())
+
+
 def test_a_replica_has_no_sessions() -> None:
     file = cluster(free_ports(2))
     hello = Credentials(file, identity("broker-1"), session=7).hello()
@@ -473,6 +499,54 @@ def test_nothing_counts_before_the_peer_has_confirmed_its_key(loop: str) -> None
             assert named is None
             assert "client-0" in sentence
             assert "does not confirm it first" in sentence
+
+    run(loop, main())
+
+
+async def half_way(
+    broker: Broker, security: Security
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, list[bytes]]:
+    """A handshake of client-0 before its last step, and what that is."""
+    if security == "mac":
+        reader, writer, records = await shake_hands(broker.file, broker.port)
+        return reader, writer, records.seal((), 0)
+    context = Certificates(broker.file, identity("client-0"))._dialling
+    reader, writer = await asyncio.open_connection(
+        LOOPBACK, broker.port, ssl=context, server_hostname="anything"
+    )
+    for _ in iter(lambda: any(link.peer for link in broker.transport._hub.all), True):
+        await asyncio.sleep(0)
+    return reader, writer, [Credentials(broker.file, identity("client-0")).hello().pack()]
+
+
+@on_both_loops
+@with_both_securities
+@pytest.mark.parametrize("change", ["has other keys", "is gone"])
+def test_a_handshake_begun_with_keys_that_are_withdrawn_meanwhile_ends(
+    loop: str, security: Security, change: str
+) -> None:
+    """Whoever stole a key could else begin one now and then, and outlive its replacement."""
+
+    async def main() -> None:
+        async with Broker(security) as broker:
+            reader, writer, last_step = await half_way(broker, security)
+            later = (
+                replace(broker.file, clients=broker.file.clients[1:])
+                if change == "is gone"
+                else cluster(
+                    [broker.port],
+                    clients=("client-0", "client-1"),
+                    security=security,
+                    forged="client-0",
+                )
+            )
+            broker.transport.adopt(later)
+            writer.writelines(last_step)
+            with suppress(ssl.SSLError):
+                await ended(reader)
+            writer.close()
+            assert broker.owner.log == []
+            assert not broker.transport._hub.up
 
     run(loop, main())
 

@@ -245,6 +245,28 @@ def test_damage_in_what_is_known_to_be_synced_is_an_error(tmp_path: Path) -> Non
     assert found(opened(tmp_path, synced=ends[1])) == heads(RECORDS[:2])
 
 
+def test_damage_in_front_of_what_says_that_it_was_synced_is_an_error(tmp_path: Path) -> None:
+    """Something was said that rests on it, and nobody may take it for a tail that was torn."""
+    journal = opened(tmp_path)
+    ends = [journal.append([record])[0].end for record in RECORDS[:2]]
+    journal.sync()
+    ends += [journal.append([record])[0].end for record in RECORDS[2:]]
+    journal.close()
+    assert found(opened(tmp_path)) == heads(RECORDS)
+    in_use.close()
+    content = segment(tmp_path).read_bytes()
+    for at, is_damage in ((ends[0] + 13, True), (ends[1] - 1, True), (ends[2] - 1, False)):
+        altered = content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :]
+        segment(tmp_path).write_bytes(altered)
+        if is_damage:
+            with pytest.raises(StorageError, match=f"damaged at byte {ends[0]}"):
+                opened(tmp_path)
+            assert segment(tmp_path).read_bytes() == altered
+        else:
+            assert found(opened(tmp_path)) == heads(RECORDS[:2])
+        in_use.close()
+
+
 def test_a_journal_that_lost_what_was_synced_is_an_error(tmp_path: Path) -> None:
     ends = written(tmp_path, RECORDS)
     os.truncate(segment(tmp_path), ends[2])

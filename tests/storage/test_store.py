@@ -147,6 +147,21 @@ def test_few_files_are_open(tmp_path: Path) -> None:
     assert len(os.listdir("/dev/fd")) <= before - 2
 
 
+def test_the_directories_of_a_new_store_are_synced_where_they_were_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really, synced = os.fsync, list[str]()
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    DiskStore(tmp_path / "data" / "r0", reserve_bytes=0).close()
+    for made_in in (tmp_path, tmp_path / "data", tmp_path / "data" / "r0"):
+        assert str(made_in) in synced
+
+
 def test_a_store_is_used_by_one_process(disk: Disk) -> None:
     with pytest.raises(StorageError, match="in use by another replica process"):
         disk.opened()

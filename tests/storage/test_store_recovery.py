@@ -1,5 +1,7 @@
 """What a store has after a power cut, and what it replays."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from quorate.protocol.ordering.records import (
     Snapshot,
 )
+from quorate.storage.errors import StorageError
 from quorate.storage.store import DiskStore
 from stores import LINES, Disk, Oracle, check, check_recovered, fill
 
@@ -109,6 +112,37 @@ def test_a_crash_between_checkpoint_and_snapshot_leaves_the_snapshot_before(
     disk.saved = len(disk.history)
     check_recovered(disk.crash(), disk.oracle)
     disk.check()
+
+
+@pytest.mark.parametrize("reason", [errno.EIO, errno.ENOSPC])
+def test_an_index_file_that_could_not_be_synced_is_in_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    """The system reports a failed sync once, drops what it could not write, and goes on."""
+    disk = Disk(tmp_path)
+    fill(disk)
+    disk.checkpoint()
+    fill(disk)
+    before = (disk.directory / "checkpoint").read_bytes()
+    really, failed = os.fdatasync, list[str]()
+
+    def fails_once(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if not failed and "/index/" in path:
+            failed.append(path)
+            os.ftruncate(descriptor, 0)
+            raise OSError(reason, os.strerror(reason))
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", fails_once)
+    with pytest.raises(StorageError, match="be synced"):
+        disk.store.checkpoint()
+    assert failed
+    with pytest.raises(StorageError, match="be synced"):
+        disk.store.clean()
+    with pytest.raises(StorageError, match="be synced"):
+        disk.store.close()
+    assert (disk.directory / "checkpoint").read_bytes() == before
 
 
 def test_nothing_grows_with_the_log(disk: Disk) -> None:

@@ -1,11 +1,13 @@
 """What is not needed goes, and everything else stays as it was."""
 
+import copy
 import shutil
 from pathlib import Path
 
 import pytest
 
 from quorate.core.ordering import Partition
+from quorate.protocol.ordering.records import Held
 from quorate.storage.errors import StorageError
 from quorate.storage.store import DiskStore
 from stores import (
@@ -136,6 +138,47 @@ def test_a_crash_while_cleaning_loses_nothing(tmp_path: Path) -> None:
         check(store, disk.oracle)
         assert store.clean(segments_max=100).segments_deleted >= 0
         check(store, disk.oracle)
+        store.close()
+        shutil.rmtree(image)
+    disk.store.close()
+
+
+def test_what_was_copied_before_a_crash_keeps_its_segment(tmp_path: Path) -> None:
+    """Replaying a copy must not take it for the one that it replaces."""
+    disk = Disk(tmp_path)
+    sparse(disk)
+    disk.checkpoint()
+    for image in images_while(disk, lambda: disk.store.clean(segments_max=100)):
+        store, oracle = DiskStore(image, **disk.options), copy.deepcopy(disk.oracle)
+        # Whatever else stands beside the copies goes, and their segment is not the last one.
+        store.forget(LINES[2], 10**6)
+        oracle.forget(LINES[2], 10**6)
+        for first in (1, 2):
+            store.append([held := Held(*LINES[1], first, [bytes(3000)])])
+            oracle.apply(held)
+        store.clean(segments_max=0)
+        check(store, oracle)
+        store.close()
+        shutil.rmtree(image)
+    disk.store.close()
+
+
+def test_a_payload_that_came_late_before_a_crash_keeps_its_segment(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.decide({LINES[0]: 3})
+    disk.snapshot(0)
+    disk.keep_slots_from(0, 10**6)
+    disk.checkpoint()
+    disk.append(disk.held(LINES[0], 1, 3))
+    for image in images_while(disk, disk.checkpoint):
+        store, oracle = DiskStore(image, **disk.options), copy.deepcopy(disk.oracle)
+        for first in (1, 2):
+            store.append([held := Held(*LINES[1], first, [bytes(3000)])])
+            oracle.apply(held)
+        store.keep_slots_from(0, 10**6)
+        store.clean(segments_max=0)
+        check(store, oracle)
+        assert store.bytes_held(LINES[0].target) == oracle.bytes_held(LINES[0].target)
         store.close()
         shutil.rmtree(image)
     disk.store.close()

@@ -205,6 +205,7 @@ class Session(ABC):
 
         Replicas that lag behind tell us what it was before.
         """
+        cluster = cluster.as_in(self.cluster)
         if cluster == self.cluster or cluster.revision < self.cluster.revision:
             return False
         self.cluster = cluster

@@ -12,7 +12,7 @@ it has enough replicas for every contract. Whether a certificate belongs to its 
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, Protocol
 
@@ -187,6 +187,19 @@ class Cluster:
     def render(self) -> str:
         """The cluster file, with comments for whoever opens it."""
         return "\n".join(_sections(self))
+
+    def shared(self) -> "Cluster":
+        """As every replica has it: each chooses for itself when it syncs, and the like."""
+        return replace(self, fsync="always", slots_kept=SLOTS_KEPT, allow_misbehaviour=False)
+
+    def as_in(self, file: "Cluster") -> "Cluster":
+        """With what this file says of whoever has it alone; no command changes that."""
+        return replace(
+            self,
+            fsync=file.fsync,
+            slots_kept=file.slots_kept,
+            allow_misbehaviour=file.allow_misbehaviour,
+        )
 
     @property
     def members(self) -> tuple[Member, ...]:

@@ -22,6 +22,10 @@ class ConfigError(QuorateError):
     """A cluster file or an identity that does not say what it must."""
 
 
+class DamagedError(QuorateError):
+    """The disk does not have what was written there."""
+
+
 class LocalProtocolError(QuorateError):
     """The caller used the API against its rules."""
 

@@ -10,6 +10,10 @@ carries a copy, and exactly that certificate is trusted: a pin. So a certificate
 by itself; it is withdrawn by writing another cluster file. It is marked as an end of the
 chain, so that no member can vouch for further certificates.
 
+There is one way to write a certificate, down to the byte, and any other is refused. Certificates
+come from those we do not trust, and every member hands them to OpenSSL: one that our parser takes
+and OpenSSL does not, or that two releases read differently, would stop everybody else.
+
 The private file is PEM: the certificate, the Ed25519 key, the X25519 key, in this order, so
 that OpenSSL finds in it what TLS needs. `quorate.runtime.files` looks after its mode.
 """
@@ -17,6 +21,7 @@ that OpenSSL finds in it what TLS needs. `quorate.runtime.files` looks after its
 import datetime
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -37,6 +42,9 @@ SIGNATURE_BYTES = 64
 # fixed, so that a clock that runs wrong never locks a member out.
 _VALID_FROM = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _VALID_UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+# To see what a key of somebody else's is good for.
+_ANY_SIGNING = Ed25519PrivateKey.from_private_bytes(bytes(32))
+_ANY_AGREEMENT = X25519PrivateKey.from_private_bytes(bytes(32))
 _PUBLIC_HEAD = "# A public identity, for whoever assembles the cluster. Nothing here is secret.\n"
 _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----\n.+?\n-----END \1-----\n?", re.DOTALL)
 
@@ -103,7 +111,7 @@ class Identity:
         try:
             return self._agreement.exchange(X25519PublicKey.from_public_bytes(peer.mac_key))
         except ValueError as error:
-            raise ConfigError(f"the mac_key of {peer.name} is not a usable X25519 key") from error
+            raise _unusable(peer) from error
 
     def private_pem(self) -> str:
         """Everything, secrets included, for the file that this member keeps to itself."""
@@ -160,31 +168,75 @@ def parse_public(text: str) -> PublicIdentity:
     return checked(public)
 
 
+@lru_cache(maxsize=4096)
 def checked(public: PublicIdentity) -> PublicIdentity:
-    """The same identity, once its certificate is seen to be in its name and by its key."""
+    """The same identity, once all that others do with its keys and its certificate is possible."""
     check_name("the name of an identity", public.name)
     certificate = _certificate(public.certificate, public.name)
-    if (name := _common_name(certificate)) != public.name:
+    try:
+        name, key = _common_name(certificate), certificate.public_key()
+    except Exception as error:
+        # The parser looks at these only now, and has many ways to say no.
+        raise ConfigError(f"the certificate of {public.name} cannot be read") from error
+    if name != public.name:
         raise ConfigError(f"the certificate of {public.name} is in the name of {name!r}")
-    key = certificate.public_key()
     if not isinstance(key, Ed25519PublicKey) or key.public_bytes_raw() != public.sign_key:
         raise ConfigError(f"the certificate of {public.name} belongs to another sign_key")
+    if not _is_as_made_here(certificate, public, key):
+        raise ConfigError(f"the certificate of {public.name} is not written as Quorate does it")
     if len(public.mac_key) != PUBLIC_KEY_BYTES:
         raise ConfigError(f"the mac_key of {public.name} must have {PUBLIC_KEY_BYTES} bytes")
+    try:
+        # Points of which every multiple is zero are the same to every private key.
+        _ANY_AGREEMENT.exchange(X25519PublicKey.from_public_bytes(public.mac_key))
+    except ValueError as error:
+        raise _unusable(public) from error
     return public
 
 
+def check_keys(member: Pinned) -> None:
+    """As `public_of`, with one sentence for whatever is wrong: replicas must all say the same."""
+    try:
+        public_of(member)
+    except ConfigError:
+        raise ConfigError(
+            f"the keys and the certificate of {member.name} are not those of an identity in that "
+            f"name; 'quorate identity new' makes one"
+        ) from None
+
+
+def _unusable(public: PublicIdentity) -> ConfigError:
+    return ConfigError(f"the mac_key of {public.name} is not a usable X25519 key")
+
+
+def _is_as_made_here(
+    certificate: x509.Certificate, public: PublicIdentity, key: Ed25519PublicKey
+) -> bool:
+    try:
+        key.verify(certificate.signature, certificate.tbs_certificate_bytes)
+        made = _unsigned(public.name, key, certificate.serial_number).sign(_ANY_SIGNING, None)
+    except (InvalidSignature, ValueError):
+        return False
+    # The signature stands at the end.
+    found, expected = (_der(each)[:-SIGNATURE_BYTES] for each in (certificate, made))
+    return found == expected and _pem_of(certificate) == public.certificate
+
+
 def _self_signed(name: str, signing: Ed25519PrivateKey) -> str:
+    unsigned = _unsigned(name, signing.public_key(), x509.random_serial_number())
+    return _pem_of(unsigned.sign(signing, algorithm=None))
+
+
+def _unsigned(name: str, public: Ed25519PublicKey, serial: int) -> x509.CertificateBuilder:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    public = signing.public_key()
     usages = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
     key_identifier = x509.SubjectKeyIdentifier.from_public_key(public)
-    builder = (
+    return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
         .public_key(public)
-        .serial_number(x509.random_serial_number())
+        .serial_number(serial)
         .not_valid_before(_VALID_FROM)
         .not_valid_after(_VALID_UNTIL)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -192,8 +244,6 @@ def _self_signed(name: str, signing: Ed25519PrivateKey) -> str:
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(key_identifier, critical=False)
     )
-    certificate = builder.sign(signing, algorithm=None)
-    return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def _signatures_only() -> x509.KeyUsage:
@@ -208,6 +258,14 @@ def _signatures_only() -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def _der(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.DER)
+
+
+def _pem_of(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def _pem(key: Ed25519PrivateKey | X25519PrivateKey) -> str:
@@ -229,7 +287,7 @@ def _private_key(pem: str) -> object:
 def _certificate(pem: str, whose: str) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(pem.encode())
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise ConfigError(f"the certificate of {whose} cannot be read as PEM") from error
 
 

@@ -34,6 +34,8 @@ from quorate.protocol.ordering.records import Record
 from quorate.runtime.transport import Transport
 
 PEER_BYTES_MAX = 16 * 1024 * 1024
+# So many questions to the process itself are answered to a peer in one turn.
+QUESTIONS_MAX = 16
 TIMER_PRECISION_S = 0.001
 DISK_RETRY_S = 0.25
 
@@ -203,8 +205,11 @@ class Driver:
 
     def _handle_all(self) -> None:
         asked, self._for_process = self._for_process, []
+        questions: Counter[NodeId] = Counter()
         for peer, message in asked:
-            self._guarded(self._handlers[type(message)], peer, message)
+            questions[peer] += 1
+            if questions[peer] <= QUESTIONS_MAX and not self._is_behind(peer):
+                self._guarded(self._handlers[type(message)], peer, message)
 
     def _guarded(self, step: Handler, peer: NodeId, message: Message) -> None:
         try:
@@ -335,10 +340,14 @@ class Driver:
             else:
                 frames.append(frame)
         for peer, frames in per_peer.items():
-            if transport.buffered_bytes(peer) > PEER_BYTES_MAX:
+            if self._is_behind(peer):
                 self.counters["dropped_frames"] += len(frames)
             else:
                 transport.send(peer, frames)
+
+    def _is_behind(self, peer: NodeId) -> bool:
+        """Whether more waits for this peer than it should."""
+        return self._transport is not None and self._transport.buffered_bytes(peer) > PEER_BYTES_MAX
 
     def _wake_at(self, at_us: int) -> None:
         """Every time that a machine asks for counts: it asks once, and not again if woken early."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from quorate.core.bulk import Bulk, decode_bulk
-from quorate.core.codec import LENGTH, Frame, decode, frames
+from quorate.core.codec import LENGTH, Frame, decode
 from quorate.core.errors import AuthenticationError, RemoteProtocolError
 from quorate.core.ids import MemberId, NodeId, member_of
 from quorate.core.messages import Message
@@ -29,6 +29,7 @@ from quorate.runtime.records import (
     Inbox,
     Records,
     desk,
+    frames_of,
     grouped,
 )
 from quorate.runtime.tls import Certificates, RefusedByPeerError, TlsSession
@@ -281,7 +282,7 @@ class Link(asyncio.BufferedProtocol):
                 if is_bulk:
                     messages.append(decode_bulk(records.open_bulk(record)))
                 else:
-                    messages.extend(map(decode, frames(records.open(record))))
+                    messages.extend(map(decode, frames_of(records.open(record))))
         inbox.clear()
         if inbox.held_bytes > LONG_RECORD_BYTES and self.peer is not None:
             self._hub.check_room(member_of(self.peer))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from quorate.core.bulk import Bulk, head_of
-from quorate.core.codec import LENGTH, Frame
+from quorate.core.codec import LENGTH, Frame, frames
 from quorate.core.errors import AuthenticationError, RemoteProtocolError
 from quorate.core.limits import FRAME_BYTES_MAX
 from quorate.crypto.macs import TAG_BYTES, NumberedMac
@@ -26,6 +26,7 @@ RECORD_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
 _BULK = 2**31
 _BULK_NUMBER = 2**64
 # A writer closes a record here, so that a reader can start before a long turn has all arrived.
+# A longer one holds one frame: of small ones, each takes thirty times its size to look at.
 RECORD_BYTES_USUAL = 128 * 1024
 # All links of a node read into one buffer of this size.
 DESK_BYTES = 1024 * 1024
@@ -201,6 +202,18 @@ class Inbox:
     @property
     def _view(self) -> memoryview:
         return self._desk if self._own is None else self._own
+
+
+def frames_of(body: memoryview) -> list[memoryview]:
+    """The frames of a record that was opened."""
+    if len(body) <= RECORD_BYTES_USUAL:
+        return frames(body)
+    if LENGTH.unpack_from(body) != (len(body) - LENGTH.size,):
+        raise RemoteProtocolError(
+            f"sent a record of {len(body)} bytes that is not one frame; several frames have up to "
+            f"{RECORD_BYTES_USUAL} bytes"
+        )
+    return [body[LENGTH.size :]]
 
 
 def desk() -> memoryview:

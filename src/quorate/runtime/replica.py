@@ -15,7 +15,6 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -251,7 +250,7 @@ class ReplicaProcess:
             )
         elif cluster.revision <= self.cluster.revision:
             return
-        before, self.cluster = self.cluster, _as_here(cluster, self.cluster)
+        before, self.cluster = self.cluster, cluster.as_in(self.cluster)
         cluster = self.cluster
         own = cluster.replicas[self.me.number]
         if public_of(own) != self._identity.public:
@@ -331,16 +330,6 @@ class ReplicaProcess:
             yield from self.keeper.samples(self.broker)
         for (who, kind), count in self.offences.counts.items():
             yield "offences_total", {"member": who, "kind": kind}, count
-
-
-def _as_here(cluster: Cluster, file: Cluster) -> Cluster:
-    """The cluster, with what each replica's file says of that one alone and no command changes."""
-    return replace(
-        cluster,
-        fsync=file.fsync,
-        slots_kept=file.slots_kept,
-        allow_misbehaviour=file.allow_misbehaviour,
-    )
 
 
 def memory_bytes() -> int:

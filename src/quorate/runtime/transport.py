@@ -88,7 +88,8 @@ class Transport:
     def adopt(self, cluster: Cluster) -> None:
         """The cluster has other members, or members with other keys or addresses, from now on.
 
-        Links to those that have changed end, and replicas are dialled anew.
+        Links to those that have changed end, and replicas are dialled anew. So do handshakes that
+        are under way: they rest on the keys of before.
         """
         before, self._cluster = self._cluster, cluster
         self._hub.credentials.adopt(cluster)
@@ -102,6 +103,9 @@ class Transport:
                 self.dial(new.number)
             if (link := self._hub.up.get(new.number)) is not None:
                 link.drop("its keys or its address have changed")
+        for link in [*self._hub.all]:
+            if not link.is_up:
+                link.drop("the cluster changed during its handshake")
         clients = {client.number: client for client in cluster.clients}
         changed = {old.number for old in before.clients if clients.get(old.number) != old}
         for peer, link in [*self._hub.up.items()]:

@@ -147,8 +147,6 @@ class Derived:
         columns = self._columns()
         for column in columns:
             column.flush()
-        for index in self.indexes.values():
-            index.settle()
         for column in columns:
             column.sync()
         sync_directory(self._directory)
@@ -167,9 +165,9 @@ class Derived:
 
     def saved(self) -> None:
         """A checkpoint with the present state is in place."""
-        self.patches = 0
         for index in self.indexes.values():
-            index.forget_patches()
+            index.settle()
+        self.patches = 0
         for column in self._columns():
             column.drop()
         for path in sorted(self._void - self._paths()):

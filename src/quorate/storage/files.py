@@ -20,6 +20,7 @@ class Files:
     def __init__(self, open_max: int = 64) -> None:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._open_max = open_max
+        self._failed = ""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -72,10 +73,18 @@ class Files:
             raise explained(error, path, "cut") from error
 
     def sync(self, path: str) -> None:
+        """Make sure that the file outlives a power cut. If one cannot be synced, that is final.
+
+        The operating system may have dropped what it could not write, for want of room too, and
+        would report success the next time.
+        """
+        if self._failed:
+            raise StorageError(self._failed)
         try:
             sync_file(self.descriptor(path))
         except OSError as error:
-            raise explained(error, path, "synced") from error
+            self._failed = f"{path} could not be synced: {error.strerror}"
+            raise StorageError(self._failed) from error
 
     def remove(self, path: str) -> None:
         """Delete the file; one that is not there is as good."""
@@ -130,14 +139,22 @@ def sync_directory(path: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise explained(error, path, "synced") from error
+        # As with files, there is no second try, whatever the reason.
+        raise StorageError(f"{path} could not be synced: {error.strerror}") from error
 
 
 def make_directory(path: Path) -> None:
+    """Make it with all that it is in, so that a power cut leaves them there.
+
+    A file that is synced is lost all the same with a directory that was never written down.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise explained(error, path, "made") from error
+    for each in reversed(missing):
+        sync_directory(each.parent)
 
 
 def lock_directory(path: Path) -> int:

@@ -1,8 +1,8 @@
 """Records as they stand in the journal: a head, and payloads behind it.
 
 Payloads are not part of the head, so that each has a position of its own and can be read without
-anything around it. `Moved` is the journal's own kind of record: payloads of batches that have
-their offsets already, copied out of an old segment that shall go.
+anything around it. Two kinds of records are the journal's own: `Moved`, payloads of batches that
+have their offsets already, copied out of an old segment that shall go; and `Synced`.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,12 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
     payloads: list[bytes]
 
 
+class Synced(msgspec.Struct, frozen=True, gc=False, tag="synced"):
+    """Everything before this position was synced when this was written."""
+
+    position: int
+
+
 class HeldHead(msgspec.Struct, frozen=True, gc=False, tag="held"):
     publisher: NodeId
     topic: TopicId
@@ -41,7 +47,7 @@ class MovedHead(msgspec.Struct, frozen=True, gc=False, tag="moved"):
 
 
 Entry: TypeAlias = Held | Moved | Voted | Decided | Installed
-Head: TypeAlias = HeldHead | MovedHead | Voted | Decided | Installed
+Head: TypeAlias = HeldHead | MovedHead | Voted | Decided | Installed | Synced
 
 _decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
 encode_head = msgspec.msgpack.Encoder().encode

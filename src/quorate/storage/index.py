@@ -5,9 +5,10 @@ after it, and `runs` what consecutive batches of one decision have in common, so
 hundreds of batches writes hundreds of entries without looking at any.
 
 The index is derived from the journal. What was appended since the last checkpoint is thrown away
-when a replica starts, and applied again. Changes of earlier entries wait in memory until the
-next checkpoint (`_patches`): on disk they could outlive the journal's record of them, and point
-to where something else will stand.
+when a replica starts, and applied again. Changes of earlier entries wait in memory (`_patches`)
+for the next checkpoint, which has them, and go to the files behind it. In the files before, they
+would outlive a crash that the checkpoint's counts do not know of: what is then replayed would be
+taken for something that was there before, and the segment that has it for one that nobody needs.
 """
 
 from bisect import bisect_left, bisect_right
@@ -48,6 +49,8 @@ class IndexState(msgspec.Struct, frozen=True, array_like=True):
     runs: Extent = _EMPTY
     # Of how many offsets the payload is not here.
     absent: int = 0
+    # Where payloads stand by offset, whatever the files say.
+    patches: dict[int, bytes] = {}
 
 
 class Index:
@@ -61,7 +64,7 @@ class Index:
         self._places = Column(files, f"{stem}-places", PLACE_BYTES, state.places, chunk_entries)
         self._chains = Column(files, f"{stem}-chains", DIGEST_BYTES, state.chains, chunk_entries)
         self._runs = Column(files, f"{stem}-runs", _RUN.size, state.runs, chunk_entries)
-        self._patches: dict[int, bytes] = {}
+        self._patches = dict(state.patches)
         self._hint = 0
 
     def begin_with(self, chain: Digest) -> None:
@@ -86,8 +89,9 @@ class Index:
     @property
     def state(self) -> IndexState:
         places, chains, runs = (column.extent for column in self.columns)
+        patches = {at: place for at, place in self._patches.items() if at >= self.start}
         return IndexState(
-            *self.partition, self.start, self.bytes_held, places, chains, runs, self.absent
+            *self.partition, self.start, self.bytes_held, places, chains, runs, self.absent, patches
         )
 
     @property
@@ -178,13 +182,10 @@ class Index:
         self._runs.trim(self._find(offset)[0])
 
     def settle(self) -> None:
-        """Write the patches into the files. Their journal records must be synced before."""
+        """Write the patches into the files. A checkpoint must have them until these are synced."""
         for offset, place in sorted(self._patches.items()):
             if offset >= self.start:
                 self._places.overwrite(offset, place)
-
-    def forget_patches(self) -> None:
-        """The files have them, synced."""
         self._patches.clear()
 
     def restore(self) -> None:

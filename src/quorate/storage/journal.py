@@ -2,8 +2,10 @@
 
 Invariants:
 - a segment is synced before the next one begins, so only the last one can have a torn tail, and
-  a bad frame anywhere else is damage. Where nothing waits for syncs, that happens in the
-  background, and a power cut in between may leave what counts as damage too;
+  a bad frame anywhere else is damage. So is one in the last segment if a record behind it says that
+  it was synced: what rests on it has been said, and it must not pass for a torn tail. Where nothing
+  waits for syncs, that happens in the background, and a power cut in between may leave what counts
+  as damage too;
 - what a failed write left behind is cut off before anything else is written;
 - a failed sync is final, because the operating system may have dropped what it could not write
   and would report success the next time.
@@ -20,8 +22,8 @@ from threading import Lock, Thread
 
 from quorate.storage.errors import StorageError, explained
 from quorate.storage.files import Files, sync_directory, sync_file, uncache
-from quorate.storage.frames import PREFIX_BYTES, encode_frame, frames_in
-from quorate.storage.heads import Entry, encode_head, split
+from quorate.storage.frames import PREFIX_BYTES, encode_frame, frames_behind, frames_in
+from quorate.storage.heads import Entry, Synced, decode_head, encode_head, split
 from quorate.storage.segments import Frame, Segments
 
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -55,7 +57,8 @@ class Journal:
         else:
             self._first, self._size = last, self._good_bytes(last, synced)
             self._descriptor = self._reopen(last, self._size)
-        self._synced = self.end
+        # Up to where it was synced, and up to where records say so.
+        self._synced = self._noted = self.end
         if self.end < synced:
             raise StorageError(
                 f"the journal in {directory} ends at position {self.end}, "
@@ -79,9 +82,13 @@ class Journal:
             self._cut_back()
         if self._size >= self._segment_bytes:
             self._roll()
-        buffers: list[bytes] = []
         frames: list[Frame] = []
-        at = self.end
+        noted, at = self._synced, self.end
+        buffers: list[bytes] = []
+        # That a segment before this one was synced goes without saying.
+        if noted > max(self._noted, self._first):
+            buffers, length = encode_frame(encode_head(Synced(noted)), ())
+            at += length
         for entry in entries:
             head, payloads = split(entry)
             encoded = encode_head(head)
@@ -90,6 +97,7 @@ class Journal:
             frames.append(Frame(at, at + PREFIX_BYTES + len(encoded), at + length, head))
             at += length
         self._write(buffers)
+        self._noted = noted
         self._size = at - self._first
         self.segments.set_size(self._first, self._size)
         return frames
@@ -115,7 +123,9 @@ class Journal:
                     f"the journal in {self.segments.directory} has no segment for position "
                     f"{position}, though what stands there is needed"
                 )
-            yield from self.segments.frames(first, position - first)
+            for frame in self.segments.frames(first, position - first):
+                if not isinstance(frame.head, Synced):
+                    yield frame
             position = first + self.segments.size(first)
 
     def close(self) -> None:
@@ -211,6 +221,11 @@ class Journal:
         data, end = self.segments.content(last), 0
         for bounds in frames_in(data):
             end = bounds.end
+        for behind in frames_behind(data, end):
+            head = decode_head(data[behind.head : behind.payloads])
+            # One that speaks of what stands after it is not the journal's: payloads say anything.
+            if isinstance(head, Synced) and head.position <= last + behind.start:
+                synced = max(synced, head.position)
         if end < len(data) and last + end < synced:
             raise self.segments.damage(last, end)
         return end

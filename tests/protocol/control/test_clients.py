@@ -1,8 +1,10 @@
 """Clients come, change and go by commands, so that all replicas know the same ones."""
 
+import ssl
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from commands import ACME, ANNA, BEN, BOLT, LOG, Commander, cluster, pins
@@ -17,6 +19,7 @@ from quorate.core.control import (
 )
 from quorate.core.errors import ConfigError
 from quorate.core.ids import node_of
+from quorate.crypto.identity import Identity, check_keys
 from quorate.protocol.control import topology
 from quorate.protocol.control.machine import Control
 
@@ -186,6 +189,32 @@ def test_a_client_whose_certificate_is_another_s_is_refused() -> None:
     commander.control = Control(commander.genesis, check_member=refuse)
     assert commander.does(ACME, put()) == "the certificate of dora is not its own"
     assert commander.control.cluster == commander.genesis
+
+
+def with_another_kind_of_key(certificate: str) -> str:
+    """The parser raises what is no `QuorateError` when it is asked for that key."""
+    der = ssl.PEM_cert_to_DER_cert(certificate)
+    ed25519, unknown = b"\x06\x03\x2b\x65\x70\x03", b"\x06\x03\x2b\x65\x7f\x03"
+    return ssl.DER_cert_to_PEM_cert(der.replace(ed25519, unknown))
+
+
+@pytest.mark.parametrize("wrong", ["the kind of key", "the layout", "the mac_key"])
+def test_keys_that_would_stop_every_replica_are_refused(wrong: str) -> None:
+    """One operator of one party is enough to hand them in, and nobody could start again."""
+    dora = Identity.generate("dora").public
+    commander = Commander()
+    commander.control = Control(commander.genesis, check_member=check_keys)
+    command = PutClient("dora", "acme", dora.sign_key, dora.mac_key, dora.certificate)
+    changes: dict[str, dict[str, Any]] = {
+        "the kind of key": {"certificate": with_another_kind_of_key(dora.certificate)},
+        "the layout": {"certificate": dora.certificate.replace("\n", "\n\n", 1)},
+        "the mac_key": {"mac_key": bytes(32)},
+    }
+    sentence = commander.does(ACME, msgspec.structs.replace(command, **changes[wrong]))
+
+    assert "the keys and the certificate of dora are not those of an identity" in sentence
+    assert commander.control.cluster == commander.genesis
+    commander.ok(ACME, command)
 
 
 def test_there_is_a_bound_on_clients(monkeypatch: pytest.MonkeyPatch) -> None:

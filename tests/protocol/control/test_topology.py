@@ -1,5 +1,6 @@
 """Topics and replicas change by ordered commands, of those who may, and never to something bad."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -30,8 +31,11 @@ from quorate.core.control import (
 )
 from quorate.core.errors import ConfigError
 from quorate.core.ids import node_of
+from quorate.core.ordering import TopologyQuery, TopologyReport
 from quorate.protocol.control import topology
 from quorate.protocol.control.machine import NOT_YET, Control
+from quorate.protocol.control.replica import Steward
+from quorate.protocol.outbox import ANSWERS_BYTES_MAX, Outbox
 
 
 def replacement(name: str, seed: int, port: int = 7999, **changes: Any) -> ReplaceReplica:
@@ -345,3 +349,36 @@ def test_nobody_but_clients_commands_anything(node: int) -> None:
     assert "is no client of this cluster" in commander.does(node, CreateTopic("t", {}))
     assert encoded(commander.control) == before
     assert commander.control.result(node, 1) is None
+
+
+@pytest.mark.parametrize(
+    "own", [{"fsync": "interval"}, {"slots_kept": 10}, {"allow_misbehaviour": True}]
+)
+def test_what_a_replica_chooses_for_itself_is_in_no_state(own: dict[str, Any]) -> None:
+    """It changes at one replica after the other, and their states must be the same throughout."""
+    one, another = Control(cluster()), Control(cluster(**own))
+    assert encoded(one) == encoded(another)
+    answers = []
+    for control in (one, another):
+        outbox = Outbox()
+        for founding in (False, True):
+            Steward(control, outbox).on_query(ANNA, TopologyQuery(1, True, founding))
+        answers.append(outbox.take().send)
+    assert answers[0] == answers[1]
+
+
+def test_whoever_asks_a_thousand_times_at_once_is_answered_within_bounds() -> None:
+    """A query has ten bytes, and a cluster file many thousand."""
+    outbox = Outbox()
+    steward = Steward(Control(cluster()), outbox)
+    for number in range(1000):
+        steward.on_query(ANNA, TopologyQuery(number, whole=True))
+        steward.on_query(BEN, TopologyQuery(number, whole=False))
+    sent = outbox.take().send
+    answered = Counter(node for node, _ in sent)
+    texts_bytes = sum(len(each.text) for _, each in sent if isinstance(each, TopologyReport))
+    assert ANSWERS_BYTES_MAX // 2 < texts_bytes < 2 * ANSWERS_BYTES_MAX
+    assert answered[BEN] == 1000
+
+    steward.on_query(ANNA, TopologyQuery(1000, whole=True))
+    assert len(outbox.take().send) == 1

@@ -1,17 +1,27 @@
 """Commands where they are ordered: what one slot takes of them, others can be told."""
 
+from typing import cast
+
 import pytest
 
 from commands import ANNA, cluster
+from quorate.core import batch
 from quorate.core.codec import encode
-from quorate.core.control import CONTROL_TOPIC_ID
+from quorate.core.control import CONTROL_TOPIC_ID, Register, encode_command
+from quorate.core.errors import DamagedError
+from quorate.core.event import Event
 from quorate.core.ids import NodeId
-from quorate.core.ordering import Append, Decision, Line, Propose, Received, Write
+from quorate.core.ordering import Append, Decision, Line, Partition, Propose, Received, Write
 from quorate.crypto.digests import digest
+from quorate.protocol.control.machine import Control
+from quorate.protocol.control.replica import Steward
 from quorate.protocol.machine import Ready
+from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.group import SLOT_COMMANDS_MAX
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.records import Decided, Placed, Store, Stretch
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
 from quorate.protocol.outbox import Outbox
@@ -69,3 +79,40 @@ def test_a_leader_that_orders_more_commands_than_others_can_be_told_is_not_follo
     is_written = any(isinstance(message, Write) for _, message in ready.send)
     assert is_written == (not excess)
     assert [report.node for report in ready.reports] == [0] * excess
+
+
+class Kept:
+    """A store that has these commands from its first offset on."""
+
+    def __init__(self, payloads: list[bytes]) -> None:
+        self._payloads = payloads
+
+    def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
+        left = self._payloads[offset:]
+        return [Stretch(ANNA, offset, 1 + offset, WALL_US, b"", b"", left)] if left else []
+
+
+@pytest.mark.parametrize("damage", ["none", "one is altered", "one is gone"])
+def test_a_replica_that_restarts_carries_out_what_was_decided_or_nothing(damage: str) -> None:
+    """With one command more or less it would have another cluster than the others."""
+    commands = [
+        batch.encode([Event(None, encode_command(Register(topic)))]) for topic in ("orders", "news")
+    ]
+    digests = b"".join(map(digest, commands))
+    placed = Placed(ANNA, CONTROL_TOPIC_ID, 0, 1, 0, 0, digests, b"", b"")
+    found = {
+        "none": commands,
+        "one is altered": [commands[0], commands[1][:-1] + b"?"],
+        "one is gone": commands[:1],
+    }
+    steward = Steward(Control(cluster()), Outbox())
+    store = cast(Store, Kept(found[damage]))
+    replayed = Commands(steward, OrderLog(GroupKind.BYZANTINE), store)
+    decided = Decided(GroupKind.BYZANTINE, 1, WALL_US, b"", [placed])
+    if damage == "none":
+        replayed.replay(decided)
+        assert steward.control.may_publish(ANNA, "orders")
+    else:
+        with pytest.raises(DamagedError, match="commands of slot 1 are not on disk as they were"):
+            replayed.replay(decided)
+        assert not steward.control.may_publish(ANNA, "orders")

@@ -3,11 +3,13 @@
 from typing import cast
 
 import msgspec
+import pytest
 
-from council import A, Council, T, payload_of
-from quorate.core.ordering import Absent, Entries, Fill, Partition
+from council import WALL_US, A, Council, T, payload_of
+from quorate.core.ordering import Absent, Entries, Fill, Partition, Retrieve, Standing
 from quorate.protocol.ordering.filling import Filling
 from quorate.protocol.ordering.records import Held, Store
+from quorate.protocol.outbox import ANSWERS_BYTES_MAX
 from stage import Outlook
 
 LARGE = bytes(range(250)) * 20
@@ -72,6 +74,39 @@ def test_a_peer_answers_with_what_stands_there_or_says_that_it_has_nothing() -> 
     assert payloads == [[b"one", b"two"], [LARGE, b"four"]]
     absent = [(each.offset, each.count) for each in answers if isinstance(each, Absent)]
     assert absent == [(2, 1), (9, 1)]
+
+
+@pytest.mark.parametrize(
+    "ask", [Fill(T, 0, 0, 64, True), Retrieve(A, T, 0, 1, 64)], ids=["fill", "retrieve"]
+)
+def test_whoever_asks_a_thousand_times_at_once_is_answered_within_bounds(
+    ask: Fill | Retrieve,
+) -> None:
+    """A request has a few bytes. One liar could else fill the memory of every other replica."""
+    council = Council()
+    council.publish(A, 1, *[bytes([number]) * 50_000 for number in range(8)])
+    council.settle()
+    before = len(council.sent)
+    for _ in range(1000):
+        council.seats[0].ordering.step(3, ask)
+    council.collect()
+    answers = [flight.message for flight in council.sent[before:] if flight.sender == 0]
+    answered_bytes = sum(len(msgspec.msgpack.encode(answer)) for answer in answers)
+    assert 0 < answered_bytes < 2 * ANSWERS_BYTES_MAX
+
+
+def test_whoever_stands_there_a_thousand_times_at_once_is_helped_a_few_times() -> None:
+    """What is said again has a proposal in it, or the states of all replicas."""
+    council = Council()
+    council.publish(A, 1, b"one")
+    council.settle()
+    before = len(council.sent)
+    slot = council.group(0).consensus.slot - 1
+    standing = Standing(council.group(0).roster.number, 1, slot, True, WALL_US)
+    for _ in range(1000):
+        council.seats[0].ordering.step(3, standing)
+    council.collect()
+    assert 0 < len([flight for flight in council.sent[before:] if flight.receiver == 3]) < 100
 
 
 def test_nobody_is_asked_for_what_is_here() -> None:

@@ -519,3 +519,26 @@ def test_a_certificate_is_signed_again_after_a_restart_with_other_keys() -> None
         assert certified is not None
         notary = SimNotary(0, council.members, council.keys)
         Certificate.read(certified.checkpoint, notary, council.members, 3)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_key_with_the_identifier_of_the_former_one_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """An identifier has 32 bits: a party finds such a key for its replica in a day."""
+    identifier = property(lambda cosigner: cosigner.name.encode().rjust(4)[-4:])
+    monkeypatch.setattr(notes.Cosigner, "key_id", identifier)
+    council = council_of()
+    order(council, 1, 5)
+    council.run(1)
+    council.rekey(1, knowing=[] if restarts else [0, 2, 3])
+    for replica in council.members if restarts else (1,):
+        council.seats[replica].disk.sync()
+        council.reboot(replica)
+    council.run(2)
+    order(council, 6, 13)
+    for replica in council.members:
+        certified = council.seats[replica].store.certified(council.number)
+        assert certified is not None
+        notary = SimNotary(0, council.members, council.keys)
+        assert Certificate.read(certified.checkpoint, notary, council.members, 3).slot == 12

@@ -61,17 +61,20 @@ class Steward:
 
     def on_recall(self, sender: NodeId, recall: Recall) -> None:
         sentence = self.control.result(sender, recall.sequence)
-        if sentence is not None:
-            self._outbox.send(sender, Concluded(recall.sequence, sentence))
+        if sentence is not None and self._outbox.may_answer(sender):
+            self._outbox.answer(sender, Concluded(recall.sequence, sentence), len(sentence))
 
     def on_query(self, sender: NodeId, query: TopologyQuery) -> None:
+        if not self._outbox.may_answer(sender):
+            return
         revision, content, text = self._founding() if query.founding else self._topology()
-        report = TopologyReport(query.number, revision, content, text if query.whole else "")
-        self._outbox.send(sender, report)
+        text = text if query.whole else ""
+        report = TopologyReport(query.number, revision, content, text)
+        self._outbox.answer(sender, report, len(text))
 
     def _topology(self) -> tuple[int, bytes, str]:
         if self._rendered is None:
-            text = self.control.cluster.render()
+            text = self.control.cluster.shared().render()
             self._rendered = self.control.state.revision, digest(text.encode()), text
         return self._rendered
 

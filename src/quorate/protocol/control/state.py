@@ -119,5 +119,5 @@ class ControlState(msgspec.Struct):
             replicas=list(cluster.replicas),
             clients=list(cluster.clients),
             formers=list(cluster.formers),
-            founding=cluster.render(),
+            founding=cluster.shared().render(),
         )

@@ -31,6 +31,8 @@ from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.value import Value, value_digest
 from quorate.protocol.outbox import Outbox
 
+# For what a peer is helped with; it says where it stands once in a turn, if it is correct.
+HELP_BYTES = 128 * 1024
 # Slots that a replica which lags behind is told at a time, and how far ahead it listens.
 DECISIONS_BYTES_MAX = 512 * 1024
 DECISIONS_AHEAD_MAX = 256
@@ -105,6 +107,9 @@ class CatchingUp:
         is_peer = consensus.takes_part and is_member
         if is_member:
             self._clocks.hear(sender, standing.clock_us)
+        if not self._outbox.may_answer(sender):
+            return
+        self._outbox.charge(sender, HELP_BYTES)
         if is_peer:
             self._change.repeat(sender, standing.regency, standing.is_synced)
         if standing.slot < consensus.slot and self._may_tell(sender, standing.slot):

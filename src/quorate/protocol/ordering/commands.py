@@ -9,11 +9,13 @@ disk; whoever lags behind is told the commands together with the slot.
 from collections.abc import Iterable
 
 from quorate.core.control import CONTROL_TOPIC_ID
+from quorate.core.errors import DamagedError
 from quorate.core.ordering import Line, Partition
+from quorate.crypto.digests import digest
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.control.state import ControlState
 from quorate.protocol.ordering.log import OrderLog
-from quorate.protocol.ordering.records import Decided, Placed, Store
+from quorate.protocol.ordering.records import Decided, Placed, Store, cut
 
 READ_BYTES_MAX = 1024 * 1024
 
@@ -53,9 +55,18 @@ class Commands:
             self._log.want_snapshot()
 
     def replay(self, decided: Decided) -> None:
-        """Carry out again what a slot from before the restart decided."""
+        """Carry out again what a slot from before the restart decided, and nothing else.
+
+        A replica that left one out would go on with another cluster than all others have.
+        """
         for placed in self._placed_in(decided):
-            self.carry_out(placed, self._read(placed), decided.time_us)
+            payloads = self._read(placed)
+            if [*map(digest, payloads)] != cut(placed.digests):
+                raise DamagedError(
+                    f"the commands of slot {decided.slot} are not on disk as they were decided; "
+                    f"with an empty data directory this replica starts over with what others have"
+                )
+            self.carry_out(placed, payloads, decided.time_us)
 
     def of(self, decided: Decided) -> list[bytes]:
         """The commands that a slot decided, for somebody who lags behind."""

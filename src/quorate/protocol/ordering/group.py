@@ -473,9 +473,12 @@ class Group:
             self.transfer.on_part(sender, part)
 
     def on_fill(self, sender: NodeId, fill: Fill) -> None:
+        if not self._outbox.may_answer(sender):
+            return
         partition = Partition(fill.topic, fill.partition)
         stretches = self.readers.read(partition, fill.offset, FILL_BYTES_MAX)
-        self._outbox.send(sender, answer(fill, stretches))
+        read_bytes = sum(len(payload) for each in stretches for payload in each.payloads)
+        self._outbox.answer(sender, answer(fill, stretches), read_bytes)
 
 
 def _span(waiting: Waiting, last: Sequence, batches_max: int, bytes_max: int) -> Span:

@@ -42,7 +42,7 @@ from quorate.core.ordering import (
     TopologyQuery,
     Write,
 )
-from quorate.crypto.identity import public_of
+from quorate.crypto.identity import check_keys
 from quorate.protocol.control.machine import Control
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.ordering.clocks import WallClock
@@ -111,7 +111,7 @@ class Ordering:
         if cluster is not None and cluster.control is not None:
             state = states.get(group_of(cluster.control))
             before = state.control if state is not None else None
-            control = Control(cluster, before, check_member=public_of)
+            control = Control(cluster, before, check_member=check_keys)
             self.steward = Steward(control, outbox)
             self.steward.on_topology = self._adopt
             self._adopt(control.cluster)

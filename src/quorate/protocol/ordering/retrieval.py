@@ -160,7 +160,7 @@ class Retrieval:
     # What others want
 
     def on_retrieve(self, sender: NodeId, retrieve: Retrieve) -> None:
-        if retrieve.count > RUN_BATCHES_MAX:
+        if retrieve.count > RUN_BATCHES_MAX or not self._outbox.may_answer(sender):
             return
         line = Line(retrieve.publisher, retrieve.topic, retrieve.partition)
         if retrieve.first < self._log.line(line).next:
@@ -171,7 +171,8 @@ class Retrieval:
             return
         start, end = retrieve.first - waiting.next, last + 1 - waiting.next
         digests, payloads = waiting.digests[start:end], _fitting(waiting.payloads[start:end])
-        self._outbox.send(sender, Retrieved(*line, retrieve.first, digests, payloads))
+        retrieved = Retrieved(*line, retrieve.first, digests, payloads)
+        self._outbox.answer(sender, retrieved, _bytes_of([*payloads, *digests]))
         chain = waiting.chain_at(last)
         if waiting.direct >= last and chain is not None:
             self._outbox.send(sender, Received(*line, last, chain))
@@ -190,7 +191,8 @@ class Retrieval:
             payloads = payloads[: min(position.batches - at, retrieve.count)]
             if payloads:
                 digests = [*map(digest, payloads)]
-                self._outbox.send(sender, Retrieved(*line, retrieve.first, digests, payloads))
+                retrieved = Retrieved(*line, retrieve.first, digests, payloads)
+                self._outbox.answer(sender, retrieved, _bytes_of([*payloads, *digests]))
 
 
 def _bytes_of(payloads: list[bytes | None]) -> int:

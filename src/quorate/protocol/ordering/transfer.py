@@ -169,17 +169,21 @@ class Transfer:
             try:
                 self.certificate = self._read(certified.checkpoint)
                 self._cosigning.adopt(self.certificate.size, certified.checkpoint)
-            except OtherKeysError:
+            except RemoteProtocolError:
                 self._is_outdated = True
         if signs and log.is_snapshot_due and log.state.slot > self.covered:
             self.sign(log.snapshot(), log)
 
     def keys_changed(self) -> None:
-        """Replicas may have other keys: see whether our certificate is still worth something."""
+        """Replicas may have other keys: see whether our certificate is still worth something.
+
+        It was right once. A key that somebody made to have the identifier of its former one makes
+        it look wrong, and must not do more harm than any other.
+        """
         if self.certificate is not None:
             try:
                 self._read(self.certificate.checkpoint)
-            except OtherKeysError:
+            except RemoteProtocolError:
                 self._is_outdated = True
 
     def tick(self) -> None:
@@ -265,8 +269,9 @@ class Transfer:
             self.offer(sender, ask.slot)
             return
         data = state[ask.at : ask.at + PART_BYTES_MAX]
-        if data:
-            self._outbox.send(sender, SnapshotPart(self._group, ask.slot, ask.at, data))
+        if data and self._outbox.may_answer(sender):
+            part = SnapshotPart(self._group, ask.slot, ask.at, data)
+            self._outbox.answer(sender, part, len(data))
 
     def _offer(self, peer: NodeId) -> None:
         certificate, now_us = self.certificate, self._outbox.now_us
