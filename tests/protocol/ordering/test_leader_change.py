@@ -9,7 +9,18 @@ import pytest
 
 from council import BYZANTINE, CRASH, A, B, Council, Flight
 from quorate.core.ids import NodeId
-from quorate.core.ordering import Promised, Signed, State, StopData, Sync
+from quorate.core.ordering import (
+    Accept,
+    Decision,
+    Ordered,
+    Promised,
+    Propose,
+    Signed,
+    State,
+    Stop,
+    StopData,
+    Sync,
+)
 from quorate.protocol.ordering.pace import PACE
 from quorate.sim.order_stage import SimSigner
 
@@ -64,6 +75,62 @@ def test_a_state_that_its_sender_did_not_sign_is_reported_and_not_counted() -> N
     false = state(council)
     council.say(3, [LIAR], StopData(council.number, 2, false, SimSigner(0).sign(false), []))
     assert [(report.node, report.kind) for report in council.reports()] == [(3, "bad-state")]
+
+
+# Restarts
+
+
+def of_kind(*kinds: type) -> Callable[[Flight], bool]:
+    return lambda flight: isinstance(flight.message, kinds)
+
+
+def without(replica: NodeId) -> Callable[[Flight], bool]:
+    return lambda flight: replica not in (flight.sender, flight.receiver)
+
+
+def is_vote_in(flight: Flight, regency: int) -> bool:
+    return isinstance(flight.message, Accept) and flight.message.regency == regency
+
+
+def ask_for(council: Council, regency: int) -> None:
+    for replica in council.seats:
+        council.group(replica).change._ask(regency)
+    council.collect()
+
+
+def test_a_leader_that_restarts_in_its_regency_proposes_nothing_else_than_before() -> None:
+    # Given a leader that accepts a value, of which nobody else hears,
+    council = Council(CRASH, f=2)
+    council.publish(A, 1, to=[0])
+    council.drop()
+    # and a next one that is bound to that, and has no more of it than its digest.
+    ask_for(council, 2)
+    council.deliver(of_kind(Stop))
+    council.deliver(lambda flight: of_kind(StopData)(flight) and flight.sender in (0, 2))
+    council.deliver(lambda flight: of_kind(Sync, Propose)(flight) and flight.receiver == 0)
+    council.drop()
+
+    # When it restarts, binds itself by the states of others, and gets a batch ordered,
+    council.reboot(1)
+    council.publish(B, 1, to=[1, 2, 3, 4])
+    council.run(
+        0.3,
+        lambda flight: (
+            without(0)(flight) and (flight.receiver == 1 or not of_kind(Accept, Decision)(flight))
+        ),
+    )
+    receipts = council.messages(Ordered, sender=1)
+    # and is gone before anybody else hears of that,
+    council.crash(1)
+    council.drop()
+    ask_for(council, 3)
+    council.deliver(lambda flight: of_kind(Stop)(flight) and flight.receiver != 2)
+    council.deliver(lambda flight: of_kind(StopData)(flight) and flight.sender == 0)
+    council.run(1, lambda flight: not is_vote_in(flight, 2))
+
+    # then the batch has the place that its publisher was told.
+    assert [receipt.offset for receipt in receipts] == [0]
+    assert {council.log(replica)[0] for replica in council.seats} == {b"b1"}
 
 
 # Patience

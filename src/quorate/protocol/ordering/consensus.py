@@ -19,6 +19,7 @@ by `leader_change.py`: it says to what a slot is bound, and from which one on th
 
 Invariants:
 - in one slot and regency a correct replica WRITEs one digest, and ACCEPTs one;
+- a correct leader votes for what it proposes, in the same turn;
 - two correct replicas never decide different values for a slot, in whatever regencies;
 - a correct replica takes part in a slot only when it has decided the one before;
 - what is kept is bounded: votes for three slots and two regencies, one of each replica.
@@ -200,7 +201,7 @@ class Consensus:
             if slot not in self.promises or self._ballot(slot).proposal is not None:
                 continue
             value = self._due(slot)
-            if value is not None:
+            if value is not None and self._stands_by(slot, value):
                 self._outbox.send_all(self._others, Propose(self.group, self.regency, slot, value))
                 self._propose(slot, value)
 
@@ -372,6 +373,18 @@ class Consensus:
         if slot < self.free_from:
             return promise.values.get(self.bound.get(slot, b""))
         return self._application.next_value() if slot == self.slot else None
+
+    def _stands_by(self, slot: int, value: bytes) -> bool:
+        """Whether we vote for it together with the proposal, or did so before a crash.
+
+        A leader that does not is free to propose something else when it restarts, and where there
+        is no WRITE, two values would be accepted in one regency. What we make ourselves we vote
+        for; what a slot is bound to we may have to get first.
+        """
+        assert self.free_from is not None
+        if slot >= self.free_from or self.promises[slot].speaks_in(self.regency):
+            return True
+        return self._may_write(slot, value_digest(value), value)
 
     def _vote(self, sender: NodeId, tally: Tally, digest: Digest, slot: int) -> None:
         if tally.by.setdefault(sender, digest) != digest:
