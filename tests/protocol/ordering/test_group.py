@@ -42,6 +42,7 @@ from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.records import Decided, Held, Snapshot, Voted
 from quorate.protocol.ordering.value import CHAIN_START, Value, chained, value_digest
 
+LIAR = 3
 LARGE = bytes(INLINE_BYTES_MAX + 1)
 BOTH = pytest.mark.parametrize("table", [BYZANTINE, CRASH], ids=["byzantine", "crash"])
 
@@ -597,3 +598,30 @@ def test_chains_cover_the_whole_line() -> None:
     council.settle()
     waiting = council.group(2).backlog.lines[Line(A, T, 0)]
     assert waiting.base == chained(CHAIN_START, map(digest, (b"1", b"2")))[-1]
+
+
+# What a publisher and a replica that lie do together
+
+
+def test_a_batch_without_a_byte_can_be_had_from_others() -> None:
+    """It is written by two, and by the third only if it comes to have it."""
+    council = Council(byzantine=(LIAR,))
+    council.publish(A, 1, b"", to=(0, 1))
+    council.say(LIAR, (0, 1, 2), Received(A, T, 0, 1, span_of(A, 1, b"").chain))
+    council.publish(B, 1)
+    council.run(1)
+    assert logs(council) == {(b"", b"b1")}
+
+
+def test_who_speaks_of_what_is_further_does_not_put_off_what_is_proposed() -> None:
+    council = Council(byzantine=(LIAR,))
+    council.publish(A, 1, to=(0, 1))
+    council.say(LIAR, (0, 1, 2), Received(A, T, 0, 1, span_of(A, 1, b"a1").chain))
+    council.settle()
+    council.publish(A, 2, to=(0, 1))
+    further = Received(A, T, 0, 2, span_of(A, 1, b"a1", b"a2").chain)
+    council.say(1, [2], further)
+    for _ in range(100):
+        council.say(LIAR, [2], further)
+        council.run(0.005)
+    assert b"a1" in council.log(2)

@@ -21,6 +21,8 @@ from quorate.protocol.outbox import Outbox
 # Lines that others may speak of before their publishers do.
 HEARSAY_MAX = 1024
 
+NEVER_US = -(1 << 62)
+
 # Whether a line may exist: its publisher may write there.
 MayAppend = Callable[[Line], bool]
 
@@ -28,11 +30,13 @@ MayAppend = Callable[[Line], bool]
 class Wanted:
     """A span that we would need to know, since when, and what we were given for it."""
 
-    __slots__ = ("offer", "since_us", "span")
+    __slots__ = ("named_us", "offer", "since_us", "span")
 
     def __init__(self, span: Span, since_us: int) -> None:
         self.span = span
         self.since_us = since_us
+        # When a value named it last; never, if we only heard of it.
+        self.named_us = NEVER_US
         self.offer: tuple[list[Digest], list[bytes | None]] | None = None
 
 

@@ -27,6 +27,8 @@ from quorate.protocol.outbox import Outbox
 RETRIEVED_BYTES_MAX = 1024 * 1024
 # Of all offers; what comes beyond is kept without its payloads, which are asked for again.
 OFFERED_BYTES_MAX = 64 * 1024 * 1024
+# What no value has named for so long, none does any more: it is looked at with every tick.
+NAMED_US_MAX = 1_000_000
 
 
 class Retrieval:
@@ -90,15 +92,26 @@ class Retrieval:
     # What we want
 
     def want(self, span: Span) -> None:
-        wanted = self._backlog.wanted.get(span.line)
-        if wanted is None or wanted.span != span:
-            self._backlog.wanted[span.line] = Wanted(span, self._outbox.now_us)
+        """A value names this. As long as it is under way, this is said again and again."""
+        self._want(span).named_us = self._outbox.now_us
 
     def want_what_others_have(self, waiting: Waiting, received: Received) -> None:
-        """So many say they received more than we have that one of them is correct."""
+        """So many say they received more than we have that one of them is correct.
+
+        What a value names goes first: it would not come if others could change what we want.
+        """
+        wanted = self._backlog.wanted.get(waiting.line)
+        if wanted is not None and self._outbox.now_us - wanted.named_us <= NAMED_US_MAX:
+            return
         if _voices(waiting, received.through, received.chain) >= self._voices_to_believe:
             count = received.through + 1 - waiting.next
-            self.want(Span(*waiting.line, waiting.next, count, received.chain))
+            self._want(Span(*waiting.line, waiting.next, count, received.chain))
+
+    def _want(self, span: Span) -> Wanted:
+        wanted = self._backlog.wanted.get(span.line)
+        if wanted is None or wanted.span != span:
+            wanted = self._backlog.wanted[span.line] = Wanted(span, self._outbox.now_us)
+        return wanted
 
     def tick(self) -> None:
         """Look at what we were given, and ask for what we still lack."""
@@ -122,7 +135,7 @@ class Retrieval:
         if wanted is None:
             return
         payloads: list[bytes | None] = [
-            payload if payload and digest(payload) == content else None
+            payload if digest(payload) == content else None
             for payload, content in zip(retrieved.payloads, retrieved.digests, strict=False)
         ]
         payloads += [None] * (len(retrieved.digests) - len(payloads))
