@@ -150,18 +150,22 @@ class Retrieval:
         self._backlog.has_news = True
 
     def use_offer(self, span: Span, *, is_certain: bool) -> None:
-        """Replace what we have of a line by what we were given, if enough vouch for that."""
-        wanted = self._backlog.wanted.get(span.line)
-        if wanted is None or wanted.offer is None:
+        """Replace what we have of a line by what we were given, if enough vouch for that.
+
+        What we had before is as good.
+        """
+        waiting, wanted = self._backlog.line(span.line), self._backlog.wanted.get(span.line)
+        if waiting.matches(span) and (wanted is None or wanted.offer is None):
             return
-        waiting = self._backlog.line(span.line)
         if not (is_certain or self._is_vouched_for(waiting, span)):
             return
-        if waiting.replace(span, *wanted.offer):
-            waiting.direct = max(waiting.direct, span.end - 1)
-            self._backlog.unsaid[span.line] = waiting
-            self._backlog.activate(waiting)
-            self._backlog.has_news = True
+        offer = wanted.offer if wanted is not None else None
+        for digests, payloads in filter(None, (offer, waiting.former_of(span))):
+            if waiting.replace(span, digests, payloads):
+                waiting.direct = max(waiting.direct, span.end - 1)
+                self._backlog.unsaid[span.line] = waiting
+                self._backlog.activate(waiting)
+                self._backlog.has_news = True
 
     def _offered_bytes(self) -> int:
         offers = (wanted.offer for wanted in self._backlog.wanted.values())
