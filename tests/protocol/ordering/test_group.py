@@ -8,6 +8,7 @@ import pytest
 from council import (
     BYZANTINE,
     CRASH,
+    NAMES,
     WALL_US,
     A,
     B,
@@ -607,6 +608,27 @@ def test_chains_cover_the_whole_line() -> None:
     council.settle()
     waiting = council.group(2).backlog.lines[Line(A, T, 0)]
     assert waiting.base == chained(CHAIN_START, map(digest, (b"1", b"2")))[-1]
+
+
+def test_what_comes_of_a_publisher_that_lost_its_access_holds_up_no_leader() -> None:
+    # Given a leader that heard of a batch, and asked for it,
+    council = Council()
+    council.publish(A, 1, to=(1, 2, 3))
+    council.run(0.1, of_kind(Received))
+    assert council.messages(Retrieve, sender=0)
+    # and access that was taken from its publisher before the answer came.
+    for replica, seat in council.seats.items():
+        seat.ordering._names = {number: name for number, name in NAMES.items() if number != A}
+        council.group(replica).backlog.pass_over_what_may_not_be()
+    waiting = council.group(1).backlog.lines[Line(A, T, 0)]
+    council.say(1, [0], Retrieved(A, T, 0, 1, waiting.digests, [payload_of(A, 1)]))
+    council.run(0.05)
+
+    # When somebody else publishes, then that is ordered, by the same leader.
+    council.publish(B, 1)
+    council.run(0.3)
+    assert logs(council) == {(b"b1",)}
+    assert council.messages(Propose, sender=0)[0].value == value_of(span_of(B, 1, b"b1"))
 
 
 # What a publisher and a replica that lie do together

@@ -95,7 +95,10 @@ class Backlog:
             known.pop(line, None)
 
     def activate(self, waiting: Waiting) -> None:
-        if waiting.digests and waiting.line not in self.active:
+        """Something of this line is to be ordered, if its publisher may still write there."""
+        if not waiting.digests or waiting.line in self.active:
+            return
+        if self.may_append(waiting.line):
             self.active[waiting.line] = waiting
             self._hearsay.pop(waiting.line, None)
             waiting.since_us = waiting.told_us = self._outbox.now_us
