@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from council import (
@@ -28,18 +27,12 @@ from quorate.core.ordering import (
     Decision,
     Line,
     Ordered,
-    Promised,
     Propose,
     Received,
     Retrieve,
     Retrieved,
-    Signed,
     Standing,
-    State,
-    Stop,
-    StopData,
     Stored,
-    Sync,
     Write,
 )
 from quorate.crypto.digests import digest
@@ -47,10 +40,8 @@ from quorate.protocol.ordering import group as module
 from quorate.protocol.ordering import snapshots
 from quorate.protocol.ordering.clocks import CLOCK_AHEAD_US_MAX
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
-from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Decided, Held, Snapshot, Voted
 from quorate.protocol.ordering.value import CHAIN_START, Value, chained, value_digest
-from quorate.sim.order_stage import SimSigner
 
 LIAR = 3
 LARGE = bytes(INLINE_BYTES_MAX + 1)
@@ -691,52 +682,3 @@ def test_what_a_replica_said_it_stores_is_there_when_it_is_decided_after_all() -
     # then it has it.
     assert {council.group(replica).consensus.slot for replica in council.seats} == {2}
     assert council.log(store) == [LARGE]
-
-
-def test_what_was_voted_for_is_there_when_a_slot_is_bound_to_it() -> None:
-    """A publisher gives one batch to two replicas and another one to the third. The liar has the
-    first voted for in its regency, then the other one, and then is silent."""
-    liar, third = 0, 3
-    first, other = span_of(A, 1, b"x"), span_of(A, 1, b"y")
-    value, number = value_of(first), GroupKind.BYZANTINE
-    council = Council(byzantine=(liar,))
-    council.publish(A, 1, b"x", to=(1, 2))
-    council.publish(A, 1, b"y", to=[third])
-    # Given a batch that two wrote and one accepted,
-    council.say(liar, (1, 2), Propose(number, 1, 1, value))
-    council.say(liar, [1], Write(number, 1, 1, value_digest(value)))
-    council.deliver(lambda flight: of_kind(Write)(flight) and flight.receiver == 1)
-    assert len(council.messages(Accept, sender=1)) == 3
-    council.drop()
-    # and a later regency of the liar, to which that one's state did not come,
-    enter(council, 5)
-    states = [
-        Signed(flight.sender, flight.message.state, flight.message.signature)
-        for flight in council.sent
-        if isinstance(flight.message, StopData) and flight.sender != 1
-    ]
-    blank = msgspec.msgpack.encode(State(number, 5, 1, [Promised(1, 0, b"", {})]))
-    states.append(Signed(liar, blank, SimSigner(liar).sign(blank)))
-    council.say(liar, council.seats, Sync(number, 5, states, []))
-    # in which it has the two vote for the other one,
-    council.say(liar, (1, 2), Received(*other.line, 1, other.chain))
-    council.say(liar, (1, 2), Propose(number, 5, 1, value_of(other)))
-    council.run(0.2, of_kind(Retrieve, Retrieved, Received))
-    assert {writes(council, replica) for replica in (1, 2)} == {1}
-
-    # when the next leader is bound to the first one, for it may have been decided,
-    council.drop()
-    enter(council, 6)
-    council.run(3)
-
-    # then that can be ordered, and what comes after it.
-    council.publish(B, 1)
-    council.run(3)
-    assert {tuple(council.log(replica)) for replica in council.seats} == {(b"x", b"b1")}
-
-
-def enter(council: Council, regency: int) -> None:
-    for replica in council.seats:
-        council.group(replica).change._ask(regency)
-    council.collect()
-    council.deliver(of_kind(Stop))

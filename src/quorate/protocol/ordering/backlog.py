@@ -5,13 +5,13 @@ something to be ordered, and whose turn it is with the leader. Publishers hand t
 here. What others speak of makes a line as well, and there is a bound on those.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import Append, Line, Ordered, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.commands import Commands
-from quorate.protocol.ordering.lines import Waiting
+from quorate.protocol.ordering.lines import Former, Waiting
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.records import Held
@@ -162,6 +162,21 @@ class Backlog:
         """Have on disk what we have of the next batches."""
         for first, payloads in waiting.unheld_runs(count):
             self._outbox.persist(Held(*waiting.line, first, payloads), sync=sync)
+
+    def displaced(self, span: Span) -> Iterator[Held]:
+        """Payloads in whose place those of this span will be on disk."""
+        waiting = self.line(span.line)
+        if waiting.former and waiting.matches(span):
+            for former in waiting.former:
+                for first, payloads in former.runs():
+                    yield Held(*waiting.line, first, payloads)
+
+    def restore_displaced(self, held: Held) -> None:
+        """What something else had taken the place of before we restarted."""
+        waiting = self.line(Line(held.publisher, held.topic, held.partition))
+        if held.first + len(held.payloads) > waiting.next:
+            digests = [*map(digest, held.payloads)]
+            waiting.put_aside(Former(held.first, digests, [*held.payloads]))
 
     def restore(self, held: Held) -> None:
         """What the disk had before we restarted waits again, if it is still undecided."""

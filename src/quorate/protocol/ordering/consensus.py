@@ -25,12 +25,12 @@ Invariants:
 - what is kept is bounded: votes for three slots and two regencies, one of each replica.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from quorate.core.ids import Digest, NodeId
 from quorate.core.ordering import Accept, Promised, Propose, Write
-from quorate.protocol.ordering.records import Voted
+from quorate.protocol.ordering.records import Held, Voted
 from quorate.protocol.ordering.rules import Rules, leader_of
 from quorate.protocol.ordering.value import value_digest
 from quorate.protocol.outbox import Outbox
@@ -48,6 +48,9 @@ class Application(Protocol):
     def is_available(self, value: bytes) -> bool:
         """Is all of it where f replicas cannot take it away? Asked of what others found acceptable
         in an earlier regency."""
+
+    def displaced(self, value: bytes) -> list[Held]:
+        """What else the publishers gave us under the numbers of these batches."""
 
     def hold(self, value: bytes) -> None:
         """Have on disk what this replica is to keep of it."""
@@ -288,6 +291,9 @@ class Consensus:
         if not self._may_write(slot, digest, value):
             return
         promise.values[digest] = value
+        if displaced := self._application.displaced(value):
+            # We may have voted for it. Once other payloads are held, this is all there is of it.
+            self._persist(promise, [], displaced)
         self._application.hold(value)
         if not self.rules.has_write_phase:
             self._accept(promise, digest)
@@ -432,7 +438,9 @@ class Consensus:
     def _is_recent(self, regency: int) -> bool:
         return self.regency - 1 <= regency <= self.regency + 1
 
-    def _persist(self, promise: Promise, values: list[bytes]) -> None:
+    def _persist(
+        self, promise: Promise, values: list[bytes], displaced: Sequence[Held] = ()
+    ) -> None:
         self._outbox.persist(
             Voted(
                 self.group,
@@ -442,5 +450,6 @@ class Consensus:
                 promise.accepted,
                 dict(promise.written),
                 values,
+                list(displaced),
             )
         )

@@ -48,6 +48,14 @@ class Former(NamedTuple):
     def end(self) -> Sequence:
         return self.first + len(self.digests)
 
+    def runs(self) -> Iterator[tuple[Sequence, list[bytes]]]:
+        """The payloads that we have."""
+        absent = [at for at, payload in enumerate(self.payloads) if payload is None]
+        for before, after in pairwise([-1, *absent, len(self.payloads)]):
+            run = [payload for payload in self.payloads[before + 1 : after] if payload is not None]
+            if run:
+                yield self.first + before + 1, run
+
     @property
     def size(self) -> int:
         return sum(DIGEST_BYTES + len(payload or b"") for payload in self.payloads)
@@ -171,7 +179,7 @@ class Waiting:
             pairs = zip(former.digests, former.payloads, strict=True)
             known |= {name: payload for name, payload in pairs if payload is not None}
         if digests[: len(self.digests)] != self.digests:
-            self._put_aside(mine)
+            self.put_aside(mine)
         self.digests, self.chains = digests, chains
         self.payloads = [
             known.get(name) if payload is None else payload
@@ -183,7 +191,7 @@ class Waiting:
         self._use_spare()
         return True
 
-    def _put_aside(self, former: Former) -> None:
+    def put_aside(self, former: Former) -> None:
         """Keep what has lost its place, until these numbers are decided."""
         if former not in self.former:
             self.former.append(former)
