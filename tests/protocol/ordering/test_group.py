@@ -1,6 +1,7 @@
 """Requests in, an order out: what a replica takes, proposes and accepts."""
 
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
@@ -20,6 +21,7 @@ from council import (
     span_of,
     value_of,
 )
+from quorate.core.ids import node_of
 from quorate.core.ordering import (
     Accept,
     Announce,
@@ -36,8 +38,8 @@ from quorate.core.ordering import (
     Write,
 )
 from quorate.crypto.digests import digest
+from quorate.protocol.ordering import backlog, snapshots
 from quorate.protocol.ordering import group as module
-from quorate.protocol.ordering import snapshots
 from quorate.protocol.ordering.clocks import CLOCK_AHEAD_US_MAX
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.records import Decided, Held, Snapshot, Voted
@@ -647,6 +649,22 @@ def test_who_speaks_of_what_is_further_does_not_put_off_what_is_proposed() -> No
         council.say(LIAR, [2], further)
         council.run(0.005)
     assert b"a1" in council.log(2)
+
+
+def test_who_speaks_of_lines_without_end_does_not_make_us_forget_what_is_proposed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backlog, "HEARSAY_MAX", 8)
+    council, sessions = Council(byzantine=(LIAR,)), count(1)
+    council.publish(A, 1, to=(0, 1))
+    council.say(LIAR, (0, 1, 2), Received(A, T, 0, 1, span_of(A, 1, b"a1").chain))
+    council.settle()
+    for _ in range(100):
+        for _ in range(9):
+            council.say(LIAR, [2], Received(node_of(B, next(sessions)), T, 0, 1, CHAIN_START))
+        council.run(0.005)
+    assert b"a1" in council.log(2)
+    assert len(council.group(2).backlog.lines) <= 8 + 1
 
 
 def test_what_a_replica_said_it_stores_is_there_when_it_is_decided_after_all() -> None:

@@ -22,6 +22,8 @@ from quorate.protocol.outbox import Outbox
 HEARSAY_MAX = 1024
 
 NEVER_US = -(1 << 62)
+# What no value has named for so long, none does any more.
+NAMED_US_MAX = 1_000_000
 
 # Whether a line may exist: its publisher may write there.
 MayAppend = Callable[[Line], bool]
@@ -38,6 +40,10 @@ class Wanted:
         # When a value named it last; never, if we only heard of it.
         self.named_us = NEVER_US
         self.offer: tuple[list[Digest], list[bytes | None]] | None = None
+
+    def is_named(self, now_us: int) -> bool:
+        """Whether a value that is under way names it: such a one is looked at with every tick."""
+        return now_us - self.named_us <= NAMED_US_MAX
 
 
 class Backlog:
@@ -80,7 +86,7 @@ class Backlog:
             if line not in self._log.state.lines:
                 self._hearsay[line] = None
                 if len(self._hearsay) > HEARSAY_MAX:
-                    self.forget(next(iter(self._hearsay)))
+                    self._forget_hearsay()
         return waiting
 
     def line_heard_of(self, sender: NodeId, line: Line) -> Waiting | None:
@@ -93,6 +99,15 @@ class Backlog:
     def forget(self, line: Line) -> None:
         for known in (self._hearsay, self.lines, self.active, self.unsaid, self.wanted):
             known.pop(line, None)
+
+    def _forget_hearsay(self) -> None:
+        """Forget the line that we heard of first, of those that no value names."""
+        for line in list(self._hearsay):
+            wanted = self.wanted.get(line)
+            if wanted is None or not wanted.is_named(self._outbox.now_us):
+                self.forget(line)
+                return
+            self._hearsay[line] = self._hearsay.pop(line)
 
     def activate(self, waiting: Waiting) -> None:
         """Something of this line is to be ordered, if its publisher may still write there."""

@@ -27,8 +27,6 @@ from quorate.protocol.outbox import Outbox
 RETRIEVED_BYTES_MAX = 1024 * 1024
 # Of all offers; what comes beyond is kept without its payloads, which are asked for again.
 OFFERED_BYTES_MAX = 64 * 1024 * 1024
-# What no value has named for so long, none does any more: it is looked at with every tick.
-NAMED_US_MAX = 1_000_000
 
 
 class Retrieval:
@@ -101,7 +99,7 @@ class Retrieval:
         What a value names goes first: it would not come if others could change what we want.
         """
         wanted = self._backlog.wanted.get(waiting.line)
-        if wanted is not None and self._outbox.now_us - wanted.named_us <= NAMED_US_MAX:
+        if wanted is not None and wanted.is_named(self._outbox.now_us):
             return
         if _voices(waiting, received.through, received.chain) >= self._voices_to_believe:
             count = received.through + 1 - waiting.next
