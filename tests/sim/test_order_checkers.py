@@ -422,6 +422,10 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
         lambda patch: patch.setattr(Byzantine, "quorum", property(small_quorum)),
         Setting("ordering"), range(119, 170),
     ),
+    "a quorum of f + 1, and a leader with two faces": (
+        lambda patch: patch.setattr(Byzantine, "quorum", property(small_quorum)),
+        Setting("ordering", adversary="two-faced"), range(2, 20),
+    ),
     "byzantine states that bind nobody": (
         lambda patch: patch.setattr(Byzantine, "resolve", always_free),
         Setting("ordering"), range(9, 60),
@@ -441,7 +445,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
         read_on_trust, Setting("crash-ordering"), range(7, 60),
     ),
     "payloads that a replica takes on trust": (
-        take_on_trust, Setting("ordering"), range(271, 320),
+        take_on_trust, Setting("ordering"), range(59, 110),
     ),
     "what is gone on the word of f + 1": (
         skip_on_few_words, Setting("ordering", adversary="hollow"), range(7, 50),

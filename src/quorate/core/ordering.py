@@ -132,7 +132,10 @@ class Retrieve(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
 
 
 class Retrieved(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=6):
-    """The answer; an empty payload is one that the sender would not or could not add."""
+    """The answer; a payload that the sender would not or could not add is empty.
+
+    Whether one is empty in truth, its digest says.
+    """
 
     publisher: _Node
     topic: _Topic

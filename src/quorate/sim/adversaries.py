@@ -30,19 +30,27 @@ from quorate.core.messages import (
 )
 from quorate.core.ordering import (
     Absent,
+    Accept,
     Announce,
     Append,
     Chained,
+    Decision,
     Entries,
     Located,
     OfferSnapshot,
     Partition,
     Promised,
     Propose,
+    Received,
+    Retrieved,
+    Signed,
     SnapshotPart,
     State,
     Stop,
     StopData,
+    Stored,
+    Sync,
+    Write,
 )
 from quorate.crypto.digests import digest
 from quorate.protocol import misbehaviour
@@ -50,7 +58,7 @@ from quorate.protocol.broadcast.history import History
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Drop, Equivocate, Lie, Parts, Replay, Silence, Slow
 from quorate.protocol.ordering.placement import GroupKind
-from quorate.protocol.ordering.value import Value
+from quorate.protocol.ordering.value import Value, value_digest
 from quorate.sim.hosts import Rewrite
 
 # From the numbers of a seed, f, and all nodes of the world.
@@ -304,6 +312,97 @@ class Deny:
         return msgspec.structs.replace(message, state=lie, signature=self._sign(lie))
 
 
+class TwoFaced:
+    """Lead two halves of the group to two values, and stand by either towards its half.
+
+    Both values are acceptable. Votes, decisions and what it signs at a leader change fit what a
+    replica was told before.
+    """
+
+    def __init__(
+        self, me: NodeId, half: Collection[NodeId], sign: Callable[[bytes], bytes]
+    ) -> None:
+        self._me = me
+        self._half = frozenset(half)
+        self._sign = sign
+        # What the other half is told, by the digest of what this one is told.
+        self._others: dict[Digest, bytes] = {}
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            (node, self._other(message) if node in self._half else message)
+            for node, message in ready.send
+        ]
+        return [(0, ready)]
+
+    def _other(self, message: Message) -> Message:
+        replace = msgspec.structs.replace
+        if isinstance(message, Propose):
+            time_us, spans = Value.decode(message.value)
+            other = Value(time_us + 1, spans[::-1]).encode()
+            self._others[value_digest(message.value)] = other
+            return replace(message, value=other)
+        if isinstance(message, Write | Accept):
+            return replace(message, digest=self._digest(message.digest))
+        if isinstance(message, Decision):
+            return replace(message, value=self._value(message.value))
+        if isinstance(message, StopData):
+            state = self._state(message.state)
+            values = [*map(self._value, message.values)]
+            return replace(message, state=state, signature=self._sign(state), values=values)
+        if isinstance(message, Sync):
+            values = [*message.values, *map(self._value, message.values)]
+            return replace(message, states=[*map(self._signed, message.states)], values=values)
+        return message
+
+    def _signed(self, signed: Signed) -> Signed:
+        if signed.replica != self._me:
+            return signed
+        state = self._state(signed.state)
+        return Signed(self._me, state, self._sign(state))
+
+    def _state(self, encoded: bytes) -> bytes:
+        state = msgspec.msgpack.decode(encoded, type=State)
+        promised = [
+            Promised(
+                each.slot,
+                each.accepted_in,
+                self._digest(each.accepted),
+                {self._digest(digest): regency for digest, regency in each.written.items()},
+            )
+            for each in state.promised
+        ]
+        return msgspec.msgpack.encode(msgspec.structs.replace(state, promised=promised))
+
+    def _digest(self, digest: Digest) -> Digest:
+        other = self._others.get(digest)
+        return digest if other is None else value_digest(other)
+
+    def _value(self, value: bytes) -> bytes:
+        return self._others.get(value_digest(value), value)
+
+
+class Boast:
+    """Say to all that one received and stores what there is. Vote for nothing, and give nothing."""
+
+    def __init__(self, members: Collection[NodeId]) -> None:
+        self._members = tuple(members)
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [pair for node, message in ready.send for pair in self._said(node, message)]
+        return [(0, ready)]
+
+    def _said(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        if isinstance(message, Received):
+            line = (message.publisher, message.topic, message.partition)
+            stored = Stored(*line, 1, message.through, message.chain)
+            return [(member, word) for member in self._members for word in (message, stored)]
+        if isinstance(message, Entries):
+            return [(node, Absent(message.topic, message.partition, message.offset))]
+        is_help = isinstance(message, Propose | Write | Accept | Retrieved | Decision)
+        return [] if is_help else [(node, message)]
+
+
 class FalseLog:
     """Tell each reader a log of its own that fits together, and vouch for it.
 
@@ -423,6 +522,10 @@ def _censor(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
     return Censor(draw.choice(sorted(nodes)))
 
 
+def _boast(_: Random, __: int, nodes: Collection[NodeId]) -> Rewrite:
+    return Boast(nodes)
+
+
 def _impatient(_: Random, __: int, nodes: Collection[NodeId]) -> Rewrite:
     return Impatient(nodes)
 
@@ -433,10 +536,12 @@ def _forgetful_publisher(draw: Random, f: int, replicas: Collection[NodeId]) -> 
     return Withhold(draw.sample(sorted(replicas), count))
 
 
+BOAST = "boast"
 DENY = "deny"
 FALSE_STATE = "false-state"
 LIE_REPLY = "lie-reply"
 HOLLOW = "hollow"
+TWO_FACED = "two-faced"
 LOG_REPLICAS: Mapping[str, Make] = {
     "slow": _slow,
     "drop": _drop,
@@ -453,10 +558,11 @@ LOG_REPLICAS: Mapping[str, Make] = {
     FALSE_STATE: _false_state,
     "false-log": _false_log,
     HOLLOW: _hollow,
+    BOAST: _boast,
     TWINS: _twin,
 }
-# `Deny` is made by the stage, which has the replica's key.
-LOG_REPLICA_NAMES = (*(name for name in LOG_REPLICAS if name != TWINS), DENY, TWINS)
+# `Deny` and `TwoFaced` are made by the stage, which has the replica's key.
+LOG_REPLICA_NAMES = (*(name for name in LOG_REPLICAS if name != TWINS), DENY, TWO_FACED, TWINS)
 LOG_PUBLISHERS: Mapping[str, Make] = {
     "partial-source": _forgetful_publisher,
     "lying-source": _lying_source,

@@ -31,12 +31,14 @@ from quorate.core.limits import Windows
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.topic import Topic
 from quorate.sim.adversaries import (
+    BOAST,
     FALSE_STATE,
     HOLLOW,
     LIE_REPLY,
     LOG_PUBLISHERS,
     LOG_REPLICA_NAMES,
     TWIN_SOURCE,
+    TWO_FACED,
 )
 from quorate.sim.faults import FaultKind
 from quorate.sim.links import Network
@@ -138,7 +140,10 @@ class _Drawing:
         self._dying = self._draw_dying()
         self._laggards = self._draw_laggards()
         bears = self._byzantine
-        self._publishers = draw_parts(self._random, setting, LOG_PUBLISHERS, bears, self._calm_us)
+        publishing = self._with_accomplice(setting)
+        self._publishers = draw_parts(
+            self._random, publishing, LOG_PUBLISHERS, bears, self._calm_us
+        )
         readers = FIRST_CLIENT + len(self._publishers)
         self._readers = tuple(range(readers, readers + self._random.randint(1, 2)))
 
@@ -228,9 +233,10 @@ class _Drawing:
         if not self._byzantine or pinned in LOG_PUBLISHERS or pinned == "none":
             return {}
         # A false state is told only where somebody needs one. One that lies in its replies only
-        # does nothing to the order, and whoever lies in everything does that too. That
-        # all is gone is believed, if at all, where somebody started over.
-        special = (FALSE_STATE, LIE_REPLY, HOLLOW)
+        # does nothing to the order, and whoever lies in everything does that too. That all is gone
+        # is believed, if at all, where somebody started over. The others came later: all seeds are
+        # as they would be without.
+        special = (FALSE_STATE, LIE_REPLY, HOLLOW, BOAST, TWO_FACED)
         usual = tuple(name for name in LOG_REPLICA_NAMES if name not in special)
         allowed = usual if pinned is None else (pinned,)
         count = f if pinned is not None else self._random.choice((0, 1, f, f))
@@ -239,6 +245,12 @@ class _Drawing:
         if self._is_short and pinned is None and self._memory.random() < 0.5:
             return dict.fromkeys(hostile, FALSE_STATE)
         return hostile
+
+    def _with_accomplice(self, setting: Setting) -> Setting:
+        """Whoever boasts does no harm but together with a publisher that lies."""
+        if setting.adversary != BOAST:
+            return setting
+        return replace(setting, adversary=self._random.choice(tuple(LOG_PUBLISHERS)))
 
     def _draw_forgetful(self) -> tuple[NodeId, ...]:
         """Those that may lose their disk: as bad as hostile, where lying is to be expected."""

@@ -27,10 +27,13 @@ from quorate.protocol.outbox import Outbox
 from quorate.protocol.source import Source
 from quorate.protocol.topic import Topic, topics_of
 from quorate.sim.adversaries import (
+    BOAST,
     DENY,
     LOG_PUBLISHERS,
     LOG_REPLICAS,
+    TWO_FACED,
     Deny,
+    TwoFaced,
 )
 from quorate.sim.disks import SimDisk
 from quorate.sim.hosts import Rewrite
@@ -272,8 +275,12 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     ) -> Rewrite:
         if adversary == DENY:
             return Deny(SimSigner(node).sign)
-        if adversary == "impatient":
-            victims = [member for member in self.scenario.topic.members if member != node]
+        peers = [member for member in self.scenario.topic.members if member != node]
+        if adversary == TWO_FACED:
+            half = random.sample(peers, len(peers) // 2)
+            return TwoFaced(node, half, SimSigner(node).sign)
+        if adversary in ("impatient", BOAST):
+            victims = peers
         if adversary == "censor":
             victims = [part.node for part in self.scenario.publishers]
         return {**LOG_REPLICAS, **LOG_PUBLISHERS}[adversary](

@@ -196,6 +196,63 @@ def test_a_replica_that_decided_without_a_vote_and_restarted_does_not_hold_up_ev
     assert all(payload_of(B, 1) in council.log(replica) for replica in (0, 1, 2))
 
 
+def enter(council: Council, regency: int) -> None:
+    for replica in council.seats:
+        council.group(replica).change._ask(regency)
+    council.collect()
+    council.deliver(of_kind(Stop))
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "after a restart"])
+def test_what_was_voted_for_is_there_when_a_slot_is_bound_to_it(
+    restarts: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A publisher gives one batch to two replicas and another one to the third. The liar has the
+    first voted for in its regency, then the other one, and then is silent."""
+    recover_as_disk_store_does(monkeypatch, tmp_path)
+    liar, third = 0, 3
+    first, other = span_of(A, 1, b"x"), span_of(A, 1, b"y")
+    value = value_of(first)
+    council = Council(byzantine=(liar,))
+    number = council.number
+    council.publish(A, 1, b"x", to=(1, 2))
+    council.publish(A, 1, b"y", to=[third])
+    # Given a batch that two wrote and one accepted,
+    council.say(liar, (1, 2), Propose(number, 1, 1, value))
+    council.say(liar, [1], Write(number, 1, 1, value_digest(value)))
+    council.deliver(lambda flight: of_kind(Write)(flight) and flight.receiver == 1)
+    assert len(council.messages(Accept, sender=1)) == 3
+    council.drop()
+    # and a later regency of the liar, to which that one's state did not come,
+    enter(council, 5)
+    states = [
+        Signed(flight.sender, flight.message.state, flight.message.signature)
+        for flight in council.sent
+        if isinstance(flight.message, StopData) and flight.sender != 1
+    ]
+    blank = msgspec.msgpack.encode(State(number, 5, 1, [Promised(1, 0, b"", {})]))
+    states.append(Signed(liar, blank, SimSigner(liar).sign(blank)))
+    council.say(liar, council.seats, Sync(number, 5, states, []))
+    # in which it has the two vote for the other one,
+    council.say(liar, (1, 2), Received(*other.line, 1, other.chain))
+    council.say(liar, (1, 2), Propose(number, 5, 1, value_of(other)))
+    council.run(0.2, of_kind(Retrieve, Retrieved, Received))
+    for replica in (1, 2):
+        assert council.messages(Write, sender=replica)[-1].regency == 5
+        if restarts:
+            council.reboot(replica)
+
+    # when the next leader is bound to the first one, for it may have been decided,
+    council.drop()
+    enter(council, 6)
+    council.run(3)
+
+    # then that can be ordered, and what comes after it.
+    council.publish(B, 1)
+    council.run(3)
+    assert {tuple(council.log(replica)) for replica in council.seats} == {(b"x", b"b1")}
+
+
 def test_a_replica_that_answers_last_and_with_rubbish_does_not_keep_a_line_from_another() -> None:
     """`Retrieval.on_retrieved` keeps the last offer for a span and looks at it with the next tick:
     who answers last decides, and the offer of a correct replica is overwritten unseen."""

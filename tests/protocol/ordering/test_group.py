@@ -1,12 +1,14 @@
 """Requests in, an order out: what a replica takes, proposes and accepts."""
 
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
 from council import (
     BYZANTINE,
     CRASH,
+    NAMES,
     WALL_US,
     A,
     B,
@@ -19,6 +21,7 @@ from council import (
     span_of,
     value_of,
 )
+from quorate.core.ids import node_of
 from quorate.core.ordering import (
     Accept,
     Announce,
@@ -35,13 +38,14 @@ from quorate.core.ordering import (
     Write,
 )
 from quorate.crypto.digests import digest
+from quorate.protocol.ordering import backlog, snapshots
 from quorate.protocol.ordering import group as module
-from quorate.protocol.ordering import snapshots
 from quorate.protocol.ordering.clocks import CLOCK_AHEAD_US_MAX
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.records import Decided, Held, Snapshot, Voted
 from quorate.protocol.ordering.value import CHAIN_START, Value, chained, value_digest
 
+LIAR = 3
 LARGE = bytes(INLINE_BYTES_MAX + 1)
 BOTH = pytest.mark.parametrize("table", [BYZANTINE, CRASH], ids=["byzantine", "crash"])
 
@@ -597,3 +601,102 @@ def test_chains_cover_the_whole_line() -> None:
     council.settle()
     waiting = council.group(2).backlog.lines[Line(A, T, 0)]
     assert waiting.base == chained(CHAIN_START, map(digest, (b"1", b"2")))[-1]
+
+
+def test_what_comes_of_a_publisher_that_lost_its_access_holds_up_no_leader() -> None:
+    # Given a leader that heard of a batch, and asked for it,
+    council = Council()
+    council.publish(A, 1, to=(1, 2, 3))
+    council.run(0.1, of_kind(Received))
+    assert council.messages(Retrieve, sender=0)
+    # and access that was taken from its publisher before the answer came.
+    for replica, seat in council.seats.items():
+        seat.ordering._names = {number: name for number, name in NAMES.items() if number != A}
+        council.group(replica).backlog.pass_over_what_may_not_be()
+    waiting = council.group(1).backlog.lines[Line(A, T, 0)]
+    council.say(1, [0], Retrieved(A, T, 0, 1, waiting.digests, [payload_of(A, 1)]))
+    council.run(0.05)
+
+    # When somebody else publishes, then that is ordered, by the same leader.
+    council.publish(B, 1)
+    council.run(0.3)
+    assert logs(council) == {(b"b1",)}
+    assert council.messages(Propose, sender=0)[0].value == value_of(span_of(B, 1, b"b1"))
+
+
+# What a publisher and a replica that lie do together
+
+
+def test_a_batch_without_a_byte_can_be_had_from_others() -> None:
+    """It is written by two, and by the third only if it comes to have it."""
+    council = Council(byzantine=(LIAR,))
+    council.publish(A, 1, b"", to=(0, 1))
+    council.say(LIAR, (0, 1, 2), Received(A, T, 0, 1, span_of(A, 1, b"").chain))
+    council.publish(B, 1)
+    council.run(1)
+    assert logs(council) == {(b"", b"b1")}
+
+
+def test_who_speaks_of_what_is_further_does_not_put_off_what_is_proposed() -> None:
+    council = Council(byzantine=(LIAR,))
+    council.publish(A, 1, to=(0, 1))
+    council.say(LIAR, (0, 1, 2), Received(A, T, 0, 1, span_of(A, 1, b"a1").chain))
+    council.settle()
+    council.publish(A, 2, to=(0, 1))
+    further = Received(A, T, 0, 2, span_of(A, 1, b"a1", b"a2").chain)
+    council.say(1, [2], further)
+    for _ in range(100):
+        council.say(LIAR, [2], further)
+        council.run(0.005)
+    assert b"a1" in council.log(2)
+
+
+def test_who_speaks_of_lines_without_end_does_not_make_us_forget_what_is_proposed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backlog, "HEARSAY_MAX", 8)
+    council, sessions = Council(byzantine=(LIAR,)), count(1)
+    council.publish(A, 1, to=(0, 1))
+    council.say(LIAR, (0, 1, 2), Received(A, T, 0, 1, span_of(A, 1, b"a1").chain))
+    council.settle()
+    for _ in range(100):
+        for _ in range(9):
+            council.say(LIAR, [2], Received(node_of(B, next(sessions)), T, 0, 1, CHAIN_START))
+        council.run(0.005)
+    assert b"a1" in council.log(2)
+    assert len(council.group(2).backlog.lines) <= 8 + 1
+
+
+def test_what_a_replica_said_it_stores_is_there_when_it_is_decided_after_all() -> None:
+    """A publisher says two things, and so does a leader. One replica has the payload of what is
+    decided, and was told of the other batch meanwhile."""
+    liar, store, other, third = 0, 1, 2, 3
+    mine, theirs = span_of(A, 1, LARGE), span_of(A, 1, b"y")
+    council = Council(byzantine=(liar,))
+    council.publish(A, 1, LARGE, to=[store])
+    council.publish(A, 1, b"y", to=[other])
+    council.say(A, [third], Announce(T, 0, 1, [digest(LARGE)]))
+    council.deliver(lambda flight: flight.receiver == third)
+    late = council.messages(Stored, sender=store, receiver=other)[0]
+    council.drop()
+
+    # Given a store that comes to believe, and vote for, the other batch,
+    council.say(liar, [store], Received(*theirs.line, 1, theirs.chain))
+    council.say(liar, [store], Propose(council.number, 1, 1, value_of(theirs)))
+    council.run(0.2, of_kind(Retrieve, Retrieved, Received))
+    assert writes(council, store) == 1
+
+    # when the batch that it stores is decided by the others, for it is known to be stored,
+    value = value_of(mine)
+    council.say(liar, [other, third], Received(*mine.line, 1, mine.chain))
+    council.say(liar, [other, third], Propose(council.number, 1, 1, value))
+    council.run(0.2, of_kind(Retrieve, Retrieved, Received))
+    for word in (late, Stored(*mine.line, 1, 1, mine.chain)):
+        council.say(store if word is late else liar, [other, third], word)
+    council.say(liar, council.seats, Write(council.number, 1, 1, value_digest(value)))
+    council.say(liar, council.seats, Accept(council.number, 1, 1, value_digest(value)))
+    council.run(2)
+
+    # then it has it.
+    assert {council.group(replica).consensus.slot for replica in council.seats} == {2}
+    assert council.log(store) == [LARGE]

@@ -8,9 +8,25 @@ import msgspec
 import pytest
 
 from council import BYZANTINE, CRASH, A, B, Council, Flight
+from quorate.core import codec
 from quorate.core.ids import NodeId
-from quorate.core.ordering import Promised, Signed, State, StopData, Sync
+from quorate.core.ordering import (
+    VALUES_MAX,
+    Accept,
+    Decision,
+    Ordered,
+    Promised,
+    Propose,
+    Received,
+    Signed,
+    State,
+    Stop,
+    StopData,
+    Sync,
+    Write,
+)
 from quorate.protocol.ordering.pace import PACE
+from quorate.protocol.ordering.value import value_digest
 from quorate.sim.order_stage import SimSigner
 
 BOTH = pytest.mark.parametrize("table", [CRASH, BYZANTINE], ids=["crash", "byzantine"])
@@ -33,6 +49,16 @@ def sync(council: Council, signers: Iterable[tuple[NodeId, NodeId]]) -> Sync:
 
 def regencies(council: Council) -> set[int]:
     return {council.group(replica).consensus.regency for replica in council.seats}
+
+
+def of_kind(*kinds: type) -> Callable[[Flight], bool]:
+    return lambda flight: isinstance(flight.message, kinds)
+
+
+def ask_for(council: Council, regency: int) -> None:
+    for replica in council.seats:
+        council.group(replica).change._ask(regency)
+    council.collect()
 
 
 # Signatures
@@ -64,6 +90,82 @@ def test_a_state_that_its_sender_did_not_sign_is_reported_and_not_counted() -> N
     false = state(council)
     council.say(3, [LIAR], StopData(council.number, 2, false, SimSigner(0).sign(false), []))
     assert [(report.node, report.kind) for report in council.reports()] == [(3, "bad-state")]
+
+
+# Values
+
+
+def test_values_that_nobody_asked_for_are_not_handed_on() -> None:
+    """A SYNC that nobody can read would be the end of any leader."""
+    # Given a value that is bound, since it was accepted,
+    council = Council(byzantine=(3,))
+    council.publish(A, 1)
+    council.deliver(of_kind(Received))
+    digest = value_digest(council.messages(Propose)[0].value)
+    council.deliver(of_kind(Propose))
+    council.say(3, (0, 1, 2), Write(council.number, 1, 1, digest))
+    council.deliver(of_kind(Write))
+    council.drop()
+
+    # when the next leader hears of it, and of much else,
+    ask_for(council, 2)
+    council.deliver(of_kind(Stop))
+    fresh, values = state(council), [b"%d" % number for number in range(VALUES_MAX)]
+    council.say(3, [1], StopData(council.number, 2, fresh, SimSigner(3).sign(fresh), values))
+    council.run(1)
+
+    # then others get what they need, and can read it.
+    for sync in council.messages(Sync, sender=1):
+        frame = codec.encode(sync)
+        assert codec.decode(memoryview(frame)[codec.LENGTH.size :]) == sync
+        assert [value_digest(value) for value in sync.values] == [digest]
+    assert {tuple(council.log(replica)) for replica in council.seats} == {(b"a1",)}
+
+
+# Restarts
+
+
+def without(replica: NodeId) -> Callable[[Flight], bool]:
+    return lambda flight: replica not in (flight.sender, flight.receiver)
+
+
+def is_vote_in(flight: Flight, regency: int) -> bool:
+    return isinstance(flight.message, Accept) and flight.message.regency == regency
+
+
+def test_a_leader_that_restarts_in_its_regency_proposes_nothing_else_than_before() -> None:
+    # Given a leader that accepts a value, of which nobody else hears,
+    council = Council(CRASH, f=2)
+    council.publish(A, 1, to=[0])
+    council.drop()
+    # and a next one that is bound to that, and has no more of it than its digest.
+    ask_for(council, 2)
+    council.deliver(of_kind(Stop))
+    council.deliver(lambda flight: of_kind(StopData)(flight) and flight.sender in (0, 2))
+    council.deliver(lambda flight: of_kind(Sync, Propose)(flight) and flight.receiver == 0)
+    council.drop()
+
+    # When it restarts, binds itself by the states of others, and gets a batch ordered,
+    council.reboot(1)
+    council.publish(B, 1, to=[1, 2, 3, 4])
+    council.run(
+        0.3,
+        lambda flight: (
+            without(0)(flight) and (flight.receiver == 1 or not of_kind(Accept, Decision)(flight))
+        ),
+    )
+    receipts = council.messages(Ordered, sender=1)
+    # and is gone before anybody else hears of that,
+    council.crash(1)
+    council.drop()
+    ask_for(council, 3)
+    council.deliver(lambda flight: of_kind(Stop)(flight) and flight.receiver != 2)
+    council.deliver(lambda flight: of_kind(StopData)(flight) and flight.sender == 0)
+    council.run(1, lambda flight: not is_vote_in(flight, 2))
+
+    # then the batch has the place that its publisher was told.
+    assert [receipt.offset for receipt in receipts] == [0]
+    assert {council.log(replica)[0] for replica in council.seats} == {b"b1"}
 
 
 # Patience

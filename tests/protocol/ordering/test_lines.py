@@ -10,7 +10,7 @@ from quorate.core.ordering import Line, Received, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering import lines
 from quorate.protocol.ordering.lines import EARLY_WORDS_MAX, Waiting
-from quorate.protocol.ordering.value import CHAIN_START, Span, chained
+from quorate.protocol.ordering.value import CHAIN_START, DIGEST_BYTES, Span, chained
 
 LINE = Line(1000, 7, 0)
 ME = 0
@@ -137,6 +137,30 @@ def test_what_others_vouch_for_takes_the_place_of_what_we_have() -> None:
     # What stood there was not this, so nobody gave us this ourselves.
     assert waiting.direct == 0
     assert waiting.waiting_bytes == 2
+
+
+def test_what_lost_its_place_is_kept_until_its_numbers_are_decided() -> None:
+    waiting = line_with(1, 2, 3)
+    mine, other = contents(1, 2, 3), contents(1, mark="x")
+    for _ in range(2):
+        assert waiting.replace(span(1, other), digests_of(other), [None])
+        assert waiting.former_of(span(1, mine)) == (digests_of(mine), mine)
+        assert waiting.replace(span(1, mine), digests_of(mine), [None] * 3)
+        assert waiting.payloads == mine
+    assert len(waiting.former) == 2
+
+    waiting.advance(1)
+    assert waiting.former_of(span(2, mine[1:], before=chain_of(mine[0]))) is not None
+    waiting.advance(2)
+    assert (waiting.former, waiting.former_bytes) == ([], 0)
+
+
+def test_what_lost_its_place_takes_up_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "WAITING_BYTES_MAX", 2 * DIGEST_BYTES)
+    waiting, other = line_with(1, 2), contents(1, mark="x")
+    assert waiting.has_room
+    waiting.replace(span(1, other), digests_of(other), other)
+    assert not waiting.has_room
 
 
 def test_what_is_there_already_stays_and_gets_its_payloads() -> None:

@@ -279,6 +279,30 @@ def test_what_was_decided_meanwhile_no_longer_waits_and_the_rest_still_does() ->
     assert len(roots(council)) == 1
 
 
+def test_signatures_that_come_after_it_started_over_are_not_needed() -> None:
+    """What a liar holds back, it can send whenever it likes."""
+    # Given a replica that signed a state, and got no signatures of others,
+    council = council_of()
+    for number in range(1, 5):
+        council.publish(A, number)
+        council.settle(lambda f: not isinstance(f.message, Cosign) or without(LATE)(f))
+    late = [flight for flight in council.sent if flight.receiver == LATE]
+    # and that started over with a later one.
+    for number in range(5, 14):
+        council.publish(A, number, to=[0, 1, 3])
+        council.settle(without(LATE))
+    council.run(1)
+    assert len(records(council.turns, Installed)) == 1
+
+    # When they come in the end, then nothing is raised, and the later certificate holds.
+    for flight in late:
+        if isinstance(flight.message, Cosign):
+            council.say(flight.sender, [LATE], flight.message)
+    certificate = transfer(council, LATE).certificate
+    assert certificate is not None
+    assert certificate.slot == 12
+
+
 def test_those_who_read_from_it_are_told_where_it_begins() -> None:
     council = left_behind()
     council.run(2)

@@ -5,13 +5,13 @@ something to be ordered, and whose turn it is with the leader. Publishers hand t
 here. What others speak of makes a line as well, and there is a bound on those.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import Append, Line, Ordered, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.commands import Commands
-from quorate.protocol.ordering.lines import Waiting
+from quorate.protocol.ordering.lines import Former, Waiting
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.records import Held
@@ -21,6 +21,10 @@ from quorate.protocol.outbox import Outbox
 # Lines that others may speak of before their publishers do.
 HEARSAY_MAX = 1024
 
+NEVER_US = -(1 << 62)
+# What no value has named for so long, none does any more.
+NAMED_US_MAX = 1_000_000
+
 # Whether a line may exist: its publisher may write there.
 MayAppend = Callable[[Line], bool]
 
@@ -28,12 +32,18 @@ MayAppend = Callable[[Line], bool]
 class Wanted:
     """A span that we would need to know, since when, and what we were given for it."""
 
-    __slots__ = ("offer", "since_us", "span")
+    __slots__ = ("named_us", "offer", "since_us", "span")
 
     def __init__(self, span: Span, since_us: int) -> None:
         self.span = span
         self.since_us = since_us
+        # When a value named it last; never, if we only heard of it.
+        self.named_us = NEVER_US
         self.offer: tuple[list[Digest], list[bytes | None]] | None = None
+
+    def is_named(self, now_us: int) -> bool:
+        """Whether a value that is under way names it: such a one is looked at with every tick."""
+        return now_us - self.named_us <= NAMED_US_MAX
 
 
 class Backlog:
@@ -76,7 +86,7 @@ class Backlog:
             if line not in self._log.state.lines:
                 self._hearsay[line] = None
                 if len(self._hearsay) > HEARSAY_MAX:
-                    self.forget(next(iter(self._hearsay)))
+                    self._forget_hearsay()
         return waiting
 
     def line_heard_of(self, sender: NodeId, line: Line) -> Waiting | None:
@@ -90,8 +100,20 @@ class Backlog:
         for known in (self._hearsay, self.lines, self.active, self.unsaid, self.wanted):
             known.pop(line, None)
 
+    def _forget_hearsay(self) -> None:
+        """Forget the line that we heard of first, of those that no value names."""
+        for line in list(self._hearsay):
+            wanted = self.wanted.get(line)
+            if wanted is None or not wanted.is_named(self._outbox.now_us):
+                self.forget(line)
+                return
+            self._hearsay[line] = self._hearsay.pop(line)
+
     def activate(self, waiting: Waiting) -> None:
-        if waiting.digests and waiting.line not in self.active:
+        """Something of this line is to be ordered, if its publisher may still write there."""
+        if not waiting.digests or waiting.line in self.active:
+            return
+        if self.may_append(waiting.line):
             self.active[waiting.line] = waiting
             self._hearsay.pop(waiting.line, None)
             waiting.since_us = waiting.told_us = self._outbox.now_us
@@ -155,6 +177,21 @@ class Backlog:
         """Have on disk what we have of the next batches."""
         for first, payloads in waiting.unheld_runs(count):
             self._outbox.persist(Held(*waiting.line, first, payloads), sync=sync)
+
+    def displaced(self, span: Span) -> Iterator[Held]:
+        """Payloads in whose place those of this span will be on disk."""
+        waiting = self.line(span.line)
+        if waiting.former and waiting.matches(span):
+            for former in waiting.former:
+                for first, payloads in former.runs():
+                    yield Held(*waiting.line, first, payloads)
+
+    def restore_displaced(self, held: Held) -> None:
+        """What something else had taken the place of before we restarted."""
+        waiting = self.line(Line(held.publisher, held.topic, held.partition))
+        if held.first + len(held.payloads) > waiting.next:
+            digests = [*map(digest, held.payloads)]
+            waiting.put_aside(Former(held.first, digests, [*held.payloads]))
 
     def restore(self, held: Held) -> None:
         """What the disk had before we restarted waits again, if it is still undecided."""

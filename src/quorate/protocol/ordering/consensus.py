@@ -19,17 +19,18 @@ by `leader_change.py`: it says to what a slot is bound, and from which one on th
 
 Invariants:
 - in one slot and regency a correct replica WRITEs one digest, and ACCEPTs one;
+- a correct leader votes for what it proposes, in the same turn;
 - two correct replicas never decide different values for a slot, in whatever regencies;
 - a correct replica takes part in a slot only when it has decided the one before;
 - what is kept is bounded: votes for three slots and two regencies, one of each replica.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from quorate.core.ids import Digest, NodeId
 from quorate.core.ordering import Accept, Promised, Propose, Write
-from quorate.protocol.ordering.records import Voted
+from quorate.protocol.ordering.records import Held, Voted
 from quorate.protocol.ordering.rules import Rules, leader_of
 from quorate.protocol.ordering.value import value_digest
 from quorate.protocol.outbox import Outbox
@@ -47,6 +48,9 @@ class Application(Protocol):
     def is_available(self, value: bytes) -> bool:
         """Is all of it where f replicas cannot take it away? Asked of what others found acceptable
         in an earlier regency."""
+
+    def displaced(self, value: bytes) -> list[Held]:
+        """What else the publishers gave us under the numbers of these batches."""
 
     def hold(self, value: bytes) -> None:
         """Have on disk what this replica is to keep of it."""
@@ -200,7 +204,7 @@ class Consensus:
             if slot not in self.promises or self._ballot(slot).proposal is not None:
                 continue
             value = self._due(slot)
-            if value is not None:
+            if value is not None and self._stands_by(slot, value):
                 self._outbox.send_all(self._others, Propose(self.group, self.regency, slot, value))
                 self._propose(slot, value)
 
@@ -287,6 +291,9 @@ class Consensus:
         if not self._may_write(slot, digest, value):
             return
         promise.values[digest] = value
+        if displaced := self._application.displaced(value):
+            # We may have voted for it. Once other payloads are held, this is all there is of it.
+            self._persist(promise, [], displaced)
         self._application.hold(value)
         if not self.rules.has_write_phase:
             self._accept(promise, digest)
@@ -373,6 +380,18 @@ class Consensus:
             return promise.values.get(self.bound.get(slot, b""))
         return self._application.next_value() if slot == self.slot else None
 
+    def _stands_by(self, slot: int, value: bytes) -> bool:
+        """Whether we vote for it together with the proposal, or did so before a crash.
+
+        A leader that does not is free to propose something else when it restarts, and where there
+        is no WRITE, two values would be accepted in one regency. What we make ourselves we vote
+        for; what a slot is bound to we may have to get first.
+        """
+        assert self.free_from is not None
+        if slot >= self.free_from or self.promises[slot].speaks_in(self.regency):
+            return True
+        return self._may_write(slot, value_digest(value), value)
+
     def _vote(self, sender: NodeId, tally: Tally, digest: Digest, slot: int) -> None:
         if tally.by.setdefault(sender, digest) != digest:
             self._outbox.report(sender, "equivocation", f"two votes in slot {slot}")
@@ -419,7 +438,9 @@ class Consensus:
     def _is_recent(self, regency: int) -> bool:
         return self.regency - 1 <= regency <= self.regency + 1
 
-    def _persist(self, promise: Promise, values: list[bytes]) -> None:
+    def _persist(
+        self, promise: Promise, values: list[bytes], displaced: Sequence[Held] = ()
+    ) -> None:
         self._outbox.persist(
             Voted(
                 self.group,
@@ -429,5 +450,6 @@ class Consensus:
                 promise.accepted,
                 dict(promise.written),
                 values,
+                list(displaced),
             )
         )

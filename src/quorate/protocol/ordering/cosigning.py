@@ -132,6 +132,10 @@ class Cosigning:
         self.signed = max(self.signed, size)
         self._forget_old()
 
+    def stop_waiting(self) -> None:
+        """Nobody wants the checkpoint any more of the head that is waited for."""
+        self._awaited, self._on_awaited = 0, None
+
     def on_cosign(self, sender: NodeId, cosign: Cosign) -> None:
         if not self._is_open(cosign.size) or sender not in self._notary.cosigners:
             return

@@ -157,6 +157,8 @@ class Group:
         for record in records:
             if isinstance(record, Voted) and record.group == self.roster.number:
                 self.consensus.restore(record)
+                for displaced in record.displaced:
+                    self.backlog.restore_displaced(displaced)
             elif isinstance(record, Held):
                 self.backlog.restore(record)
         self.consensus.resume()
@@ -375,6 +377,13 @@ class Group:
                 self.retrieval.want(span)
                 self.retrieval.use_offer(span, is_certain=True)
         return all(self.retrieval.is_applicable(span) for span in spans)
+
+    def displaced(self, value: bytes) -> list[Held]:
+        return [
+            displaced
+            for span in Value.decode(value).spans
+            for displaced in self.backlog.displaced(span)
+        ]
 
     def hold(self, value: bytes) -> None:
         for span in Value.decode(value).spans:

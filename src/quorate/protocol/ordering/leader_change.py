@@ -39,6 +39,7 @@ from quorate.crypto.digests import digest
 from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.rules import Choice, choose, leader_of
+from quorate.protocol.ordering.value import value_digest
 from quorate.protocol.outbox import Outbox
 
 _encoder = msgspec.msgpack.Encoder()
@@ -233,10 +234,13 @@ class LeaderChange:
             return
         heard = {s: data for s, data in self._states.items() if data.regency == consensus.regency}
         states = [Signed(s, data.state, data.signature) for s, data in heard.items()]
-        values = dict.fromkeys(value for data in heard.values() for value in data.values)
-        sync = Sync(consensus.group, consensus.regency, states, list(values))
-        choice = self._choice(sync)
+        choice = self._choice(Sync(consensus.group, consensus.regency, states, []))
         if choice is not None and (choice.complete or self._has_waited):
+            # No others are needed, and with all that somebody sends us, nobody might read it.
+            bound = frozenset(choice.bound.values())
+            told = dict.fromkeys(value for data in heard.values() for value in data.values)
+            values = [value for value in told if value_digest(value) in bound]
+            sync = Sync(consensus.group, consensus.regency, states, values)
             self._outbox.send_all(self._others(), sync)
             self._adopt(sync, choice)
 

@@ -18,12 +18,13 @@ that tells some replicas and not others holds up only itself, and never the lead
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import pairwise
+from typing import NamedTuple
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import Line, Received, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.log import Content
-from quorate.protocol.ordering.value import CHAIN_START, Span, chained
+from quorate.protocol.ordering.value import CHAIN_START, DIGEST_BYTES, Span, chained
 
 # A batch of up to so many bytes rides inside its request, to every replica.
 INLINE_BYTES_MAX = 4096
@@ -31,6 +32,33 @@ INLINE_BYTES_MAX = 4096
 WAITING_BATCHES_MAX = 4096
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 EARLY_WORDS_MAX = 64
+
+
+class Former(NamedTuple):
+    """Consecutive batches, the first of which has this number, and their payloads if we have them.
+
+    The publisher, or others, say that the line is something else.
+    """
+
+    first: Sequence
+    digests: list[Digest]
+    payloads: list[bytes | None]
+
+    @property
+    def end(self) -> Sequence:
+        return self.first + len(self.digests)
+
+    def runs(self) -> Iterator[tuple[Sequence, list[bytes]]]:
+        """The payloads that we have."""
+        absent = [at for at, payload in enumerate(self.payloads) if payload is None]
+        for before, after in pairwise([-1, *absent, len(self.payloads)]):
+            run = [payload for payload in self.payloads[before + 1 : after] if payload is not None]
+            if run:
+                yield self.first + before + 1, run
+
+    @property
+    def size(self) -> int:
+        return sum(DIGEST_BYTES + len(payload or b"") for payload in self.payloads)
 
 
 class Waiting:
@@ -45,6 +73,8 @@ class Waiting:
         "digests",
         "direct",
         "early",
+        "former",
+        "former_bytes",
         "heard",
         "held",
         "holders",
@@ -76,6 +106,10 @@ class Waiting:
         self.heard: dict[NodeId, Received] = {}
         # Payloads that the disk had after a crash, of batches whose predecessors it did not have.
         self.spare: dict[Sequence, bytes] = {}
+        # What something else took the place of. We may have said that we store it, or voted for it,
+        # and it may yet be decided.
+        self.former: list[Former] = []
+        self.former_bytes = 0
         # Words of stores about batches that we have yet to hear of ourselves.
         self.early: dict[NodeId, list[Stored]] = {}
         self.waiting_bytes = 0
@@ -89,7 +123,8 @@ class Waiting:
 
     @property
     def has_room(self) -> bool:
-        return len(self.digests) < WAITING_BATCHES_MAX and self.waiting_bytes < WAITING_BYTES_MAX
+        kept_bytes = self.waiting_bytes + self.former_bytes
+        return len(self.digests) < WAITING_BATCHES_MAX and kept_bytes < WAITING_BYTES_MAX
 
     def chain_at(self, sequence: Sequence) -> Digest | None:
         """The chain of a batch, if we know the line so far."""
@@ -138,7 +173,13 @@ class Waiting:
         if self.digests[: span.batches] == digests:
             self.complete(span.first, digests, payloads)
             return True
-        known = dict(zip(self.digests, self.payloads, strict=True))
+        mine = Former(self.next, self.digests, self.payloads)
+        known: dict[Digest, bytes | None] = {}
+        for former in (*self.former, mine):
+            pairs = zip(former.digests, former.payloads, strict=True)
+            known |= {name: payload for name, payload in pairs if payload is not None}
+        if digests[: len(self.digests)] != self.digests:
+            self.put_aside(mine)
         self.digests, self.chains = digests, chains
         self.payloads = [
             known.get(name) if payload is None else payload
@@ -149,6 +190,20 @@ class Waiting:
         self.waiting_bytes = sum(len(payload) for payload in self.payloads if payload)
         self._use_spare()
         return True
+
+    def put_aside(self, former: Former) -> None:
+        """Keep what has lost its place, until these numbers are decided."""
+        if former not in self.former:
+            self.former.append(former)
+            self.former_bytes += former.size
+
+    def former_of(self, span: Span) -> tuple[list[Digest], list[bytes | None]] | None:
+        """What this span names, if we had that before."""
+        for first, digests, payloads in self.former:
+            at = self.next - first
+            if at >= 0 and self.is_named_by(span, digests[at:]):
+                return digests[at : at + span.batches], payloads[at : at + span.batches]
+        return None
 
     def _use_spare(self) -> None:
         """What the disk had of batches that we hear of only now is as good as if it came now."""
@@ -177,6 +232,9 @@ class Waiting:
         for column in (self.digests, self.chains, self.payloads, self.holders):
             del column[:count]
         self.next += count
+        if self.former:
+            self.former = [former for former in self.former if former.end > self.next]
+            self.former_bytes = sum(former.size for former in self.former)
         self.direct = max(self.direct, self.next - 1)
         self.held = max(self.held, self.next - 1)
 

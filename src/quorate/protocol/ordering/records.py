@@ -38,7 +38,8 @@ class Voted(msgspec.Struct, frozen=True, gc=False, tag="voted"):
 
     `accepted_in` and `accepted` are the regency and the digest of its last ACCEPT (0 and nothing
     before the first), `written` has the last regency in which it sent WRITE for a digest. `values`
-    are those of these values that no earlier record of the slot has.
+    are those of these values that no earlier record of the slot has. `displaced` are payloads in
+    whose place others are held from now on, and to which the slot may yet be bound.
     """
 
     group: int
@@ -48,6 +49,7 @@ class Voted(msgspec.Struct, frozen=True, gc=False, tag="voted"):
     accepted: Digest
     written: dict[Digest, int]
     values: list[bytes]
+    displaced: list[Held] = []
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -90,15 +90,26 @@ class Retrieval:
     # What we want
 
     def want(self, span: Span) -> None:
-        wanted = self._backlog.wanted.get(span.line)
-        if wanted is None or wanted.span != span:
-            self._backlog.wanted[span.line] = Wanted(span, self._outbox.now_us)
+        """A value names this. As long as it is under way, this is said again and again."""
+        self._want(span).named_us = self._outbox.now_us
 
     def want_what_others_have(self, waiting: Waiting, received: Received) -> None:
-        """So many say they received more than we have that one of them is correct."""
+        """So many say they received more than we have that one of them is correct.
+
+        What a value names goes first: it would not come if others could change what we want.
+        """
+        wanted = self._backlog.wanted.get(waiting.line)
+        if wanted is not None and wanted.is_named(self._outbox.now_us):
+            return
         if _voices(waiting, received.through, received.chain) >= self._voices_to_believe:
             count = received.through + 1 - waiting.next
-            self.want(Span(*waiting.line, waiting.next, count, received.chain))
+            self._want(Span(*waiting.line, waiting.next, count, received.chain))
+
+    def _want(self, span: Span) -> Wanted:
+        wanted = self._backlog.wanted.get(span.line)
+        if wanted is None or wanted.span != span:
+            wanted = self._backlog.wanted[span.line] = Wanted(span, self._outbox.now_us)
+        return wanted
 
     def tick(self) -> None:
         """Look at what we were given, and ask for what we still lack."""
@@ -122,7 +133,7 @@ class Retrieval:
         if wanted is None:
             return
         payloads: list[bytes | None] = [
-            payload if payload and digest(payload) == content else None
+            payload if digest(payload) == content else None
             for payload, content in zip(retrieved.payloads, retrieved.digests, strict=False)
         ]
         payloads += [None] * (len(retrieved.digests) - len(payloads))
@@ -137,18 +148,22 @@ class Retrieval:
         self._backlog.has_news = True
 
     def use_offer(self, span: Span, *, is_certain: bool) -> None:
-        """Replace what we have of a line by what we were given, if enough vouch for that."""
-        wanted = self._backlog.wanted.get(span.line)
-        if wanted is None or wanted.offer is None:
+        """Replace what we have of a line by what we were given, if enough vouch for that.
+
+        What we had before is as good.
+        """
+        waiting, wanted = self._backlog.line(span.line), self._backlog.wanted.get(span.line)
+        if waiting.matches(span) and (wanted is None or wanted.offer is None):
             return
-        waiting = self._backlog.line(span.line)
         if not (is_certain or self._is_vouched_for(waiting, span)):
             return
-        if waiting.replace(span, *wanted.offer):
-            waiting.direct = max(waiting.direct, span.end - 1)
-            self._backlog.unsaid[span.line] = waiting
-            self._backlog.activate(waiting)
-            self._backlog.has_news = True
+        offer = wanted.offer if wanted is not None else None
+        for digests, payloads in filter(None, (offer, waiting.former_of(span))):
+            if waiting.replace(span, digests, payloads):
+                waiting.direct = max(waiting.direct, span.end - 1)
+                self._backlog.unsaid[span.line] = waiting
+                self._backlog.activate(waiting)
+                self._backlog.has_news = True
 
     def _offered_bytes(self) -> int:
         offers = (wanted.offer for wanted in self._backlog.wanted.values())

@@ -362,6 +362,7 @@ class Transfer:
         self._offers.clear()
         self._blames.clear()
         self.certificate, self._is_outdated = certificate, False
+        self._cosigning.stop_waiting()
         self._cosigning.adopt(certificate.size, certificate.checkpoint)
         self.count += 1
         certified = Certified(self._group, certificate.slot, encoded, certificate.checkpoint)
