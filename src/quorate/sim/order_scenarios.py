@@ -30,18 +30,18 @@ from quorate.core.ids import NodeId
 from quorate.core.limits import Windows
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.topic import Topic
-from quorate.sim.adversaries import (
+from quorate.sim.adversaries import TWIN_SOURCE
+from quorate.sim.faults import FaultKind
+from quorate.sim.links import Network
+from quorate.sim.order_adversaries import (
     BOAST,
     FALSE_STATE,
     HOLLOW,
     LIE_REPLY,
     LOG_PUBLISHERS,
     LOG_REPLICA_NAMES,
-    TWIN_SOURCE,
     TWO_FACED,
 )
-from quorate.sim.faults import FaultKind
-from quorate.sim.links import Network
 from quorate.sim.order_commands import PlannedCommand, draw_commands, simulated_cluster
 from quorate.sim.scenarios import (
     BEGIN_US,

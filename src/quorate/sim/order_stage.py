@@ -26,7 +26,9 @@ from quorate.protocol.ordering.rules import Unsynchronised
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.source import Source
 from quorate.protocol.topic import Topic, topics_of
-from quorate.sim.adversaries import (
+from quorate.sim.disks import SimDisk
+from quorate.sim.hosts import Rewrite
+from quorate.sim.order_adversaries import (
     BOAST,
     DENY,
     LOG_PUBLISHERS,
@@ -35,8 +37,6 @@ from quorate.sim.adversaries import (
     Deny,
     TwoFaced,
 )
-from quorate.sim.disks import SimDisk
-from quorate.sim.hosts import Rewrite
 from quorate.sim.order_checkers import (
     LOG_LIVENESS,
     LOG_SAFETY,

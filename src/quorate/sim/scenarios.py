@@ -31,8 +31,6 @@ from quorate.core.limits import WINDOWS, Windows
 from quorate.protocol.topic import Topic
 from quorate.sim.adversaries import (
     HARMLESS,
-    LOG_PUBLISHERS,
-    LOG_REPLICA_NAMES,
     PINNED,
     REPLICAS,
     SOURCES,
@@ -51,6 +49,7 @@ from quorate.sim.links import (
     Network,
     Uniform,
 )
+from quorate.sim.order_adversaries import LOG_PUBLISHERS, LOG_REPLICA_NAMES
 from quorate.sim.world import World
 
 BEGIN_US = 400_000

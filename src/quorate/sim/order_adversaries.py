@@ -1,0 +1,330 @@
+"""Who attacks log topics, by name: Byzantine replicas and Byzantine publishers.
+
+Some are those of live topics (`adversaries.py`). Most of the others tell a story that fits
+together, whatever the kind of message and whoever asks: one lie here and there is found out soon.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from random import Random
+
+import msgspec
+
+from quorate.core.ids import Digest, NodeId
+from quorate.core.messages import Message
+from quorate.core.ordering import (
+    Absent,
+    Accept,
+    Chained,
+    Decision,
+    Entries,
+    Located,
+    OfferSnapshot,
+    Partition,
+    Promised,
+    Propose,
+    Received,
+    Retrieved,
+    Signed,
+    SnapshotPart,
+    State,
+    Stop,
+    StopData,
+    Stored,
+    Sync,
+    Write,
+)
+from quorate.protocol import misbehaviour
+from quorate.protocol.machine import Ready
+from quorate.protocol.misbehaviour import Parts
+from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.value import Value, value_digest
+from quorate.sim.adversaries import REPLICAS, SOURCES, TWIN_SOURCE, TWINS, Make, Withhold
+from quorate.sim.hosts import Rewrite
+
+
+class Censor:
+    """As the leader, never propose what one publisher wants."""
+
+    def __init__(self, victim: NodeId) -> None:
+        self._victim = victim
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            pair for pair in ready.send if not isinstance(pair[1], Propose) or self._spares(pair[1])
+        ]
+        return [(0, ready)]
+
+    def _spares(self, propose: Propose) -> bool:
+        return all(span.publisher != self._victim for span in Value.decode(propose.value).spans)
+
+
+class Deny:
+    """Sign, at a leader change, that nothing was said in any slot."""
+
+    def __init__(self, sign: Callable[[bytes], bytes]) -> None:
+        self._sign = sign
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [(node, self._denied(message)) for node, message in ready.send]
+        return [(0, ready)]
+
+    def _denied(self, message: Message) -> Message:
+        if not isinstance(message, StopData):
+            return message
+        state = msgspec.msgpack.decode(message.state, type=State)
+        blank = [Promised(promised.slot, 0, b"", {}) for promised in state.promised]
+        lie = msgspec.msgpack.encode(msgspec.structs.replace(state, promised=blank))
+        return msgspec.structs.replace(message, state=lie, signature=self._sign(lie))
+
+
+class TwoFaced:
+    """Lead two halves of the group to two values, and stand by either towards its half.
+
+    Both values are acceptable. Votes, decisions and what it signs at a leader change fit what a
+    replica was told before.
+    """
+
+    def __init__(
+        self, me: NodeId, half: Collection[NodeId], sign: Callable[[bytes], bytes]
+    ) -> None:
+        self._me = me
+        self._half = frozenset(half)
+        self._sign = sign
+        # What the other half is told, by the digest of what this one is told.
+        self._others: dict[Digest, bytes] = {}
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            (node, self._other(message) if node in self._half else message)
+            for node, message in ready.send
+        ]
+        return [(0, ready)]
+
+    def _other(self, message: Message) -> Message:
+        replace = msgspec.structs.replace
+        if isinstance(message, Propose):
+            time_us, spans = Value.decode(message.value)
+            other = Value(time_us + 1, spans[::-1]).encode()
+            self._others[value_digest(message.value)] = other
+            return replace(message, value=other)
+        if isinstance(message, Write | Accept):
+            return replace(message, digest=self._digest(message.digest))
+        if isinstance(message, Decision):
+            return replace(message, value=self._value(message.value))
+        if isinstance(message, StopData):
+            state = self._state(message.state)
+            values = [*map(self._value, message.values)]
+            return replace(message, state=state, signature=self._sign(state), values=values)
+        if isinstance(message, Sync):
+            values = [*message.values, *map(self._value, message.values)]
+            return replace(message, states=[*map(self._signed, message.states)], values=values)
+        return message
+
+    def _signed(self, signed: Signed) -> Signed:
+        if signed.replica != self._me:
+            return signed
+        state = self._state(signed.state)
+        return Signed(self._me, state, self._sign(state))
+
+    def _state(self, encoded: bytes) -> bytes:
+        state = msgspec.msgpack.decode(encoded, type=State)
+        promised = [
+            Promised(
+                each.slot,
+                each.accepted_in,
+                self._digest(each.accepted),
+                {self._digest(digest): regency for digest, regency in each.written.items()},
+            )
+            for each in state.promised
+        ]
+        return msgspec.msgpack.encode(msgspec.structs.replace(state, promised=promised))
+
+    def _digest(self, digest: Digest) -> Digest:
+        other = self._others.get(digest)
+        return digest if other is None else value_digest(other)
+
+    def _value(self, value: bytes) -> bytes:
+        return self._others.get(value_digest(value), value)
+
+
+class Boast:
+    """Say to all that one received and stores what there is. Vote for nothing, and give nothing."""
+
+    def __init__(self, members: Collection[NodeId]) -> None:
+        self._members = tuple(members)
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [pair for node, message in ready.send for pair in self._said(node, message)]
+        return [(0, ready)]
+
+    def _said(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        if isinstance(message, Received):
+            line = (message.publisher, message.topic, message.partition)
+            stored = Stored(*line, 1, message.through, message.chain)
+            return [(member, word) for member in self._members for word in (message, stored)]
+        if isinstance(message, Entries):
+            return [(node, Absent(message.topic, message.partition, message.offset))]
+        is_help = isinstance(message, Propose | Write | Accept | Retrieved | Decision)
+        return [] if is_help else [(node, message)]
+
+
+class FalseLog:
+    """Tell each reader a log of its own that fits together, and vouch for it.
+
+    After every message it says that it has no more: whoever leads next is to be taken for
+    somebody who agrees.
+    """
+
+    def __init__(self) -> None:
+        self._chains: dict[tuple[NodeId, Partition, int], Digest] = {}
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [pair for node, message in ready.send for pair in self._told(node, message)]
+        return [(0, ready)]
+
+    def _told(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        if isinstance(message, Chained):
+            place = (node, Partition(message.topic, message.partition), message.offset)
+            chain = self._chains.get(place, message.chain)
+            return [(node, msgspec.structs.replace(message, chain=chain))]
+        if not isinstance(message, Entries):
+            return [(node, message)]
+        partition = Partition(message.topic, message.partition)
+        before = self._chains.get((node, partition, message.offset), message.before)
+        false = misbehaviour.alter(
+            msgspec.structs.replace(message, before=before), "content", how=1
+        )
+        assert isinstance(false, Entries)
+        end = message.offset + len(message.payloads)
+        self._chains[node, partition, end] = false.after
+        word = Chained(*partition, end, false.after, 0, end)
+        return [(node, false), (node, Absent(*partition, end)), (node, word)]
+
+
+class Hollow:
+    """Order as agreed, and tell readers a story that fits together: all of it is gone.
+
+    Partitions begin where they end, no batch is here any more, and the same is said to whoever asks
+    where to begin. With those who really started over it may seem that nobody has it.
+    """
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [(node, self._told(message)) for node, message in ready.send]
+        return [(0, ready)]
+
+    @staticmethod
+    def _told(message: Message) -> Message:
+        if isinstance(message, Entries):
+            return Absent(message.topic, message.partition, message.offset)
+        if isinstance(message, Chained):
+            return msgspec.structs.replace(message, start=message.end)
+        if isinstance(message, Located):
+            return msgspec.structs.replace(message, offset=message.offset + (1 << 20))
+        return message
+
+
+class Impatient:
+    """Ask for the next regency all the time."""
+
+    EVERY = 5
+
+    def __init__(self, members: Collection[NodeId]) -> None:
+        self._members = tuple(members)
+        self._regency = 1
+        self._turns = 0
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        self._turns += 1
+        if self._turns % self.EVERY == 0:
+            self._regency += 1
+            stops = [(node, Stop(GroupKind.BYZANTINE, self._regency)) for node in self._members]
+            ready.send = [*ready.send, *stops]
+        return [(0, ready)]
+
+
+class FalseState:
+    """Order as agreed, but hand those who start over a wrong state, a wrong proof, or nothing."""
+
+    def __init__(self, draw: Random) -> None:
+        self._draw = draw
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            (node, false)
+            for node, message in ready.send
+            if (false := self._falsified(message)) is not None
+        ]
+        return [(0, ready)]
+
+    def _falsified(self, message: Message) -> Message | None:
+        if isinstance(message, OfferSnapshot) and self._draw.random() < 0.3:
+            later = message.slot + self._draw.randint(1, 1 << 20)
+            text = message.checkpoint.replace(f"state {message.slot} ", f"state {later} ", 1)
+            return msgspec.structs.replace(message, slot=later, checkpoint=text)
+        if isinstance(message, SnapshotPart):
+            at, data = self._draw.randrange(len(message.data)), bytearray(message.data)
+            data[at] ^= 1 + self._draw.randrange(255)
+            wrong = msgspec.structs.replace(message, data=bytes(data))
+            short = msgspec.structs.replace(message, data=bytes(data[: at + 1]))
+            long = msgspec.structs.replace(message, data=bytes(data) + b"?")
+            return self._draw.choice((wrong, short, long, None))
+        return message
+
+
+def _false_state(draw: Random, *_: object) -> Rewrite:
+    return FalseState(draw)
+
+
+def _false_log(*_: object) -> Rewrite:
+    return FalseLog()
+
+
+def _hollow(*_: object) -> Rewrite:
+    return Hollow()
+
+
+def _censor(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
+    return Censor(draw.choice(sorted(nodes)))
+
+
+def _boast(_: Random, __: int, nodes: Collection[NodeId]) -> Rewrite:
+    return Boast(nodes)
+
+
+def _impatient(_: Random, __: int, nodes: Collection[NodeId]) -> Rewrite:
+    return Impatient(nodes)
+
+
+def _forgetful_publisher(draw: Random, f: int, replicas: Collection[NodeId]) -> Rewrite:
+    """Too few replicas hear of anything, or just enough of them for some to believe it."""
+    count = draw.randint(1, len(replicas) - 1)
+    return Withhold(draw.sample(sorted(replicas), count))
+
+
+BOAST = "boast"
+DENY = "deny"
+FALSE_STATE = "false-state"
+LIE_REPLY = "lie-reply"
+HOLLOW = "hollow"
+TWO_FACED = "two-faced"
+_AS_ON_LIVE_TOPICS = (
+    "slow", "drop", "mute", "silent", "lie", "lie-content", "lie-sequence", LIE_REPLY,
+    "equivocate", "replay",
+)  # fmt: skip
+LOG_REPLICAS: Mapping[str, Make] = {
+    **{name: REPLICAS[name] for name in _AS_ON_LIVE_TOPICS},
+    "censor": _censor,
+    "impatient": _impatient,
+    FALSE_STATE: _false_state,
+    "false-log": _false_log,
+    HOLLOW: _hollow,
+    BOAST: _boast,
+    TWINS: REPLICAS[TWINS],
+}
+# `Deny` and `TwoFaced` are made by the stage, which has the replica's key.
+LOG_REPLICA_NAMES = (*(name for name in LOG_REPLICAS if name != TWINS), DENY, TWO_FACED, TWINS)
+LOG_PUBLISHERS: Mapping[str, Make] = {
+    "partial-source": _forgetful_publisher,
+    "lying-source": SOURCES["lying-source"],
+    TWIN_SOURCE: SOURCES[TWIN_SOURCE],
+}
