@@ -149,6 +149,31 @@ def test_the_topology_is_believed_when_two_replicas_name_the_digest_of_one_text(
     assert office.taken()[1] == [Topology(cluster()), Answered(number, "")]
 
 
+def test_whoever_could_not_be_asked_for_the_topology_is_asked_as_soon_as_it_is_there() -> None:
+    office = Office()
+    text = cluster().render()
+    number = office.commands.ask_topology()
+    office.taken()
+    for replica in (2, 3):
+        office.commands.connected(replica)
+        sent, _ = office.taken()
+        assert sent == [(replica, TopologyQuery(number, whole=True))]
+    for replica in (2, 3):
+        office.commands.on_report(replica, TopologyReport(number, 0, digest(text.encode()), text))
+    assert office.taken()[1] == [Topology(cluster()), Answered(number, "")]
+
+
+def test_who_has_answered_is_not_asked_again_and_one_text_is_enough() -> None:
+    office = Office()
+    text = cluster().render()
+    number = office.commands.ask_topology()
+    office.commands.on_report(0, TopologyReport(number, 0, digest(text.encode()), text))
+    office.taken()
+    for replica in (0, 1):
+        office.commands.connected(replica)
+    assert office.taken()[0] == [(1, TopologyQuery(number, whole=False))]
+
+
 def test_how_a_cluster_began_and_what_it_is_now_can_be_asked_for_at_the_same_time() -> None:
     office = Office()
     text = cluster().render()

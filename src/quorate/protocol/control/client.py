@@ -77,8 +77,15 @@ class Inquiry:
         source = self._members[self._texts_from % len(self._members)]
         self._texts_from += 1
         for member in self._members:
-            query = TopologyQuery(self.number, member == source, self.founding)
-            self._outbox.send(member, query)
+            self._ask(member, whole=member == source)
+
+    def connected(self, member: NodeId) -> None:
+        """It did not hear us before. If we have no text, that was perhaps to come from it."""
+        if member in self._members and member not in self._digests:
+            self._ask(member, whole=self._text[1] is None)
+
+    def _ask(self, member: NodeId, *, whole: bool) -> None:
+        self._outbox.send(member, TopologyQuery(self.number, whole, self.founding))
 
     def on_report(self, replica: NodeId, report: TopologyReport, needed: int) -> str | None:
         """The text, once it is certain."""
@@ -190,6 +197,8 @@ class Commands:
             self._outbox.send_all(tuple(silent), Recall(given.sequence))
 
     def connected(self, peer: NodeId) -> None:
+        for inquiry in self._inquiries.values():
+            inquiry.connected(peer)
         if self._line is not None and self._topic is not None and peer in self._topic.index:
             self._line.reconnected(peer)
 
