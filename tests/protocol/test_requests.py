@@ -9,6 +9,7 @@ from stage import R1, R2, R3, R4, Outlook, topic
 VOTE = topic({"broadcast": "vote"})
 CRASH = topic({"protection": "crash"})
 BYZANTINE = topic({"protection": "byzantine", "order": "total"})
+LIVE = topic({"broadcast": "authenticated"})
 
 
 def asked(outlook: Outlook) -> list[tuple[int, Operation, int]]:
@@ -92,6 +93,35 @@ def test_one_that_lies_and_one_that_lags_behind_do_not_refuse_for_all() -> None:
     for replica in (R3, R4):
         assert answered(outlook) == []
         requests.on_reply(replica, Reply(number))
+    assert answered(outlook) == [Answered(number, "")]
+
+
+def test_a_subscription_to_a_live_topic_holds_when_n_minus_f_have_granted_it() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    standing = requests.ask(LIVE, Operation.SUBSCRIBE)
+    for replica in (R1, R2, R3):
+        assert answered(outlook) == []
+        requests.on_reply(replica, Reply(standing.number))
+    assert answered(outlook) == [Answered(standing.number, "")]
+    assert standing.granted_by == (R1, R2, R3)
+
+
+def test_what_one_that_lies_and_one_that_lags_behind_refuse_both_are_asked_for_again() -> None:
+    outlook = Outlook()
+    requests = Requests(outlook.outbox)
+    number = requests.ask(LIVE, Operation.SUBSCRIBE).number
+    for replica in (R1, R2):
+        requests.on_reply(replica, Reply(number, "there is no such topic here"))
+    for replica in (R3, R4):
+        requests.on_reply(replica, Reply(number))
+    assert answered(outlook) == []
+
+    outlook.at(REPEAT_AFTER_US)
+    requests.tick()
+    assert [replica for replica, _, _ in asked(outlook)] == [R1, R2]
+    requests.on_reply(R1, Reply(number, "there is no such topic here"))
+    requests.on_reply(R2, Reply(number))
     assert answered(outlook) == [Answered(number, "")]
 
 

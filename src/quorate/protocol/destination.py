@@ -306,6 +306,9 @@ class Destination:
 
     def _on_reply(self, sender: NodeId, reply: Reply) -> None:
         self._requests.on_reply(sender, reply)
+        for subscription in self._subscriptions.values():
+            if subscription.standing.number == reply.number:
+                subscription.find_starts()
 
     def _on_located(self, sender: NodeId, located: Located) -> None:
         target = Partition(located.topic, located.partition)

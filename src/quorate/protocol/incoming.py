@@ -16,6 +16,7 @@ Invariants:
 """
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,9 @@ ASK_BATCHES_MAX = 1024
 HEARSAY_BATCHES_MAX = 512
 # A new lead may at first send digests that were on their way when it was chosen.
 LEAD_GRACE_US = 1_000_000
+# Where replicas differ on where a stream begins, and f that lie could be why, what nobody brings in
+# this time was before our time.
+DOUBT_US = 2_000_000
 # What stays out while later batches arrive does not hold a stream up for longer than this: no gap
 # may stop it.
 MARK_EVERY_US = 3_000_000
@@ -91,6 +95,8 @@ class Incoming:
         # Where each replica says that the stream begins for us, and whether we know by now.
         self.starts: dict[NodeId, Sequence] = {}
         self._is_start_known = False
+        # Until when it is in doubt whether what comes before this number is for us.
+        self._doubt: tuple[Sequence, int] | None = None
         self.done: set[Sequence] = set()
         self.highest: Sequence = 0
         self.moved_at_us = subscription.outbox.now_us
@@ -127,6 +133,9 @@ class Incoming:
         # So many replicas may say anything.
         self._liars = topic.f if topic.contract.protection == "byzantine" else 0
         self._fifo = topic.contract.order == "fifo" and stream.lane is Lane.EVENTS
+        # Outside a stream's chain, replicas do not know where it is.
+        all_accept = topic.contract.protocol != "chain" or stream.lane is Lane.HISTORIES
+        self._is_grant_sure = all_accept and topic.quorum.reachable > 2 * self._liars
 
     @property
     def is_hearsay(self) -> bool:
@@ -358,13 +367,13 @@ class Incoming:
             # It lags behind us, and may have missed how far we have come.
             self._outbox.send(replica, Taken(*self.stream, self._told))
         start = frontier.lowest
-        if replica not in self.starts and self._subscription.is_answered_by(replica):
+        if replica not in self.starts and self._subscription.is_granted_by(replica):
             # With the answer came the streams that were known: this one began later, and we
             # were only out of reach.
             start = 1
         if start < self.starts.get(replica, SEQUENCE_MAX):
             self.starts[replica] = start
-            self._find_start()
+            self.find_start()
 
     def on_omitted(self, replica: NodeId, omitted: Omitted) -> None:
         """This replica will not send these. Without enough others, they will never be decided."""
@@ -454,6 +463,7 @@ class Incoming:
         self._take_apart(now_us - self._run_patience_us)
         self._hear_put_off(now_us)
         self._follow_histories(now_us)
+        self._resolve_doubt(now_us)
         self.ask_for_payloads(now_us)
         self._ask_for_voices(now_us)
         self._give_up(now_us)
@@ -547,23 +557,63 @@ class Incoming:
         self._drop_early(sequence)
         self._complete(sequence, waiting.content, payload, waiting.vouchers, waiting.repaired)
 
-    def _find_start(self) -> None:
+    def find_start(self) -> None:
         """Begin where at least one correct replica says that we do, or before.
 
-        Once more than 2f replicas have spoken, one correct one also says that we do not begin
-        later than that.
+        What is published once we have our answer must not lie before that. The correct ones of
+        those that granted it had not accepted any of it; the others may have, before they heard
+        of us. So from then on those who granted it count: one of them that did not speak of the
+        stream knew nothing of it. Of n - f of 3f + 1, f + 1 are correct, so that f that lie change
+        nothing. Of fewer they may make us begin too early: see `_doubt_start`.
         """
         if self._is_start_known or len(self.starts) <= self._liars:
             return
-        self._is_start_known = len(self.starts) > 2 * self._liars
-        start = sorted(self.starts.values(), reverse=True)[self._liars]
+        granted_by = self._subscription.standing.granted_by
+        claims = [self.starts.get(replica, 1) for replica in granted_by]
+        start = self._claim(claims or self.starts.values())
         if self.low is None:
             start = min([start, *self.done])
+        self._begin_at(start)
+        if granted_by and not self._is_grant_sure:
+            self._doubt_start()
+        else:
+            self._is_start_known = len(claims or self.starts) > 2 * self._liars
+
+    def _claim(self, claims: Iterable[Sequence]) -> Sequence:
+        """The highest number such that at least one correct replica claims it, or a higher one."""
+        return sorted(claims, reverse=True)[self._liars]
+
+    def _begin_at(self, start: Sequence) -> None:
         start = min([start, *self.decided])
         if self.low is None or start > self.low:
             self._forget_below(start)
             self._move_to(start)
             self._release()
+
+    def _doubt_start(self) -> None:
+        """If all that spoke of it, taken together, say that the stream begins later for us, what
+        comes before that must show up soon."""
+        if self.low is None or len(self.starts) <= 2 * self._liars:
+            return
+        claim = self._claim(self.starts.values())
+        if claim > self.low:
+            until_us = self._doubt[1] if self._doubt else self._outbox.now_us + DOUBT_US
+            self._doubt = claim, until_us
+        else:
+            self._is_start_known = True
+
+    def _resolve_doubt(self, now_us: int) -> None:
+        if self._doubt is None or self.low is None:
+            return
+        start, until_us = self._doubt
+        if self.low < start and now_us < until_us:
+            return
+        self._doubt, self._is_start_known = None, True
+        self._take_apart()
+        for sequence in sorted(s for s in self.ballot.open if s < start):
+            why = "some say that it was published before we subscribed"
+            self._outbox.deliver(Skipped(self.stream, sequence, 1, why))
+        self._begin_at(start)
 
     def _mark_done(self, sequence: Sequence) -> None:
         self.done.add(sequence)
@@ -667,7 +717,9 @@ class Incoming:
         known = self.done | self.decided.keys() | self.ballot.open.keys() | omitted
         for first, run in self._runs.items():
             known.update(range(first, first + len(run.contents)))
-        stretch = range(self.low, min(end + 1, self.low + ASK_BATCHES_MAX))
+        # What is in doubt we ask for only if somebody speaks of it.
+        low = max(self.low, self._doubt[0]) if self._doubt else self.low
+        stretch = range(low, min(end + 1, low + ASK_BATCHES_MAX))
         return [sequence for sequence in stretch if sequence not in known]
 
     def _claimed(self) -> Sequence:

@@ -3,8 +3,10 @@
 Source: FIT-Broker 2013, section 4.4.1 (algorithms 1 and 2) and section 4.4.4 (algorithm 5).
 
 A request goes to every replica of its topic; the answer is the first one under crash faults and
-f + 1 equal ones under Byzantine faults. As long as others may grant it, a refusal waits a while for
-them: a replica that lags behind does not know of a new topic yet, and f that lie may say the same.
+f + 1 equal ones under Byzantine faults. Who subscribes to a live topic waits for n - f that grant
+it: what is published from then on must not be before its time (see `incoming`). As long as others
+may grant it, a refusal waits a while for them: a replica that lags behind does not know of a new
+topic yet, and f that lie may say the same.
 What was asked for stays on record, so that a replica that comes back after a crash is told again:
 that is all the state transfer that a live topic needs.
 """
@@ -34,8 +36,12 @@ class Standing:
     operation: Operation
     wanted: Filter
     voter: ReplyVoter
+    # So many must grant it; fewer may refuse it.
+    grants_needed: int
     lead: NodeId | None = None
     answered: bool = False
+    # On whose word.
+    granted_by: tuple[NodeId, ...] = ()
     refused: bool = False
     # A later request about the same topic holds in its place: it must not be repeated.
     superseded: bool = False
@@ -47,6 +53,10 @@ class Standing:
     @property
     def silent(self) -> set[NodeId]:
         return set(self.topic.members) - set(self.voter.replies)
+
+    @property
+    def grants(self) -> tuple[NodeId, ...]:
+        return tuple(r for r, sentence in self.voter.replies.items() if not sentence)
 
     @property
     def may_be_granted(self) -> bool:
@@ -89,9 +99,11 @@ class Requests:
     ) -> Standing:
         byzantine = topic.contract.protection == "byzantine"
         needed = topic.quorum.one_correct if byzantine else 1
+        is_live = operation is Operation.SUBSCRIBE and not topic.contract.is_log
         standing = Standing(
             self._next_number, topic, operation, wanted or Filter(),
-            ReplyVoter(topic.members, needed), lead,
+            ReplyVoter(topic.members, needed),
+            topic.quorum.reachable if byzantine and is_live else needed, lead,
         )  # fmt: skip
         self._next_number += 1
         for earlier in self._standing.values():
@@ -121,6 +133,8 @@ class Requests:
             self._renew(replica, standing, reply.sentence)
             return
         answer = standing.voter.add(replica, reply.sentence)
+        if not reply.sentence:
+            answer = "" if len(standing.grants) >= standing.grants_needed else None
         if standing.refusal and answer is None and not standing.may_be_granted:
             answer = standing.refusal
         if answer is None or standing.answered:
@@ -132,6 +146,7 @@ class Requests:
 
     def _conclude(self, standing: Standing, answer: str) -> None:
         standing.answered, standing.refused = True, bool(answer)
+        standing.granted_by = () if answer else standing.grants
         self._outbox.deliver(Answered(standing.number, answer))
         if answer or standing.operation in GIVING_BACK:
             self.withdraw(standing)
@@ -158,11 +173,12 @@ class Requests:
         """Repeat to those that have not answered, whether or not the others have."""
         now_us = self._outbox.now_us
         for standing in list(self._standing.values()):
-            if standing.refusal and not standing.answered and standing.repeat_at_us <= now_us:
-                self._conclude(standing, standing.refusal)
-                continue
-            if standing.answered and standing.repeat_at_us <= now_us:
-                self._ask_the_others_again(standing)
+            if standing.repeat_at_us <= now_us:
+                if len(standing.grants) >= standing.voter.needed:
+                    self._ask_the_others_again(standing)
+                elif standing.refusal and not standing.answered:
+                    self._conclude(standing, standing.refusal)
+                    continue
             silent = standing.silent
             if silent and standing.repeat_at_us <= now_us and not standing.superseded:
                 standing.repeat_at_us = now_us + REPEAT_AFTER_US
@@ -171,6 +187,7 @@ class Requests:
 
     def _ask_the_others_again(self, standing: Standing) -> None:
         """What the others granted, these refused: a place was not free yet with them, perhaps."""
+        standing.refusal = ""
         for replica, sentence in standing.voter.replies.items():
             if sentence:
                 standing.voter.withdraw(replica)

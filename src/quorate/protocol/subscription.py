@@ -125,11 +125,14 @@ class Subscription:
             for delivery in deliveries:
                 self.deliver(delivery)
 
-    def is_answered_by(self, replica: NodeId) -> bool:
-        """Has this replica told us what it knew? Where nobody lies, one of them is enough."""
-        if self.topic.contract.protection != "byzantine":
-            return self.standing.answered
-        return replica in self.standing.voter.replies
+    def is_granted_by(self, replica: NodeId) -> bool:
+        """Has this replica told us what it knew, and sends us what it accepts from then on?"""
+        return self.standing.voter.replies.get(replica) == ""
+
+    def find_starts(self) -> None:
+        """One more replica has answered."""
+        for incoming in list(self.streams.values()):
+            incoming.find_start()
 
     def hurry(self, incoming: Incoming) -> None:
         """Something is missing that nobody will send by himself: ask at the end of this turn."""
