@@ -1,5 +1,7 @@
 """The subscribing end: each batch once, whatever the replicas say and in whatever order."""
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -632,6 +634,41 @@ def test_a_stream_that_fell_silent_goes_on_and_repeats_nothing() -> None:
         stage.pass_time(2)
 
         assert stage.values() == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("is_lead", [False, True])
+def test_a_publisher_that_has_replicas_outvoted_slows_down_only_itself(is_lead: bool) -> None:
+    alone = Alone()
+    for number, victim in enumerate(REPLICAS, 1):
+        said = forward if is_lead else vouch
+        alone.hear(victim, said(number, b"to one", source=S2))
+        for replica in REPLICAS:
+            if replica != victim:
+                alone.hear(replica, vouch(number, b"to the others", source=S2))
+        alone.machine.tick(number * (RUN_PATIENCE_US + TICK_EVERY_US))
+
+    alone.hear(R1, vouch(1, b"a"))
+    alone.hear(R2, vouch(1, b"a"))
+    lead = alone.machine.lead_of("t")
+    assert lead is not None
+    assert [*alone.hear(R3, forward(1, b"a")), *alone.hear(lead, forward(1, b"a"))] == [1]
+
+
+def test_a_publisher_that_has_leads_outvoted_costs_each_its_lead_once_in_a_while() -> None:
+    alone = Alone()
+    leads: list[int | None] = []
+    for number in range(1, 30):
+        lead = alone.machine.lead_of("t")
+        leads.append(lead)
+        for replica in REPLICAS:
+            said: Message = forward(number, b"to one", source=S2)
+            if replica != lead:
+                said = vouch(number, b"to the others", source=S2)
+            alone.hear(replica, said)
+        alone.machine.tick(number * (RUN_PATIENCE_US + TICK_EVERY_US))
+
+    changes = sum(before != after for before, after in itertools.pairwise(leads))
+    assert changes <= len(REPLICAS)
 
 
 # Bounds

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from quorate.core.ids import SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream
+from quorate.core.ids import SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream, member_of
 from quorate.core.messages import Fetch, Frontier, Link, Omitted, Taken
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import chain
@@ -125,6 +125,7 @@ class Incoming:
         # Votes as bits, and the replicas that they stand for.
         self._groups: dict[int, tuple[NodeId, ...]] = {}
         self._span = topic.windows.span
+        self._member = member_of(stream.publisher)
         self._index = topic.index
         self._members = topic.members
         self._subscription = subscription
@@ -184,12 +185,12 @@ class Incoming:
                 self._supplied(sequence, waiting, payload)
             else:
                 what = f"another content of batch {sequence} than the quorum's"
-                self._subscription.blame(replica, what)
+                self._subscription.blame(replica, what, self._member)
         self._subscription.note_in_time(replica, in_time)
         self._count_voices(replica, first, contents)
 
     def on_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
-        if self._subscription.is_distrusted(replica):
+        if self._subscription.is_distrusted(replica, self._member):
             self._hear_later(replica, first, contents)
         elif not self._agrees(replica, first, contents, None):
             self._count_voices(replica, first, contents)
@@ -418,7 +419,8 @@ class Incoming:
         if digest(payload) == waiting.content:
             self._supplied(sequence, waiting, payload)
         else:
-            self._subscription.blame(replica, f"supplied another content for batch {sequence}")
+            what = f"supplied another content for batch {sequence}"
+            self._subscription.blame(replica, what, self._member)
 
     def on_history(self, history: History, vouchers: tuple[NodeId, ...]) -> None:
         """A history names what was sent. What it names is probably on its way: wait a little."""
@@ -487,7 +489,7 @@ class Incoming:
         for replica in self._who(votes):
             what = f"vouched for another content of batch {sequence} than the quorum"
             self._outbox.report(replica, "outvoted", what)
-            self._subscription.distrust(replica)
+            self._subscription.distrust(replica, self._member)
 
     def _decide(
         self, sequence: Sequence, content: Digest, vouchers: tuple[NodeId, ...], *, repaired: bool
@@ -497,7 +499,8 @@ class Incoming:
             if here[1] == content:
                 self._complete(sequence, content, here[0], vouchers, repaired)
                 return
-            self._subscription.blame(here[2], f"batch {sequence} differs from the quorum's")
+            what = f"batch {sequence} differs from the quorum's"
+            self._subscription.blame(here[2], what, self._member)
         now_us, subscription = self._outbox.now_us, self._subscription
         decided = self.decided[sequence] = Decided(content, vouchers, repaired, now_us)
         if repaired or here is not None:

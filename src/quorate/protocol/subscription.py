@@ -26,7 +26,8 @@ STREAMS_MAX = 256
 # A lead that is late with so many decided batches, on balance, is replaced.
 LATE_BATCHES_MAX = 64
 # Whoever was caught out is heard last for a while: mostly a quorum is there without it by then,
-# and what it says does not make others be counted batch by batch.
+# and what it says does not make others be counted batch by batch. Whoever was only outvoted, about
+# the same publisher alone: a publisher that lies can have everybody outvoted in turn.
 DISTRUST_US = 10_000_000
 # Publishers come and go: a stream on which nothing moves for so long is forgotten.
 IDLE_STREAM_US = 120_000_000
@@ -52,8 +53,10 @@ class Subscription:
         # How many batches our lead is late with, on balance.
         self.overdue = 0
         self.lead_since_us = outbox.now_us
-        # Until when to hear these replicas last.
-        self._distrusted: dict[NodeId, int] = {}
+        # Until when to hear these replicas last, about whom; None stands for everybody.
+        self._distrusted: dict[tuple[NodeId, MemberId | None], int] = {}
+        # Until when not to blame these replicas again for what may be this publisher's lie.
+        self._blamed: dict[tuple[NodeId, MemberId], int] = {}
         # Where streams that were forgotten would go on.
         self._past: dict[Stream, Sequence] = {}
         self._destination = destination
@@ -156,18 +159,30 @@ class Subscription:
             self.outbox.report(lead, "late", f"as the lead of a subscriber of {self.topic.name}")
             self._destination.choose_lead(self, avoid=lead)
 
-    def distrust(self, replica: NodeId) -> None:
-        self._distrusted[replica] = self.outbox.now_us + DISTRUST_US
+    def distrust(self, replica: NodeId, about: MemberId | None = None) -> None:
+        self._distrusted[replica, about] = self.outbox.now_us + DISTRUST_US
 
-    def is_distrusted(self, replica: NodeId) -> bool:
-        return self.outbox.now_us < self._distrusted.get(replica, 0)
+    def is_distrusted(self, replica: NodeId, about: MemberId) -> bool:
+        if not self._distrusted:
+            return False
+        until_us = self._distrusted.get((replica, None), 0)
+        return self.outbox.now_us < max(until_us, self._distrusted.get((replica, about), 0))
 
-    def blame(self, replica: NodeId, what: str) -> None:
-        """This replica did what no correct one does. It does not stay our lead."""
-        self.blames[replica] += 1
-        self.distrust(replica)
+    def blame(self, replica: NodeId, what: str, about: MemberId | None = None) -> None:
+        """This replica did what no correct one does. It does not stay our lead.
+
+        Unless the publisher that this is about may have lied to it: that costs each replica its
+        lead once in a while, and not with every batch.
+        """
+        now_us = self.outbox.now_us
+        self.distrust(replica, about)
         # Where nobody is assumed to lie, nobody can tell which of two voices is wrong.
         lies = self.topic.contract.protection == "byzantine"
         self.outbox.report(replica, "forgery" if lies else "disagreement", what)
+        if about is not None and now_us < self._blamed.get((replica, about), 0):
+            return
+        if about is not None:
+            self._blamed[replica, about] = now_us + DISTRUST_US
+        self.blames[replica] += 1
         if replica == self.standing.lead:
             self._destination.choose_lead(self, avoid=replica)
