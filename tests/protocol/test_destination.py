@@ -26,6 +26,7 @@ from quorate.core.messages import (
 )
 from quorate.core.ordering import BEGIN_US, END_US, Chained, Locate, Located
 from quorate.crypto.digests import digest
+from quorate.protocol.broadcast.history import History
 from quorate.protocol.destination import PROGRESS_STEP, TICK_EVERY_US, Destination
 from quorate.protocol.incoming import (
     ASK_AFTER_US,
@@ -684,6 +685,18 @@ def test_a_replica_that_invents_streams_fills_its_share_and_nothing_else() -> No
         alone.hear(replica, begin())
     delivered = [n for r in (R1, R2, R3) for n in alone.hear(r, forward(1, b"a"))]
     assert delivered == [1]
+
+
+def test_a_stream_of_which_a_history_speaks_is_not_hearsay() -> None:
+    alone = Alone({"broadcast": "authenticated"}, begun=False)
+    for session in range(1, STREAMS_MAX + 1):
+        alone.hear(R4, vouch(1, b"x", source=node_of(S1, session)))
+    named = alone.subscription.incoming(node_of(S1, 1), Lane.EVENTS)
+    named.on_history(History(1, (digest(event(b"x")),)), (R1, R2, R3))
+
+    alone.hear(R4, vouch(1, b"y", source=S2))
+
+    assert named.stream in alone.subscription.streams
 
 
 def test_a_publisher_that_tells_each_session_to_one_replica_keeps_nobody_else_out() -> None:

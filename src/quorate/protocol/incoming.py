@@ -141,7 +141,7 @@ class Incoming:
     @property
     def is_hearsay(self) -> bool:
         """Have so few replicas spoken of this stream that they may have made it up?"""
-        return self.low is None and not self.done and not self.decided
+        return self.low is None and not (self.done or self.decided or self._histories)
 
     @property
     def is_idle(self) -> bool:
