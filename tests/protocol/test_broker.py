@@ -1,11 +1,13 @@
 """A replica checks who may say what, names who should not have, and forgets who is gone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from quorate.core.filter import FILTER_HEADERS_MAX, Filter
 from quorate.core.ids import SEQUENCE_MAX, Lane, node_of, topic_id
+from quorate.core.limits import Windows
 from quorate.core.messages import (
     Ack,
     Echo,
@@ -32,13 +34,15 @@ from quorate.protocol.broker import (
     DEPARTED_MAX,
     FRONTIER_EVERY_US,
     TICK_EVERY_US,
+    WAITED_FOR_KEPT_US,
+    WAITED_FOR_MAX,
     Broker,
 )
 from quorate.protocol.incoming import PATIENCE_US
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Silence
 from quorate.protocol.topic import Topic
-from stage import D1, D2, R1, R2, R3, R4, S1, S2, Stage, event, topic
+from stage import D1, D2, R1, R2, R3, R4, S1, S2, SECOND_US, Stage, event, topic
 
 AUTHENTICATED: dict[str, object] = {"broadcast": "authenticated", "history_every": 0}
 RELIABLE: dict[str, object] = {"broadcast": "reliable"}
@@ -355,16 +359,72 @@ def test_a_publisher_that_stays_away_is_forgotten(table: dict[str, object]) -> N
     assert stage.brokers[R1].topics[T].scope.retention.held_bytes == 0
 
 
-def come_and_go(broker: Broker, member: int, now_us: int) -> None:
+def come_and_go(
+    broker: Broker, member: int, now_us: int, terms: str = TERMS, first: int = 1
+) -> None:
     """More sessions of a member than are kept publish something and are gone."""
     for session in range(DEPARTED_MAX + 50):
-        node = node_of(member, session + 1)
+        node = node_of(member, session + first)
         broker.connected(node)
-        broker.step(node, Request(1, Operation.REGISTER, "t", TERMS))
+        broker.step(node, Request(1, Operation.REGISTER, "t", terms))
         broker.step(node, publish())
         broker.disconnected(node)
     broker.take()
     broker.tick(now_us + FRONTIER_EVERY_US + 1)
+
+
+@pytest.mark.parametrize("table", [{"protection": "crash"}, {"broadcast": "vote"}])
+def test_what_many_sessions_published_reaches_a_subscriber_that_paused(
+    table: dict[str, object],
+) -> None:
+    each = topic(table)
+    stage = Stage(each)
+    for replica in each.members:
+        broker = stage.brokers[replica]
+        broker.writable(D1, False)
+        come_and_go(broker, S1, stage.now_us, each.contract.terms)
+    stage.pass_time(1)
+    for replica in each.members:
+        stage.brokers[replica].writable(D1, True)
+    stage.pass_time(1)
+
+    assert len(stage.values()) == DEPARTED_MAX + 50
+
+
+def test_what_a_publisher_left_behind_reaches_a_subscriber_that_takes_its_time() -> None:
+    narrow = replace(topic({"protection": "crash"}), windows=Windows.of(32))
+    stage = Stage(narrow)
+    taken = stage.hold(Taken, sender=D1)
+    for number in range(2 * narrow.windows.credit):
+        stage.publish(S1, b"%d" % number)
+        stage.settle()
+    assert len(stage.receipted()) == 2 * narrow.windows.credit
+    for replica in narrow.members:
+        stage.disconnect(S1, replica)
+
+    # It takes a batch every few seconds, and then all of them.
+    for through in range(1, narrow.windows.credit):
+        stage.pass_time(DEPARTED_KEPT_US / 6_000_000 - 1, turn_us=250_000)
+        for replica in narrow.members:
+            stage.brokers[replica].step(D1, Taken(*stage.stream(), through))
+    stage.pass_time(DEPARTED_KEPT_US / 6_000_000 - 1, turn_us=250_000)
+    stage.release(taken)
+    stage.pass_time(1)
+
+    assert len(stage.values()) == 2 * narrow.windows.credit
+
+
+def test_what_waits_for_subscribers_keeps_so_many_sessions_and_no_more() -> None:
+    stage = Stage(topic(AUTHENTICATED))
+    broker = stage.brokers[R1]
+    broker.writable(D1, False)
+    for first in range(1, 2 * WAITED_FOR_MAX, DEPARTED_MAX + 50):
+        come_and_go(broker, S1, stage.now_us, first=first)
+    served = broker.topics[T]
+    assert len(served.scope.intakes) <= WAITED_FOR_MAX
+
+    broker.tick(stage.now_us + WAITED_FOR_KEPT_US + SECOND_US)
+    assert not served.scope.intakes
 
 
 def test_many_sessions_that_have_gone_push_out_nobody_elses_streams() -> None:

@@ -48,7 +48,12 @@ TICK_EVERY_US = 50_000
 DEPARTED_KEPT_US = 60_000_000
 # Of each member.
 DEPARTED_MAX = 256
+# As long as something of them waits for a subscriber, they are not forgotten; so long at most. A
+# member with so many of them has to wait before it begins another.
+WAITED_FOR_KEPT_US = 600_000_000
+WAITED_FOR_MAX = 1024
 DISMISSED_MAX = 65_536
+WAITED_FOR = f"{WAITED_FOR_MAX} of your sessions are gone, and their events wait for subscribers"
 DISMISSED = f"more than {DEPARTED_MAX} of your sessions are gone, and this is one; begin another"
 
 
@@ -232,11 +237,17 @@ class Broker:
         self._names.update({client.number: client.name for client in cluster.clients})
 
     def _forget_departed(self, now_us: int) -> None:
-        """Streams of sessions that stay away are forgotten, at once when a member has many."""
+        """Streams of sessions that stay away are forgotten, at once when a member has many.
+
+        Not before subscribers were sent what they published, which has its receipt.
+        """
         gone = Counter(map(member_of, self._departed))
         for client, since_us in list(self._departed.items()):
-            is_long_gone = now_us - since_us > DEPARTED_KEPT_US
-            if is_long_gone or gone[member_of(client)] > DEPARTED_MAX:
+            away_us = now_us - since_us
+            is_long_gone = away_us > DEPARTED_KEPT_US
+            if not is_long_gone and gone[member_of(client)] <= DEPARTED_MAX:
+                continue
+            if away_us > WAITED_FOR_KEPT_US or not self._is_waited_for(client):
                 del self._departed[client]
                 gone[member_of(client)] -= 1
                 for served in self.topics.values():
@@ -246,6 +257,15 @@ class Broker:
         for client, since_us in list(self._dismissed.items()):
             if now_us - since_us > DEPARTED_KEPT_US or len(self._dismissed) > DISMISSED_MAX:
                 del self._dismissed[client]
+
+    def _is_waited_for(self, publisher: NodeId) -> bool:
+        return any(served.scope.channel.holds(publisher) for served in self.topics.values())
+
+    def _register(self, channel: Channel, client: NodeId) -> str:
+        if client in self._dismissed:
+            return DISMISSED
+        gone = sum(member_of(other) == member_of(client) for other in self._departed)
+        return WAITED_FOR if gone >= WAITED_FOR_MAX else channel.register(client)
 
     # Messages
 
@@ -350,7 +370,7 @@ class Broker:
         if request.operation not in GIVING_BACK and request.terms != terms:
             return other_terms(scope.topic)
         if request.operation is Operation.REGISTER:
-            return DISMISSED if sender in self._dismissed else channel.register(sender)
+            return self._register(channel, sender)
         if request.operation is Operation.SUBSCRIBE:
             return self._subscribe(scope, sender, request)
         if request.operation is Operation.UNREGISTER:

@@ -169,6 +169,11 @@ class Channel:
         for outlet in self.outlets.values():
             outlet.announce_frontiers()
 
+    def holds(self, publisher: NodeId) -> bool:
+        """Does anything of this publisher wait for a subscriber?"""
+        streams = [Stream(publisher, self.topic.id, lane) for lane in Lane]
+        return any(outlet.holds(stream) for outlet in self.outlets.values() for stream in streams)
+
     def forget(self, publisher: NodeId) -> None:
         for outlet in self.outlets.values():
             outlet.forget(publisher)

@@ -200,6 +200,10 @@ class Outlet:
         self._windows = windows
         self._outbox = outbox
 
+    def holds(self, stream: Stream) -> bool:
+        line = self._lines.get(stream)
+        return line is not None and line.events > 0
+
     def holds_more(self, stream: Stream, events: int, bytes_part: float) -> bool:
         """More events of this stream than this, or more of its publisher's part in bytes?"""
         line = self._lines.get(stream)
