@@ -240,7 +240,7 @@ def test_receipts_come_in_the_order_of_the_line() -> None:
 
     assert [(r.first, r.count, r.offset) for r in publisher.receipts()] == [(1, 2, 4), (3, 1, 9)]
     assert publisher.line.in_flight == 0
-    assert publisher.line.in_flight_bytes == 0
+    assert publisher.line.under_way.bytes == 0
 
 
 def test_a_batch_has_one_receipt() -> None:
