@@ -90,9 +90,7 @@ def stored_bytes(council: Council, replica: NodeId, member: NodeId) -> int:
     }
     decided = council.group(replica).log
     return sum(
-        size
-        for (*line, number), size in latest.items()
-        if number >= decided.line(Line(*line)).next  # type: ignore[call-arg]
+        size for (*line, number), size in latest.items() if number >= decided.line(Line(*line)).next
     )
 
 

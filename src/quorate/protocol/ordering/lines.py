@@ -29,9 +29,8 @@ from quorate.protocol.ordering.value import CHAIN_START, DIGEST_BYTES, Span, cha
 
 # A batch of up to so many bytes rides inside its request, to every replica.
 INLINE_BYTES_MAX = 4096
-# So much of a line may wait at a replica; of all lines of a session, `room.py` says how much.
+# So many batches of a line may wait at a replica; `room.py` says how many bytes of all lines.
 WAITING_BATCHES_MAX = 4096
-WAITING_BYTES_MAX = 64 * 1024 * 1024
 EARLY_WORDS_MAX = 64
 UNBOUNDED = 1 << 62
 
@@ -141,8 +140,7 @@ class Waiting:
 
     @property
     def has_room(self) -> bool:
-        kept_bytes = self.waiting_bytes + self.former_bytes
-        return len(self.digests) < WAITING_BATCHES_MAX and kept_bytes < WAITING_BYTES_MAX
+        return len(self.digests) < WAITING_BATCHES_MAX
 
     @property
     def cost_bytes(self) -> int:
