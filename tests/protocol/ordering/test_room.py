@@ -20,7 +20,7 @@ from quorate.core.control import (
 )
 from quorate.core.event import Event
 from quorate.core.ids import NodeId, member_of, node_of, topic_id
-from quorate.core.ordering import Announce, Append, Line, Ordered, Received
+from quorate.core.ordering import Announce, Append, Line, Ordered, Propose, Received
 from quorate.crypto.digests import digest
 from quorate.protocol.control.state import PUBLISHERS_PER_MEMBER_MAX
 from quorate.protocol.ordering.backlog import COMMAND_COST
@@ -241,6 +241,15 @@ def test_a_command_that_an_open_slot_may_be_bound_to_does_not_give_way() -> None
         chamber.say(session_of(ANNA, number), [1], command)
     line = Line(anna.node, CONTROL_TOPIC_ID, 0)
     assert chamber.group(1).backlog.lines[line].payloads == [payload]
+
+
+def test_commands_give_way_even_if_a_leader_proposed_what_is_no_value() -> None:
+    chamber = council(byzantine=(0,))
+    chamber.say(0, [1], Propose(chamber.number, 1, 1, b"?"))
+    for number in range(1, 3 * ROOMS.commands // COMMAND_COST):
+        command = Append(CONTROL_TOPIC_ID, 0, 1, [bytes(INLINE_BYTES_MAX)])
+        chamber.say(session_of(ANNA, number), [1], command)
+    assert 0 < kept_bytes(chamber, 1, ANNA) <= ROOMS.commands
 
 
 def test_a_large_batch_that_is_handed_in_again_is_not_written_again() -> None:

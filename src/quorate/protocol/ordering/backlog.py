@@ -13,7 +13,7 @@ leader proposes all that anybody stores, unless the client left out what comes b
 that does so for long has filled up its room there, and nobody else's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from quorate.core.ids import Digest, NodeId, Sequence, member_of
 from quorate.core.ordering import Append, Line, Ordered, Stored
@@ -71,10 +71,10 @@ class Backlog:
         outbox: Outbox,
         *,
         is_open: IsOpen,
-        is_named: Callable[[Line], bool],
+        named: Callable[[], Collection[Line]],
         rooms: Rooms,
     ) -> None:
-        """`is_named` says whether a value names a line that an open slot may be bound to."""
+        """`named` says which lines a value names that an open slot may be bound to."""
         self.lines: dict[Line, Waiting] = {}
         # Lines with undecided batches, in the order in which the leader serves them.
         self.active: dict[Line, Waiting] = {}
@@ -88,7 +88,7 @@ class Backlog:
         self.has_news = False
         self.may_append = may_append
         self.is_open = is_open
-        self._is_named = is_named
+        self._named = named
         self.room = Room(rooms.session, rooms.member)
         self.commands_room = Room(rooms.session, rooms.commands)
         # Lines of which we know no more than that a replica spoke of them.
@@ -195,14 +195,13 @@ class Backlog:
 
     def _longest_unsaid(self, newcomer: Line) -> Waiting | None:
         """Commands of another session of this client: those that it has not said for longest."""
-        member = member_of(newcomer.publisher)
+        member, kept = member_of(newcomer.publisher), {newcomer, *self._named()}
         others = [
             waiting
             for line, waiting in self._charged.items()
             if member_of(line.publisher) == member
-            and line != newcomer
             and self._commands.are_on(line)
-            and not self._is_named(line)
+            and line not in kept
         ]
         return min(others, key=lambda waiting: waiting.given_us, default=None)
 

@@ -17,6 +17,7 @@ with a reason and f that lie, to change the leader.
 """
 
 from collections import Counter
+from contextlib import suppress
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
@@ -118,7 +119,7 @@ class Group:
         self.filling = Filling(self._others, roster.stores, store, outbox)
         self.backlog = Backlog(
             roster, log, self.commands, may_append, outbox,
-            is_open=is_open, is_named=self._is_named, rooms=rooms,
+            is_open=is_open, named=self._named, rooms=rooms,
         )  # fmt: skip
         self.retrieval = Retrieval(
             roster, log, self.backlog, self.commands, self.readers, outbox, pace
@@ -424,10 +425,14 @@ class Group:
         if any(map(self.commands.are_on, (span.line for span in decoded.spans))):
             self.backlog.drop_ended()
 
-    def _is_named(self, line: Line) -> bool:
-        """Whether an open slot may be bound to a value that names this line."""
-        values = map(Value.decode, self.consensus.open_values())
-        return any(span.line == line for value in values for span in value.spans)
+    def _named(self) -> list[Line]:
+        """Lines named by values that an open slot may be bound to."""
+        named: list[Line] = []
+        for value in self.consensus.open_values():
+            # A leader may propose anything.
+            with suppress(RemoteProtocolError):
+                named += [span.line for span in Value.decode(value).spans]
+        return named
 
     def _carry_out(self, placed: Placed, waiting: Waiting, time_us: int, before: Digest) -> None:
         """The next batches of a line have their place: all who wait for that hear of it."""
