@@ -28,6 +28,7 @@ USES = {
     "times": 1,
     "seeks": 1,
     "handover": 1,
+    "crowded": PARTITIONS,
 }
 EVENTS = 12
 
@@ -85,6 +86,29 @@ def test_all_consumers_read_what_all_producers_published_in_one_order(
         # Then every partition was used, and whatever was read was read everywhere.
         for records in traffic.books.read.values():
             assert {record.partition for record in records} == set(range(PARTITIONS))
+
+    asyncio.run(story())
+
+
+@protections
+def test_partitions_share_what_may_be_under_way_and_none_of_them_is_forgotten(
+    cluster: TestCluster, protection: str
+) -> None:
+    """One batch at a time, as if it filled all the room that replicas have for a session."""
+    topic = f"crowded-{protection}"
+
+    async def story() -> None:
+        async with Producer(cluster.directory, "alice", batch_events=1) as producer:
+            producer._source.under_way.bytes_max = 1
+            futures = [
+                await producer.submit(topic, b"%d" % number, partition=partition)
+                for partition in range(PARTITIONS)
+                for number in range(EVENTS)
+            ]
+            receipts = await asyncio.gather(*futures)
+            places = {(receipt.partition, receipt.offset) for receipt in receipts}
+            assert len(places) == PARTITIONS * EVENTS
+            assert producer._source.under_way.bytes == 0
 
     asyncio.run(story())
 

@@ -3,8 +3,14 @@
 Seeds come in chunks, so that the workers of a parallel run have about the same to do.
 """
 
+from collections import Counter
+from typing import Any
+
 import pytest
 
+from quorate.core.ordering import Line
+from quorate.protocol.ordering.backlog import Backlog
+from quorate.protocol.ordering.lines import Waiting
 from quorate.sim.campaign import campaign, command, run_seed
 from quorate.sim.order_scenarios import draw_order
 from quorate.sim.order_stage import OrderStage
@@ -46,6 +52,30 @@ def test_a_log_bears_each_adversary(adversary: str) -> None:
 def test_a_reader_gets_on_however_little_a_lead_sends_before_a_message_is_altered() -> None:
     """One replica is silent, one has what is next, and a tenth of what it sends is altered."""
     assert run_seed(Setting("ordering"), 330_044).violations == ()
+
+
+def test_runs_fill_the_room_for_what_is_undecided_and_drop_what_waits_of_ended_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: Counter[str] = Counter()
+    take, drop = Waiting.extend, Backlog.drop
+
+    def extend(waiting: Waiting, first: int, digests: list[bytes], *rest: Any) -> bool:
+        contradicts = take(waiting, first, digests, *rest)
+        is_whole = first > waiting.end or first + len(digests) <= waiting.end
+        seen["left out"] += not (contradicts or is_whole)
+        return contradicts
+
+    def drop_and_tell(backlog: Backlog, line: Line) -> None:
+        waiting = backlog.lines.get(line)
+        seen["dropped"] += waiting is not None and bool(waiting.digests)
+        drop(backlog, line)
+
+    monkeypatch.setattr(Waiting, "extend", extend)
+    monkeypatch.setattr(Backlog, "drop", drop_and_tell)
+    for seed in range(900, 908):
+        assert run_seed(Setting("ordering"), seed).violations == ()
+    assert min(seen["left out"], seen["dropped"]) > 0
 
 
 def test_the_unsynchronised_election_is_caught() -> None:

@@ -18,6 +18,7 @@ from quorate.crypto.merkle import check_inclusion, inclusion_proof, root_of
 from quorate.protocol.ordering.records import (
     Certified,
     Decided,
+    Dropped,
     Placed,
     Snapshot,
     Store,
@@ -487,6 +488,10 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(group=st.integers(0, 1), part=st.floats(0, 1))
     def keep_slots_from(self, group: int, part: float) -> None:
         self.disk.keep_slots_from(group, round(part * len(self.disk.oracle.slots[group])))
+
+    @rule(line=lines)
+    def drop(self, line: Line) -> None:
+        self.disk.append(Dropped(*line))
 
     @rule(line=lines, before=st.integers(1, 20))
     def forget(self, line: Line, before: int) -> None:

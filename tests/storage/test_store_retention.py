@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quorate.core.ordering import Partition
-from quorate.protocol.ordering.records import Held
+from quorate.protocol.ordering.records import Dropped, Held
 from quorate.storage.errors import StorageError
 from quorate.storage.store import DiskStore
 from stores import (
@@ -193,6 +193,19 @@ def test_a_damaged_payload_is_not_copied(disk: Disk) -> None:
     with pytest.raises(StorageError, match=f"{file.name} is damaged at byte"):
         disk.store.clean(segments_max=100)
     assert file.exists()
+
+
+def test_what_is_dropped_stays_dropped_after_a_crash_and_needs_no_room(disk: Disk) -> None:
+    disk.hold(LINES[0], 5)
+    disk.hold(LINES[1], 5)
+    disk.append(Dropped(*LINES[0]))
+    disk.hold(LINES[0], 2)
+    check_recovered(disk.crash(), disk.oracle)
+    disk.append(Dropped(*LINES[0]), Dropped(*LINES[1]))
+    disk.checkpoint()
+    check_recovered(disk.crash(), disk.oracle)
+    assert len(disk.store._derived.pending) == 0
+    assert sum(use.live_bytes for use in disk.store._derived.usage.uses) == 0
 
 
 def test_what_will_never_be_decided_can_be_given_up(disk: Disk) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from random import Random
 from typing import TypeVar
 
+from quorate.core.cluster import Cluster
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.messages import Message
 from quorate.core.ordering import Append, Line
@@ -24,6 +25,7 @@ from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Record
 from quorate.protocol.ordering.replica import Ordering
+from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
@@ -100,6 +102,9 @@ class Council:
     f: int = 1
     byzantine: Collection[NodeId] = ()
     pace: Pace = PACE
+    rooms: Rooms = ROOMS
+    # What the cluster is at the beginning, if there are to be commands.
+    cluster: Cluster | None = None
     snapshot_every: int = 4096
     slots_kept: int = 1 << 62
     # Whether heads of the log are signed; not, unless a test is about that.
@@ -272,7 +277,7 @@ class Council:
         outbox.now_us = self.now_us
         ordering = Ordering(
             replica,
-            [self.topic],
+            [self.topic] if self.cluster is None else (),
             NAMES,
             signer=signer,
             notaries=notaries,
@@ -281,6 +286,8 @@ class Council:
             wall_us=partial(self._wall_us, replica),
             outbox=outbox,
             pace=self.pace,
+            rooms=self.rooms,
+            cluster=self.cluster,
             snapshot_every=self.snapshot_every,
         )
         self.seats[replica] = Seat(ordering, outbox, disk, store, signer, notaries)

@@ -18,6 +18,7 @@ from quorate.crypto.merkle import Tree, node_hash
 from quorate.protocol.ordering.log import LineState, LogState, PartitionState
 from quorate.protocol.ordering.records import (
     Decided,
+    Dropped,
     Held,
     Installed,
     Placed,
@@ -74,6 +75,8 @@ class Oracle:
             line = Line(record.publisher, record.topic, record.partition)
             for sequence, payload in enumerate(record.payloads, record.first):
                 self.hold(line, sequence, payload)
+        elif isinstance(record, Dropped):
+            self.pending[Line(record.publisher, record.topic, record.partition)].clear()
         elif isinstance(record, Decided):
             self.decide(record)
             self.voted.append(record)

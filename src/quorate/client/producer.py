@@ -396,7 +396,18 @@ class Producer(Session):
                         outlet.partition, recorded.offset + at,
                     )
                 )  # fmt: skip
-        self._pump(outlet)
+        self._pump_lines(outlet)
+
+    def _pump_lines(self, served: Outlet) -> None:
+        """Lines share what may be under way: if one was held up, the next in turn goes first."""
+        if self._source.under_way.held_up:
+            self._source.under_way.held_up = False
+            outlets = self._all_outlets()
+            after = outlets.index(served) + 1
+            for outlet in (*outlets[after:], *outlets[: after - 1]):
+                if outlet.closed:
+                    self._pump(outlet)
+        self._pump(served)
 
     def _on_room(self, room: machine.Room) -> None:
         for outlet in self._by_id.get(room.stream.topic, ()):

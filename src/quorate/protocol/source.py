@@ -28,7 +28,8 @@ from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
 from quorate.protocol.chain_outgoing import ChainOutgoing
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Ready, Receipt
-from quorate.protocol.ordering.publisher import LineOutgoing
+from quorate.protocol.ordering.publisher import LineOutgoing, UnderWay
+from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.outgoing import Outgoing
 from quorate.protocol.requests import Requests, Standing
@@ -96,7 +97,13 @@ class Source:
     """One publisher on any number of topics."""
 
     def __init__(
-        self, me: NodeId, topics: Iterable[Topic], macs: PairwiseMacs, *, session: Sequence
+        self,
+        me: NodeId,
+        topics: Iterable[Topic],
+        macs: PairwiseMacs,
+        *,
+        session: Sequence,
+        rooms: Rooms = ROOMS,
     ) -> None:
         self.me = me
         self._topics = {topic.name: topic for topic in topics}
@@ -110,6 +117,8 @@ class Source:
         self._streams: dict[TopicId, Outgoing] = {}
         self._histories: dict[TopicId, Histories] = {}
         self._lines: dict[Partition, LineOutgoing] = {}
+        # What all of them have no receipts for.
+        self.under_way = UnderWay(rooms.in_flight)
         self._connected: set[NodeId] = set()
         self._stuck: set[NodeId] = set()
         self.commands = Commands(me, self._topics.get(CONTROL_TOPIC), self._outbox, self._requests)
@@ -179,7 +188,9 @@ class Source:
         outgoing = self._lines.get(Partition(topic.id, partition))
         if outgoing is None:
             line = Line(self.me, topic.id, partition)
-            outgoing = self._lines[line.target] = LineOutgoing(topic, line, self._outbox)
+            outgoing = self._lines[line.target] = LineOutgoing(
+                topic, line, self._outbox, self.under_way
+            )
         return outgoing
 
     def adopt(self, cluster: Cluster) -> None:

@@ -1,8 +1,9 @@
 """What clients of a simulated log topic command, in the seeds that have a control plane.
 
 Every publisher registers and says now and then that it is still there, or replicas take nothing
-from it. Beside that, clients create and alter topics, join groups, leave them, and commit offsets
-that may be wrong: a refusal is an answer, too, and replicas must refuse alike.
+from it. Some give that up for a while. Beside that, clients create and alter topics, join groups,
+leave them, and commit offsets that may be wrong: a refusal is an answer, too, and replicas must
+refuse alike.
 """
 
 import base64
@@ -22,6 +23,7 @@ from quorate.core.control import (
     Leave,
     Register,
     Renew,
+    Unregister,
 )
 from quorate.core.ids import NodeId
 from quorate.protocol.topic import Topic
@@ -73,9 +75,24 @@ def draw_commands(
             # As a producer does whose lease may have ended, when clocks jump.
             again = Register(topic.name, LEASE_US_MAX)
             yield PlannedCommand(number * RENEW_EVERY_US, node, again)
+    # Drawn apart, so that all other commands are as they would be without.
+    apart = Random(f"{calm_us}:interruptions")
+    yield from _draw_interruptions(apart, topic, publishers, calm_us)
     for number in range(random.randint(1, COMMANDS_MAX)):
         node = random.choice((*publishers, *readers))
         yield PlannedCommand(random.randint(1, calm_us), node, _draw(random, topic, number))
+
+
+def _draw_interruptions(
+    random: Random, topic: Topic, publishers: tuple[NodeId, ...], calm_us: int
+) -> Iterator[PlannedCommand]:
+    """Some are registered no more, in the middle of everything, and again after a while."""
+    for node in publishers:
+        for _ in range(random.choice((0, 0, 1, 3))):
+            at_us = random.randint(1, calm_us)
+            yield PlannedCommand(at_us, node, Unregister(topic.name))
+            again = Register(topic.name, LEASE_US_MAX)
+            yield PlannedCommand(at_us + random.randint(1, 500_000), node, again)
 
 
 def _draw(random: Random, topic: Topic, number: int) -> Command:

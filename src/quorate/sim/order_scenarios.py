@@ -13,6 +13,7 @@ differs is that replicas have disks:
   (or one, where nobody lies) no reader can be sure of. So at most n - f - 1 are struck by faults
   or hostile, one after the other is away for long, and nobody dies.
 - Clocks of replicas differ, and jump in some seeds.
+- In half of the seeds there is so little room for what is undecided that a few batches fill it.
 - A quarter of the seeds have a control plane: publishers register, and clients give commands.
 - Half of the seeds are restless: replicas lose their patience within milliseconds, so that leaders
   change in the middle of everything.
@@ -29,6 +30,7 @@ from quorate.core.contract import Contract
 from quorate.core.ids import NodeId
 from quorate.core.limits import Windows
 from quorate.protocol.ordering.pace import PACE, Pace
+from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.topic import Topic
 from quorate.sim.adversaries import TWIN_SOURCE
 from quorate.sim.faults import FaultKind
@@ -67,6 +69,9 @@ _NO_CRASHES = (FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.LOSS)
 # snapshot, and how many are kept.
 SHORT_MEMORIES = 0.3
 _MEMORIES = ((2, 4), (4, 8), (8, 16))
+# How many seeds have little room for what is undecided, and how much a session has then.
+NARROW = 0.5
+ROOM_BYTES = 48 * 1024
 _CONTRACTS: dict[str, dict[str, object]] = {
     "ordering": {"protection": "byzantine", "order": "total"},
     "crash-ordering": {"protection": "crash", "order": "total"},
@@ -97,6 +102,7 @@ class OrderScenario(Drawn):
     skews_us: Mapping[NodeId, int]
     jumps_us: Mapping[NodeId, tuple[int, int]]
     pace: Pace
+    rooms: Rooms
     snapshot_every: int
     slots_kept: int
     # Who is away for long: from when to when, and whether its disk is empty then.
@@ -163,6 +169,7 @@ class _Drawing:
             jumps_us=dict(self._draw_jumps()),
             calm_us=self._calm_us,
             pace=self._draw_pace(),
+            rooms=self._draw_rooms(),
             snapshot_every=self._draw_snapshot_every(),
             slots_kept=self._slots_kept if self._is_short else 1 << 62,
             absences=tuple(self._draw_absences()),
@@ -215,6 +222,11 @@ class _Drawing:
         if not self._is_restless:
             return PACE
         return Pace.restless(self._random.choice((20_000, 50_000, 100_000)))
+
+    def _draw_rooms(self) -> Rooms:
+        # Drawn apart, so that everything else is as it would be without.
+        random = Random(f"{self._seed}:rooms")
+        return Rooms.of(ROOM_BYTES) if random.random() < NARROW else ROOMS
 
     @property
     def _members(self) -> tuple[NodeId, ...]:

@@ -234,6 +234,7 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
                 outbox=outbox,
                 rules=(lambda _, quorum: Unsynchronised(quorum)) if broken else rules_of,
                 pace=scenario.pace,
+                rooms=scenario.rooms,
                 snapshot_every=scenario.snapshot_every,
             )
 
@@ -248,7 +249,8 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     def _add_publishers(self) -> None:
         for part in self.scenario.publishers:
             macs = simulated_macs(part.node, self.scenario.everybody)
-            make = partial(Source, part.node, self._topics, macs, session=1)
+            rooms = self.scenario.rooms
+            make = partial(Source, part.node, self._topics, macs, session=1, rooms=rooms)
             self._add_publishing(part, make)
 
     def _add_readers(self) -> None:

@@ -13,6 +13,7 @@ from quorate.protocol.ordering.records import (
     DIGEST_BYTES,
     Certified,
     Decided,
+    Dropped,
     Held,
     Installed,
     Placed,
@@ -80,6 +81,7 @@ class SimStore:
         self._trees: dict[int, Leaves] = {}
         self._places: dict[tuple[NodeId, int, int, Sequence], Slot] = {}
         self._all: list[Record] = []
+        self._dropped_at: dict[Line, int] = {}
 
     def found(self) -> Found:
         """What a replica that starts with this disk begins with."""
@@ -89,8 +91,19 @@ class SimStore:
             if isinstance(record, Snapshot | Installed):
                 snapshot = record.snapshot if isinstance(record, Installed) else record
                 snapshots[record.group] = snapshot
-        records = [record for record in self._all if not self._is_covered(record, snapshots)]
+        records = [
+            record
+            for at, record in enumerate(self._all)
+            if not self._is_covered(record, snapshots) and not self._is_dropped(at, record)
+        ]
         return Found(snapshots, records)
+
+    def _is_dropped(self, at: int, record: Record) -> bool:
+        """Whether what is held by this record was given up later."""
+        if not isinstance(record, Held):
+            return False
+        line = Line(record.publisher, record.topic, record.partition)
+        return at < self._dropped_at.get(line, 0)
 
     @staticmethod
     def _is_covered(record: Record, snapshots: dict[int, Snapshot]) -> bool:
@@ -190,6 +203,8 @@ class SimStore:
             self._all.append(record)
             if isinstance(record, Held):
                 self._hold(record)
+            elif isinstance(record, Dropped):
+                self._drop(Line(record.publisher, record.topic, record.partition))
             elif isinstance(record, Decided):
                 self._place(record)
             elif isinstance(record, Certified):
@@ -204,6 +219,11 @@ class SimStore:
             slot = self._places.get((*line, sequence))
             if slot is not None:
                 slot.payload = payload
+
+    def _drop(self, line: Line) -> None:
+        self._dropped_at[line] = len(self._all)
+        for known in [known for known in self._held if known[0] == line]:
+            del self._held[known]
 
     def _place(self, decided: Decided) -> None:
         self._decided.setdefault(decided.group, {})[decided.slot] = decided

@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 
 from quorate.core.errors import LocalProtocolError
+from quorate.core.ids import SEQUENCE_MAX
 from quorate.core.ordering import Partition
 from quorate.protocol.ordering.log import LogState
-from quorate.protocol.ordering.records import Decided, Installed, Placed, Voted
+from quorate.protocol.ordering.records import Decided, Dropped, Installed, Placed, Voted
 from quorate.storage.absents import Absents, Gap
 from quorate.storage.checkpoint import Checkpoint
 from quorate.storage.columns import Column
@@ -116,6 +117,8 @@ class Derived:
         head = frame.head
         if isinstance(head, HeldHead):
             self._apply_held(head, frame.payloads_at)
+        elif isinstance(head, Dropped):
+            self.forget((head.publisher, head.topic, head.partition), SEQUENCE_MAX)
         elif isinstance(head, Decided):
             self._apply_decided(head, frame.position)
         elif isinstance(head, MovedHead):

@@ -29,7 +29,11 @@ from quorate.core.control import (
 )
 from quorate.core.ids import member_of, node_of
 from quorate.protocol.control import machine
-from quorate.protocol.control.state import SENTENCE_CHARACTERS_MAX, SESSIONS_PER_MEMBER_MAX
+from quorate.protocol.control.state import (
+    PUBLISHERS_PER_MEMBER_MAX,
+    SENTENCE_CHARACTERS_MAX,
+    SESSIONS_PER_MEMBER_MAX,
+)
 
 
 def session_of(node: int, session: int) -> int:
@@ -220,6 +224,7 @@ def test_a_member_has_so_many_sessions_and_those_that_ended_make_room() -> None:
     commander = Commander()
     for session in range(SESSIONS_PER_MEMBER_MAX):
         commander.ok(session_of(ANNA, session), Register("orders", SECOND_US))
+        commander.ok(session_of(ANNA, session), Unregister("orders"))
     before = encoded(commander.control)
     one_more = session_of(ANNA, SESSIONS_PER_MEMBER_MAX)
     assert commander.does(one_more, Renew()) == (
@@ -232,6 +237,42 @@ def test_a_member_has_so_many_sessions_and_those_that_ended_make_room() -> None:
     commander.wait(1)
     commander.ok(one_more, Unregister("orders"))
     assert list(commander.state.sessions) == [BEN, one_more]
+
+
+def publish_all(commander: Commander) -> None:
+    for session in range(PUBLISHERS_PER_MEMBER_MAX):
+        commander.ok(session_of(ANNA, session), Register("orders", SECOND_US))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_so_many_sessions_of_a_member_publish_and_others_of_it_have_to_wait(
+    restarted: bool,
+) -> None:
+    commander = Commander()
+    publish_all(commander)
+    if restarted:
+        commander.control = rebuilt(commander.control, commander.genesis)
+    one_more = session_of(ANNA, PUBLISHERS_PER_MEMBER_MAX)
+
+    assert commander.does(one_more, Register("orders")) == (
+        f"anna publishes on log topics in {PUBLISHERS_PER_MEMBER_MAX} sessions already; one of "
+        f"them has to end before another can begin"
+    )
+    # It may do anything else, one that publishes may register again, and so may other members.
+    commander.ok(one_more, Join("g", ["orders"]))
+    commander.ok(session_of(ANNA, 0), Register("orders", SECOND_US))
+    commander.ok(BEN, Register("orders"))
+
+
+@pytest.mark.parametrize("end", ["unregistered", "lease ended"])
+def test_a_session_that_ends_leaves_its_place_to_another_that_publishes(end: str) -> None:
+    commander = Commander()
+    publish_all(commander)
+    if end == "unregistered":
+        commander.ok(session_of(ANNA, 7), Unregister("orders"))
+    else:
+        commander.wait(1)
+    commander.ok(session_of(ANNA, PUBLISHERS_PER_MEMBER_MAX), Register("orders"))
 
 
 def test_a_sentence_is_not_longer_than_what_a_session_keeps() -> None:

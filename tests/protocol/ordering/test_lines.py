@@ -10,6 +10,7 @@ from quorate.core.ordering import Line, Received, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering import lines
 from quorate.protocol.ordering.lines import EARLY_WORDS_MAX, Waiting
+from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
 from quorate.protocol.ordering.value import CHAIN_START, DIGEST_BYTES, Span, chained
 
 LINE = Line(1000, 7, 0)
@@ -103,10 +104,11 @@ def test_a_line_has_room_for_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch
     assert waiting.end == 4
 
 
-def test_a_line_has_room_for_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "WAITING_BYTES_MAX", 2)
-    assert line_with(1).has_room
-    assert not line_with(1, 2).has_room
+def test_a_line_has_room_for_so_many_bytes() -> None:
+    waiting, room = line_with(1), 2 * (BATCH_COST + 1) - 1
+    assert not waiting.extend(2, digests_of(contents(2, 3)), contents(2, 3), room)
+    assert waiting.end == 3
+    assert waiting.cost_bytes == LINE_COST + 2 * (BATCH_COST + 1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 5)), max_size=12))
@@ -155,12 +157,14 @@ def test_what_lost_its_place_is_kept_until_its_numbers_are_decided() -> None:
     assert (waiting.former, waiting.former_bytes) == ([], 0)
 
 
-def test_what_lost_its_place_takes_up_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "WAITING_BYTES_MAX", 2 * DIGEST_BYTES)
+def test_what_lost_its_place_takes_up_room() -> None:
     waiting, other = line_with(1, 2), contents(1, mark="x")
-    assert waiting.has_room
     waiting.replace(span(1, other), digests_of(other), other)
-    assert not waiting.has_room
+    lost = 2 * (BATCH_COST + DIGEST_BYTES + 1)
+    assert waiting.cost_bytes == LINE_COST + BATCH_COST + len(other[0]) + lost
+    # That is room which the line does not have for more.
+    assert not waiting.extend(2, digests_of(contents(2)), contents(2), BATCH_COST)
+    assert waiting.end == 2
 
 
 def test_what_is_there_already_stays_and_gets_its_payloads() -> None:
@@ -308,5 +312,5 @@ def test_what_is_written_down_are_the_payloads_that_are_not_on_disk_yet() -> Non
     assert list(waiting.unheld_runs(4)) == []
 
     take(waiting, 3, contents(3))
-    # Behind a payload that came late, some are written again; none is left out.
-    assert list(waiting.unheld_runs(4)) == [(3, contents(3, 4))]
+    # Behind a payload that came late, none is written again, and none is left out.
+    assert list(waiting.unheld_runs(4)) == [(3, contents(3))]

@@ -12,7 +12,8 @@ from quorate.core.ordering import Announce, Append, Line, Ordered
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
-from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing
+from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing, UnderWay
+from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
 from quorate.storage.store import DiskStore
 from stage import Outlook, topic
 
@@ -240,7 +241,7 @@ def test_receipts_come_in_the_order_of_the_line() -> None:
 
     assert [(r.first, r.count, r.offset) for r in publisher.receipts()] == [(1, 2, 4), (3, 1, 9)]
     assert publisher.line.in_flight == 0
-    assert publisher.line.in_flight_bytes == 0
+    assert publisher.line.under_way.bytes == 0
 
 
 def test_a_batch_has_one_receipt() -> None:
@@ -268,6 +269,25 @@ def test_what_waits_for_receipts_is_bounded() -> None:
     for replica in (0, 1):
         publisher.ordered(replica)
     assert publisher.line.has_room
+
+
+def test_lines_share_what_may_be_under_way() -> None:
+    look, under_way = Outlook(), UnderWay(LINE_COST + BATCH_COST + 10)
+    first, second = (
+        LineOutgoing(topic(BYZANTINE), Line(1000, T, partition), look.outbox, under_way)
+        for partition in range(2)
+    )
+    first.add(bytes(9), 1)
+    assert second.has_room
+    assert not under_way.held_up
+    first.add(b"x", 1)
+    assert not second.has_room
+    assert under_way.held_up
+
+    for replica in (0, 1):
+        first.on_ordered(replica, Ordered(T, 0, 1, 2, 0, 9))
+    assert second.has_room
+    assert under_way.bytes == 0
 
 
 def test_positions_that_begin_with_what_has_its_receipt_take_no_room() -> None:

@@ -60,6 +60,7 @@ from quorate.protocol.control.groups import Assignment, Groups
 from quorate.protocol.control.state import (
     GROUPS_PER_SESSION_MAX,
     PROPOSALS_PER_PARTY_MAX,
+    PUBLISHERS_PER_MEMBER_MAX,
     REGISTRATIONS_PER_SESSION_MAX,
     SENTENCE_CHARACTERS_MAX,
     SESSIONS_PER_MEMBER_MAX,
@@ -132,9 +133,12 @@ class Control:
         # What follows from the sessions, to have it at hand.
         self._publishers: dict[str, set[NodeId]] = {}
         self._sessions: Counter[MemberId] = Counter()
+        # Those of them that publish.
+        self._publishing: Counter[MemberId] = Counter()
         self._ends: list[tuple[int, NodeId]] = []
         for node, session in self.state.sessions.items():
             self._sessions[member_of(node)] += 1
+            self._publishing[member_of(node)] += bool(session.topics)
             self._ends.append((session.expires_us, node))
             for topic in session.topics:
                 self._publishers.setdefault(topic, set()).add(node)
@@ -245,6 +249,7 @@ class Control:
         for _, node in sorted(ended):
             session = self.state.sessions.pop(node)
             self._sessions[member_of(node)] -= 1
+            self._publishing[member_of(node)] -= bool(session.topics)
             for topic in session.topics:
                 self._publishers[topic].discard(node)
             for group in session.groups:
@@ -330,14 +335,27 @@ class Control:
                     f"this session of {client.name} publishes on "
                     f"{REGISTRATIONS_PER_SESSION_MAX} topics already"
                 )
+            if not session.topics:
+                self._take_part_of_room(member_of(node), client)
             publishers.add(node)
             session.topics.append(name)
         session.lease_us = command.lease_us
+
+    def _take_part_of_room(self, member: MemberId, client: Client) -> None:
+        """A session begins to publish. What replicas keep of all that is undecided is bounded for
+        each client, and every session of it has its part (`ordering/room.py`)."""
+        if self._publishing[member] >= PUBLISHERS_PER_MEMBER_MAX:
+            raise RefusedError(
+                f"{client.name} publishes on log topics in {PUBLISHERS_PER_MEMBER_MAX} sessions "
+                f"already; one of them has to end before another can begin"
+            )
+        self._publishing[member] += 1
 
     def _unregister(self, node: NodeId, session: Session, topic: str) -> None:
         if topic in session.topics:
             session.topics.remove(topic)
             self._publishers[topic].discard(node)
+            self._publishing[member_of(node)] -= not session.topics
 
     def _join(self, node: NodeId, client: Client, session: Session, command: Join) -> None:
         _check_lease(command.lease_us)

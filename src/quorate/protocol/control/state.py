@@ -24,6 +24,8 @@ TOPICS_MAX = 4096
 # With those that were removed, when another is added; a founding file may have more.
 CLIENTS_MAX = 1024
 SESSIONS_PER_MEMBER_MAX = 1024
+# Of these, so many that publish: each has room for what is undecided, at every replica.
+PUBLISHERS_PER_MEMBER_MAX = 32
 REGISTRATIONS_PER_SESSION_MAX = 256
 GROUPS_PER_SESSION_MAX = 64
 GROUPS_MAX = 1024

@@ -2,24 +2,35 @@
 
 `lines.py` says what is known of one line. Here is which lines there are, which of them have
 something to be ordered, and whose turn it is with the leader. Publishers hand their batches in
-here. What others speak of makes a line as well, and there is a bound on those.
+here, as far as they have room (`room.py`). What others speak of makes a line as well, and there is
+a bound on those.
+
+In the group that orders commands, what waits of a session goes when its registration does. Every
+replica comes to that in the same slot, and finds no value acceptable from the next slot on that
+names one of its lines. So no slot is or will be bound to what is dropped, whoever counted on it.
+In another group replicas hear of that in different slots, and keep what waits. There a correct
+leader proposes all that anybody stores, unless the client left out what comes before that. A client
+that does so for long has filled up its room there, and nobody else's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ids import Digest, NodeId, Sequence, member_of
 from quorate.core.ordering import Append, Line, Ordered, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.commands import Commands
-from quorate.protocol.ordering.lines import Former, Waiting
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Former, Waiting
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
-from quorate.protocol.ordering.records import Held
+from quorate.protocol.ordering.records import Dropped, Held
+from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, Room, Rooms
 from quorate.protocol.ordering.value import Span
 from quorate.protocol.outbox import Outbox
 
 # Lines that others may speak of before their publishers do.
 HEARSAY_MAX = 1024
+# What an honest session has of commands: one at a time.
+COMMAND_COST = LINE_COST + BATCH_COST + INLINE_BYTES_MAX
 
 NEVER_US = -(1 << 62)
 # What no value has named for so long, none does any more.
@@ -27,6 +38,8 @@ NAMED_US_MAX = 1_000_000
 
 # Whether a line may exist: its publisher may write there.
 MayAppend = Callable[[Line], bool]
+# Whether its session is registered there, as of the last slot; without commands, all are.
+IsOpen = Callable[[Line], bool]
 
 
 class Wanted:
@@ -56,10 +69,17 @@ class Backlog:
         commands: Commands,
         may_append: MayAppend,
         outbox: Outbox,
+        *,
+        is_open: IsOpen,
+        named: Callable[[], Collection[Line]],
+        rooms: Rooms,
     ) -> None:
+        """`named` says which lines a value names that an open slot may be bound to."""
         self.lines: dict[Line, Waiting] = {}
         # Lines with undecided batches, in the order in which the leader serves them.
         self.active: dict[Line, Waiting] = {}
+        # Lines that take room.
+        self._charged: dict[Line, Waiting] = {}
         # Lines whose progress the leader has yet to hear of.
         self.unsaid: dict[Line, Waiting] = {}
         # Lines of which we lack something that others know (`retrieval.py`).
@@ -67,6 +87,10 @@ class Backlog:
         # Whether something came that may make a value acceptable, or let it be carried out.
         self.has_news = False
         self.may_append = may_append
+        self.is_open = is_open
+        self._named = named
+        self.room = Room(rooms.session, rooms.member)
+        self.commands_room = Room(rooms.session, rooms.commands)
         # Lines of which we know no more than that a replica spoke of them.
         self._hearsay: dict[Line, None] = {}
         self._members, self._others = roster.members, roster.others
@@ -97,7 +121,12 @@ class Backlog:
         return self.line(line)
 
     def forget(self, line: Line) -> None:
-        for known in (self._hearsay, self.lines, self.active, self.unsaid, self.wanted):
+        waiting = self.lines.get(line)
+        if waiting is not None:
+            self._room_of(line).change(line.publisher, -waiting.charged_bytes)
+        for known in (
+            self._hearsay, self.lines, self.active, self.unsaid, self.wanted, self._charged,
+        ):  # fmt: skip
             known.pop(line, None)
 
     def _forget_hearsay(self) -> None:
@@ -127,10 +156,61 @@ class Backlog:
             del self.active[line]
             self.unsaid.pop(line, None)
 
+    def drop_ended(self) -> None:
+        """Sessions may have ended: what waits of them will not be ordered."""
+        for line in [line for line in self._charged if not self.is_open(line)]:
+            self.drop(line)
+
+    def drop(self, line: Line) -> None:
+        """Give up what waits of a line, here and on disk."""
+        waiting = self.lines.get(line)
+        if waiting is not None and waiting.has_held:
+            self._outbox.persist(Dropped(*line), sync=False)
+        self.forget(line)
+
+    # Room
+
+    def charge(self, waiting: Waiting) -> None:
+        """A line takes another amount of room than before."""
+        line, cost_bytes = waiting.line, waiting.cost_bytes
+        if cost_bytes != waiting.charged_bytes and self.lines.get(line) is waiting:
+            self._room_of(line).change(line.publisher, cost_bytes - waiting.charged_bytes)
+            waiting.charged_bytes = cost_bytes
+            self._charged[line] = waiting
+            if not cost_bytes:
+                del self._charged[line]
+
+    def _room_of(self, line: Line) -> Room:
+        return self.commands_room if self._commands.are_on(line) else self.room
+
+    def _room_for(self, line: Line) -> int:
+        """How much more may wait of this line. Commands make room for others of their client."""
+        room = self._room_of(line)
+        while room is self.commands_room and room.is_short(line.publisher, COMMAND_COST):
+            given_way = self._longest_unsaid(line)
+            if given_way is None:
+                break
+            self.drop(given_way.line)
+        return room.left(line.publisher)
+
+    def _longest_unsaid(self, newcomer: Line) -> Waiting | None:
+        """Commands of another session of this client: those that it has not said for longest."""
+        member, kept = member_of(newcomer.publisher), {newcomer, *self._named()}
+        others = [
+            waiting
+            for line, waiting in self._charged.items()
+            if member_of(line.publisher) == member
+            and self._commands.are_on(line)
+            and line not in kept
+        ]
+        return min(others, key=lambda waiting: waiting.given_us, default=None)
+
     # What may be proposed
 
     def proposable(self, waiting: Waiting) -> Sequence:
         """Up to here, every correct replica can find the line authentic and available."""
+        if not self.is_open(waiting.line):
+            return waiting.next - 1
         last = waiting.received_through(self._voices_to_propose)
         return waiting.available_through(last, self.holders(waiting.line))
 
@@ -151,7 +231,10 @@ class Backlog:
         waiting = self.line(line)
         if first < waiting.next:
             self._tell_positions(line, first, min(first + len(digests), waiting.next))
-        if waiting.extend(first, digests, payloads):
+        waiting.given_us = self._outbox.now_us
+        contradicts = waiting.extend(first, digests, payloads, self._room_for(line))
+        self.charge(waiting)
+        if contradicts:
             self._outbox.report(line.publisher, "contradiction", f"in its line at {first}")
             return None
         if first <= waiting.direct + 1:
@@ -192,6 +275,7 @@ class Backlog:
         if held.first + len(held.payloads) > waiting.next:
             digests = [*map(digest, held.payloads)]
             waiting.put_aside(Former(held.first, digests, [*held.payloads]))
+            self.charge(waiting)
 
     def restore(self, held: Held) -> None:
         """What the disk had before we restarted waits again, if it is still undecided."""
@@ -206,6 +290,7 @@ class Backlog:
         waiting.direct = waiting.end - 1
         if waiting.held == held.first - 1:
             waiting.held = min(waiting.end, held.first + len(held.payloads)) - 1
+        self.charge(waiting)
         self.activate(waiting)
 
     def _tell_positions(self, line: Line, first: Sequence, end: Sequence) -> None:
@@ -215,21 +300,28 @@ class Backlog:
                 self._outbox.send(line.publisher, Ordered(line.topic, line.partition, *position))
 
     def _store_run(self, waiting: Waiting, append: Append, start: int, end: int) -> None:
-        first, last = append.first + start, append.first + end - 1
-        chain = waiting.chain_at(last)
-        if chain is None or first < waiting.next:
+        first = append.first + start
+        if first < waiting.next:
             return
-        if waiting.held < last:
-            self._outbox.persist(Held(*waiting.line, first, append.payloads[start:end]))
-            if waiting.held == first - 1:
-                waiting.held = last
-        self._outbox.send_all(self._others, Stored(*waiting.line, first, end - start, chain))
+        # What there was no room for is not stored either.
+        has = [payload is not None for payload in waiting.payloads[first - waiting.next :]]
+        count = min(end - start, [*has, False].index(False))
+        last = first + count - 1
+        chain = waiting.chain_at(last)
+        if not count or chain is None:
+            return
+        if not waiting.is_held(first, last):
+            payloads = append.payloads[start : start + count]
+            self._outbox.persist(Held(*waiting.line, first, payloads))
+            waiting.note_held(first, last)
+        self._outbox.send_all(self._others, Stored(*waiting.line, first, count, chain))
 
     # What was decided
 
     def advance(self, waiting: Waiting, count: int) -> None:
         """The next batches of a line were decided; the rest of it waits from now on."""
         waiting.advance(count)
+        self.charge(waiting)
         waiting.since_us = waiting.told_us = self._outbox.now_us
         if not waiting.digests:
             self.active.pop(waiting.line, None)

@@ -197,6 +197,7 @@ class CatchingUp:
                 waiting.replace(span, contents, payloads)
             elif span.topic == CONTROL_TOPIC_ID:
                 waiting.complete(span.first, contents, payloads)
+            self._backlog.charge(waiting)
             at += span.batches
 
 

@@ -208,6 +208,12 @@ class Consensus:
                 self._outbox.send_all(self._others, Propose(self.group, self.regency, slot, value))
                 self._propose(slot, value)
 
+    def open_values(self) -> Iterator[bytes]:
+        """What slots may be bound to that others or we have yet to decide, as far as we know."""
+        for promise in self.promises.values():
+            yield from promise.values.values()
+        yield from self._proposals()
+
     # Messages
 
     def on_propose(self, sender: NodeId, propose: Propose) -> None:

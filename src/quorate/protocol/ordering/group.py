@@ -17,6 +17,7 @@ with a reason and f that lie, to change the leader.
 """
 
 from collections import Counter
+from contextlib import suppress
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
@@ -41,7 +42,7 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.digests import digest
 from quorate.protocol.control.replica import Steward
-from quorate.protocol.ordering.backlog import Backlog, MayAppend
+from quorate.protocol.ordering.backlog import Backlog, IsOpen, MayAppend
 from quorate.protocol.ordering.catching_up import CatchingUp
 from quorate.protocol.ordering.clocks import Clocks, WallClock
 from quorate.protocol.ordering.commands import Commands
@@ -67,6 +68,7 @@ from quorate.protocol.ordering.records import (
     cut,
 )
 from quorate.protocol.ordering.retrieval import Retrieval
+from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.snapshots import Snapshots
 from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.value import SPANS_MAX, Span, Value, value_digest
@@ -90,12 +92,14 @@ class Group:
         notary: Notary | None,
         store: Store,
         may_append: MayAppend,
+        is_open: IsOpen,
         wall_us: WallClock,
         outbox: Outbox,
         state: LogState | None = None,
         steward: Steward | None = None,
         regency: int = 1,
         pace: Pace = PACE,
+        rooms: Rooms = ROOMS,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
         self.members = roster.members
@@ -113,7 +117,10 @@ class Group:
         self.change = LeaderChange(self.consensus, signer, outbox, pace)
         self.readers = Readers(log, store, outbox)
         self.filling = Filling(self._others, roster.stores, store, outbox)
-        self.backlog = Backlog(roster, log, self.commands, may_append, outbox)
+        self.backlog = Backlog(
+            roster, log, self.commands, may_append, outbox,
+            is_open=is_open, named=self._named, rooms=rooms,
+        )  # fmt: skip
         self.retrieval = Retrieval(
             roster, log, self.backlog, self.commands, self.readers, outbox, pace
         )
@@ -161,6 +168,7 @@ class Group:
                     self.backlog.restore_displaced(displaced)
             elif isinstance(record, Held):
                 self.backlog.restore(record)
+        self.backlog.drop_ended()
         self.consensus.resume()
         self.change.resume()
         for partition, offset, batches in self._store.absent():
@@ -185,6 +193,7 @@ class Group:
         self.snapshots.start_over()
         self.consensus.jump(state.slot + 1, state.last)
         self.backlog.start_over()
+        self.backlog.drop_ended()
         self.readers.start_over()
         self.filling.start_over()
         self.catching_up.said.clear()
@@ -361,7 +370,7 @@ class Group:
         return batches <= SLOT_BATCHES_MAX and sum(commands) <= SLOT_COMMANDS_MAX
 
     def _is_span_acceptable(self, span: Span) -> bool:
-        if self.backlog.may_append(span.line):
+        if self.backlog.may_append(span.line) and self.backlog.is_open(span.line):
             return self.retrieval.is_acceptable(span)
         self._outbox.report(self.consensus.leader, "bad-proposal", "of a line that may not be")
         return False
@@ -412,7 +421,18 @@ class Group:
         self.change.progressed()
         self.catching_up.said.pop(slot, None)
         while self.log.forgotten:
-            self.backlog.forget(self.log.forgotten.pop())
+            self.backlog.drop(self.log.forgotten.pop())
+        if any(map(self.commands.are_on, (span.line for span in decoded.spans))):
+            self.backlog.drop_ended()
+
+    def _named(self) -> list[Line]:
+        """Lines named by values that an open slot may be bound to."""
+        named: list[Line] = []
+        for value in self.consensus.open_values():
+            # A leader may propose anything.
+            with suppress(RemoteProtocolError):
+                named += [span.line for span in Value.decode(value).spans]
+        return named
 
     def _carry_out(self, placed: Placed, waiting: Waiting, time_us: int, before: Digest) -> None:
         """The next batches of a line have their place: all who wait for that hear of it."""

@@ -24,14 +24,15 @@ from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import Line, Received, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.log import Content
+from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
 from quorate.protocol.ordering.value import CHAIN_START, DIGEST_BYTES, Span, chained
 
 # A batch of up to so many bytes rides inside its request, to every replica.
 INLINE_BYTES_MAX = 4096
-# So much of a line may wait at a replica.
+# So many batches of a line may wait at a replica; `room.py` says how many bytes of all lines.
 WAITING_BATCHES_MAX = 4096
-WAITING_BYTES_MAX = 64 * 1024 * 1024
 EARLY_WORDS_MAX = 64
+UNBOUNDED = 1 << 62
 
 
 class Former(NamedTuple):
@@ -60,6 +61,13 @@ class Former(NamedTuple):
     def size(self) -> int:
         return sum(DIGEST_BYTES + len(payload or b"") for payload in self.payloads)
 
+    def begins(self, other: "Former") -> bool:
+        """Whether another one says the same, and perhaps more."""
+        if self.first != other.first or self.digests != other.digests[: len(self.digests)]:
+            return False
+        pairs = zip(self.payloads, other.payloads, strict=False)
+        return all(mine is None or mine == theirs for mine, theirs in pairs)
+
 
 class Waiting:
     """One line's undecided batches, as this replica knows them.
@@ -70,13 +78,16 @@ class Waiting:
     __slots__ = (
         "base",
         "chains",
+        "charged_bytes",
         "digests",
         "direct",
         "early",
         "former",
         "former_bytes",
+        "given_us",
         "heard",
         "held",
+        "held_beyond",
         "holders",
         "line",
         "next",
@@ -102,6 +113,8 @@ class Waiting:
         self.direct: Sequence = start - 1
         # Up to here our payloads are on disk.
         self.held: Sequence = start - 1
+        # And these, which come after some that are not.
+        self.held_beyond: set[Sequence] = set()
         # The last word of each replica on how far it received this line.
         self.heard: dict[NodeId, Received] = {}
         # Payloads that the disk had after a crash, of batches whose predecessors it did not have.
@@ -113,6 +126,10 @@ class Waiting:
         # Words of stores about batches that we have yet to hear of ourselves.
         self.early: dict[NodeId, list[Stored]] = {}
         self.waiting_bytes = 0
+        # What this line was last said to take (`room.py`).
+        self.charged_bytes = 0
+        # When the publisher last gave us something, be it again.
+        self.given_us = 0
         self.since_us = 0
         self.told_us = 0
 
@@ -123,8 +140,16 @@ class Waiting:
 
     @property
     def has_room(self) -> bool:
-        kept_bytes = self.waiting_bytes + self.former_bytes
-        return len(self.digests) < WAITING_BATCHES_MAX and kept_bytes < WAITING_BYTES_MAX
+        return len(self.digests) < WAITING_BATCHES_MAX
+
+    @property
+    def cost_bytes(self) -> int:
+        """What this line takes, with all that goes with it."""
+        if not (self.digests or self.former or self.spare):
+            return 0
+        batches = len(self.digests) + sum(len(former.digests) for former in self.former)
+        cost = LINE_COST + BATCH_COST * batches + self.waiting_bytes + self.former_bytes
+        return cost + sum(map(len, self.spare.values())) if self.spare else cost
 
     def chain_at(self, sequence: Sequence) -> Digest | None:
         """The chain of a batch, if we know the line so far."""
@@ -133,13 +158,27 @@ class Waiting:
             return self.base
         return self.chains[at] if 0 <= at < len(self.chains) else None
 
-    def extend(self, first: Sequence, digests: Seq[Digest], payloads: Seq[bytes | None]) -> bool:
-        """Take what follows on what we know; True if the publisher contradicts itself."""
-        contradicts = self.complete(first, digests, payloads)
+    def extend(
+        self,
+        first: Sequence,
+        digests: Seq[Digest],
+        payloads: Seq[bytes | None],
+        room_bytes: int = UNBOUNDED,
+    ) -> bool:
+        """Take what follows on what we know; True if the publisher contradicts itself.
+
+        Payloads and batches for which there is no room are left out. They are handed in again.
+        """
+        before = self.cost_bytes
+        contradicts = self.complete(first, digests, payloads, room_bytes)
+        room_bytes -= self.cost_bytes - before
         skip = self.end - first
         if contradicts or skip < 0 or skip >= len(digests) or not self.has_room:
             return contradicts
-        room = WAITING_BATCHES_MAX - len(self.digests)
+        room_bytes -= 0 if self.cost_bytes else LINE_COST
+        room = min(WAITING_BATCHES_MAX - len(self.digests), _fitting(payloads[skip:], room_bytes))
+        if not room:
+            return False
         fresh = digests[skip : skip + room]
         payloads = payloads[skip : skip + room]
         self.chains += chained(self.chains[-1] if self.chains else self.base, fresh)
@@ -150,19 +189,34 @@ class Waiting:
         self._use_spare()
         return False
 
-    def complete(self, first: Sequence, digests: Seq[Digest], payloads: Seq[bytes | None]) -> bool:
-        """Payloads of batches of which we have the digest already."""
+    def complete(
+        self,
+        first: Sequence,
+        digests: Seq[Digest],
+        payloads: Seq[bytes | None],
+        room_bytes: int = UNBOUNDED,
+    ) -> bool:
+        """Payloads of batches of which we have the digest already, as far as there is room."""
         start, end = max(first, self.next), min(first + len(digests), self.end)
         for sequence in range(start, end):
             mine, theirs = sequence - self.next, sequence - first
             if self.digests[mine] != digests[theirs]:
                 return True
             payload = payloads[theirs]
-            if payload is not None and self.payloads[mine] is None:
+            if payload is not None and self.payloads[mine] is None and len(payload) <= room_bytes:
                 self.payloads[mine] = payload
                 self.waiting_bytes += len(payload)
-                self.held = min(self.held, sequence - 1)
+                room_bytes -= len(payload)
+                self._note_unheld(sequence)
         return False
+
+    def _note_unheld(self, sequence: Sequence) -> None:
+        """One of the batches that count as held came without its payload, which is here now."""
+        if sequence <= self.held:
+            after = range(sequence + 1, self.held + 1)
+            present = (each for each in after if self.payloads[each - self.next] is not None)
+            self.held_beyond.update(present)
+            self.held = sequence - 1
 
     def replace(self, span: Span, digests: Seq[Digest], payloads: Seq[bytes | None]) -> bool:
         """Take what a span names in place of what we have. False if that is not what it names."""
@@ -187,15 +241,17 @@ class Waiting:
         ]
         self.holders = [set() for _ in digests]
         self.direct = self.held = self.next - 1
+        self.held_beyond.clear()
         self.waiting_bytes = sum(len(payload) for payload in self.payloads if payload)
         self._use_spare()
         return True
 
     def put_aside(self, former: Former) -> None:
         """Keep what has lost its place, until these numbers are decided."""
-        if former not in self.former:
+        if not any(former.begins(other) for other in self.former):
+            self.former = [other for other in self.former if not other.begins(former)]
             self.former.append(former)
-            self.former_bytes += former.size
+            self.former_bytes = sum(each.size for each in self.former)
 
     def former_of(self, span: Span) -> tuple[list[Digest], list[bytes | None]] | None:
         """What this span names, if we had that before."""
@@ -237,6 +293,8 @@ class Waiting:
             self.former_bytes = sum(former.size for former in self.former)
         self.direct = max(self.direct, self.next - 1)
         self.held = max(self.held, self.next - 1)
+        if self.held_beyond:
+            self.held_beyond = {each for each in self.held_beyond if each > self.held}
 
     # Who has it
 
@@ -307,12 +365,41 @@ class Waiting:
                 return self.next + at
         return span.first
 
+    @property
+    def has_held(self) -> bool:
+        """Whether anything undecided of this line may be on disk."""
+        return self.held >= self.next or bool(self.held_beyond or self.spare or self.former)
+
+    def is_held(self, first: Sequence, last: Sequence) -> bool:
+        """Whether the payloads of these batches are on disk."""
+        return all(each <= self.held or each in self.held_beyond for each in range(first, last + 1))
+
+    def note_held(self, first: Sequence, last: Sequence) -> None:
+        """These payloads are on disk from now on."""
+        if self.held == first - 1:
+            self.held = last
+        else:
+            self.held_beyond.update(range(first, last + 1))
+
     def unheld_runs(self, count: int) -> Iterator[tuple[Sequence, list[bytes]]]:
         """Runs of payloads among the next batches that are not on disk yet."""
         start = max(self.held + 1 - self.next, 0)
-        absent = [at for at in range(start, count) if self.payloads[at] is None]
+        absent = [
+            at
+            for at in range(start, count)
+            if self.payloads[at] is None or self.next + at in self.held_beyond
+        ]
         for before, after in pairwise([start - 1, *absent, count]):
             run = [payload for payload in self.payloads[before + 1 : after] if payload is not None]
             if run:
                 yield self.next + before + 1, run
         self.held = max(self.held, self.next + count - 1)
+
+
+def _fitting(payloads: Seq[bytes | None], room_bytes: int) -> int:
+    """How many of these batches there is room for."""
+    for count, payload in enumerate(payloads):
+        room_bytes -= BATCH_COST + len(payload or b"")
+        if room_bytes < 0:
+            return count
+    return len(payloads)

@@ -7,6 +7,9 @@ to the others; when nothing moves for a while, to more stores. A batch has its r
 replicas name the same position: one where nobody lies, f + 1 otherwise. Until then it is kept and
 sent again, to whoever comes back and to all when nothing moves. Replicas recognise what they have
 by its sequence number, so that nothing is ordered twice.
+
+What all lines of a source have under way is bounded together, and replicas have room for that
+(`room.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,11 +20,11 @@ from quorate.crypto.digests import digest
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
+from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, ROOMS
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size
 from quorate.protocol.topic import Topic
 
-IN_FLIGHT_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
 
@@ -51,6 +54,24 @@ _KEPT = {
 }
 
 
+class UnderWay:
+    """What a source has no receipts for, on all its lines, counted as replicas count it."""
+
+    __slots__ = ("bytes", "bytes_max", "held_up")
+
+    def __init__(self, bytes_max: int = ROOMS.in_flight) -> None:
+        self.bytes = 0
+        self.bytes_max = bytes_max
+        # Whether a line was kept from going on since this was last set to False.
+        self.held_up = False
+
+    @property
+    def has_room(self) -> bool:
+        has_room = self.bytes < self.bytes_max
+        self.held_up |= not has_room
+        return has_room
+
+
 class Kept:
     """A batch without a receipt."""
 
@@ -65,11 +86,14 @@ class Kept:
 class LineOutgoing:
     """The publisher's end of one line."""
 
-    def __init__(self, topic: Topic, line: Line, outbox: Outbox) -> None:
+    def __init__(
+        self, topic: Topic, line: Line, outbox: Outbox, under_way: UnderWay | None = None
+    ) -> None:
+        """`under_way` is shared by all lines of a source."""
         self.topic, self.line = topic, line
+        self.under_way = UnderWay() if under_way is None else under_way
         self.next: Sequence = 1
         self.unreceipted: Sequence = 1
-        self.in_flight_bytes = 0
         self._kept: dict[Sequence, Kept] = {}
         self._outbox = outbox
         self._stores = stores_of(topic.members, Partition(line.topic, line.partition))
@@ -86,8 +110,7 @@ class LineOutgoing:
 
     @property
     def has_room(self) -> bool:
-        in_flight = self.next - self.unreceipted
-        return in_flight < self.topic.windows.in_flight and self.in_flight_bytes < IN_FLIGHT_BYTES
+        return self.in_flight < self.topic.windows.in_flight and self.under_way.has_room
 
     @property
     def in_flight(self) -> int:
@@ -97,8 +120,9 @@ class LineOutgoing:
         sequence = self.next
         if sequence == self.unreceipted:
             self._moved_us = self._outbox.now_us
+            self.under_way.bytes += LINE_COST
         self._kept[sequence] = Kept(payload, events)
-        self.in_flight_bytes += len(payload)
+        self.under_way.bytes += BATCH_COST + len(payload)
         self.next += 1
         return sequence
 
@@ -153,8 +177,10 @@ class LineOutgoing:
     def _settle(self, ordered: Ordered, replicas: tuple[NodeId, ...]) -> None:
         end = ordered.first + ordered.count
         for sequence in range(self.unreceipted, end):
-            self.in_flight_bytes -= len(self._kept.pop(sequence).payload)
+            self.under_way.bytes -= BATCH_COST + len(self._kept.pop(sequence).payload)
         self.unreceipted = end
+        if not self.in_flight:
+            self.under_way.bytes -= LINE_COST
         self._voices = {first: said for first, said in self._voices.items() if first >= end}
         self._moved_us, self._retry_us = self._outbox.now_us, RETRY_AFTER_US
         self._outbox.deliver(

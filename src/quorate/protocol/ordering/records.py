@@ -33,6 +33,17 @@ class Held(msgspec.Struct, frozen=True, gc=False, tag="held"):
     payloads: list[bytes]
 
 
+class Dropped(msgspec.Struct, frozen=True, gc=False, tag="dropped"):
+    """What is held of this line and undecided will not be decided: it is given up.
+
+    It need not be synced: whoever still has it after a crash drops it again.
+    """
+
+    publisher: NodeId
+    topic: TopicId
+    partition: int
+
+
 class Voted(msgspec.Struct, frozen=True, gc=False, tag="voted"):
     """What this replica has said in a slot; later records of a slot replace earlier ones.
 
@@ -124,7 +135,7 @@ class Installed(msgspec.Struct, frozen=True, gc=False, tag="installed"):
         return Snapshot(self.group, self.slot, self.state, self.regency)
 
 
-Record: TypeAlias = Held | Voted | Decided | Snapshot | Certified | Installed
+Record: TypeAlias = Held | Dropped | Voted | Decided | Snapshot | Certified | Installed
 
 
 class Stretch(msgspec.Struct, frozen=True, gc=False):

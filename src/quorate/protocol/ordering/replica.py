@@ -53,6 +53,7 @@ from quorate.protocol.ordering.log import LogState
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import GroupKind, Roster, group_of, rules_of
 from quorate.protocol.ordering.records import Record, Snapshot, Store
+from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.rules import Rules
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import GIVING_BACK, other_terms
@@ -85,6 +86,7 @@ class Ordering:
         cluster: Cluster | None = None,
         rules: Callable[[GroupKind, Any], Rules] = rules_of,
         pace: Pace = PACE,
+        rooms: Rooms = ROOMS,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
         """`cluster` is what the cluster was when it began, if it has a control plane."""
@@ -102,6 +104,7 @@ class Ordering:
         self._outbox = outbox
         self._rules = rules
         self._pace = pace
+        self._rooms = rooms
         self._snapshot_every = snapshot_every
         self._next_tick_us = 0
         states = {
@@ -133,12 +136,14 @@ class Ordering:
             notary=self._notaries.get(kind),
             store=self._store,
             may_append=partial(self._may_append_in, kind),
+            is_open=self._is_open if topic.id == CONTROL_TOPIC_ID else _always,
             wall_us=self._wall_us,
             outbox=self._outbox,
             state=states.get(kind),
             steward=self.steward if topic.id == CONTROL_TOPIC_ID else None,
             regency=found.snapshots[kind].regency if kind in found.snapshots else 1,
             pace=self._pace,
+            rooms=self._rooms,
             snapshot_every=self._snapshot_every,
         )
         group.restore(list(found.records))
@@ -220,6 +225,11 @@ class Ordering:
         topic = self.topics.get(line.topic)
         return topic is not None and group_of(topic.contract) is kind and self.may_append(line)
 
+    def _is_open(self, line: Line) -> bool:
+        """May what this publisher handed in there still be ordered? The same at all replicas that
+        have come to the same slot of the group that orders commands."""
+        return self.may_append(line) and self._is_registered(line)
+
     # Messages
 
     def _on_request(self, sender: NodeId, message: Append | Announce) -> None:
@@ -299,6 +309,10 @@ class Ordering:
 
     def _refuse(self, sender: NodeId, sentence: str) -> None:
         self._outbox.report(sender, "rejected", sentence)
+
+
+def _always(_: Line) -> bool:
+    return True
 
 
 _FOLLOWERS_SAY = (Standing, Fill, Retrieve, AskPart)

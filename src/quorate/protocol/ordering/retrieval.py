@@ -140,6 +140,7 @@ class Retrieval:
         waiting, span = self._backlog.line(line), wanted.span
         if waiting.matches(span):
             waiting.complete(retrieved.first, retrieved.digests, payloads)
+            self._backlog.charge(waiting)
         elif retrieved.first == span.first and waiting.is_named_by(span, retrieved.digests):
             wanted.offer = None
             if self._offered_bytes() + _bytes_of(payloads) > OFFERED_BYTES_MAX:
@@ -160,6 +161,7 @@ class Retrieval:
         offer = wanted.offer if wanted is not None else None
         for digests, payloads in filter(None, (offer, waiting.former_of(span))):
             if waiting.replace(span, digests, payloads):
+                self._backlog.charge(waiting)
                 waiting.direct = max(waiting.direct, span.end - 1)
                 self._backlog.unsaid[span.line] = waiting
                 self._backlog.activate(waiting)
