@@ -108,7 +108,23 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(RemoveClient, st.sampled_from(["dora", "anna", "acme-op"])),
     st.builds(_replacement, st.integers(40, 42), st.sampled_from(["r0", "r1", "r4"])),
 )
-values = st.one_of(st.builds(encode_command, commands), st.binary(max_size=12))
+
+
+def _altered(value: bytes, at: int, gone: int, put: bytes) -> bytes:
+    return value[:at] + put + value[at + gone :]
+
+
+values = st.one_of(
+    st.builds(encode_command, commands),
+    st.binary(max_size=12),
+    st.builds(
+        _altered,
+        st.builds(encode_command, commands),
+        st.integers(0, 60),
+        st.integers(0, 3),
+        st.binary(max_size=3),
+    ),
+)
 delays_us = st.sampled_from([0, 0, 0, SECOND_US // 2, SECOND_US, 7 * SECOND_US])
 steps = st.lists(st.tuples(nodes, values, delays_us, st.booleans()), max_size=40)
 
