@@ -43,7 +43,7 @@ class Desk:
         digests = [digest(payload or b"elsewhere") for payload in payloads]
         span = Span(*line, state.next, len(payloads), chained(state.chain, digests)[-1])
         value = Value(5, (span,))
-        before = self.log.partition(HERE).chain
+        before = self.log.partition(line.target).chain
         for at, payload in enumerate(payloads):
             if payload is not None:
                 self.disk.append([Held(*line, state.next + at, [payload])])
@@ -67,8 +67,9 @@ class Desk:
         payloads: bool = True,
         number: int = 1,
         node: NodeId = READER,
+        partition: int = 0,
     ) -> None:
-        self.readers.on_follow(node, Follow(*HERE, number, offset, limit, payloads))
+        self.readers.on_follow(node, Follow(T, partition, number, offset, limit, payloads))
 
     def sent(self, node: NodeId = READER) -> list[Message]:
         while self.readers.flush():
@@ -272,6 +273,42 @@ def test_a_turn_carries_so_much_and_the_rest_comes_with_the_next(
     first = [m for _, m in desk.look.take().send if isinstance(m, Entries)]
     assert [m.payloads for m in first] == [[b"1", b"2"]]
     assert desk.read() == [b"x", b"3"]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_turn_carries_no_more_to_whoever_reads_many_partitions_and_each_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """Also if its link is full after each of them."""
+    monkeypatch.setattr(module, "TURN_BYTES_MAX", 1)
+    desk = Desk()
+    for number in range(3):
+        for payload in (b"1", b"2"):
+            desk.decide(payload, line=Line(1000, T, number))
+    for number in range(3):
+        desk.follow(partition=number)
+    turns = []
+    for _ in range(6):
+        desk.readers.flush()
+        sent = [m for _, m in desk.look.take().send if isinstance(m, Entries)]
+        turns.append([(m.partition, m.payloads) for m in sent])
+        if is_full:
+            desk.readers.writable(READER, False)
+            desk.readers.writable(READER, True)
+    assert turns == [[(number, [payload])] for payload in (b"1", b"2") for number in range(3)]
+
+
+def test_whoever_reads_many_chains_is_not_told_all_of_them_in_one_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TURN_BYTES_MAX", 1)
+    desk = Desk()
+    for number in range(3):
+        desk.decide(b"1", line=Line(1000, T, number))
+        desk.follow(partition=number, payloads=False)
+    assert desk.readers.flush()
+    assert len(desk.look.take().send) == 1
+    assert len(desk.sent()) == 2
 
 
 def test_whoever_is_gone_is_forgotten() -> None:
