@@ -6,13 +6,14 @@ import pytest
 
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import Absent, Allow, Chained, Entries, Follow, Line, Partition
+from quorate.core.ordering import Absent, Allow, Chained, Entries, Follow, Line, Locate, Partition
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering import readers as module
 from quorate.protocol.ordering.log import Content, OrderLog
-from quorate.protocol.ordering.readers import Readers
+from quorate.protocol.ordering.readers import SEARCH_BYTES, Readers
 from quorate.protocol.ordering.records import Held
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, value_digest
+from quorate.protocol.outbox import ANSWERS_BYTES_MAX
 from quorate.sim.disks import SimDisk
 from quorate.sim.stores import SimStore
 from stage import Outlook
@@ -320,6 +321,19 @@ def test_whoever_is_gone_is_forgotten() -> None:
     assert desk.readers.count == 1
     desk.decide(b"4")
     assert desk.sent(READER) == []
+
+
+def test_whoever_asks_a_thousand_times_at_once_where_a_time_is_has_others_not_wait() -> None:
+    desk = full_desk()
+    for number in range(10_000):
+        desk.readers.on_locate(READER, Locate(*HERE, number, 5))
+    desk.readers.on_locate(SECOND, Locate(*HERE, 1, 5))
+    answers = [node for node, _ in desk.look.take().send]
+    assert answers.count(READER) <= ANSWERS_BYTES_MAX // SEARCH_BYTES
+    assert answers.count(SECOND) == 1
+    # In the next turn it is answered again.
+    desk.readers.on_locate(READER, Locate(*HERE, 1, 5))
+    assert len(desk.look.take().send) == 1
 
 
 def test_readers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ TELL_ONCE_BATCHES_MAX = 512
 TELL_EVERY_BATCHES = 64
 TURN_WORDS_MAX = 64
 READERS_MAX = 16_384
+# A search on disk takes as long as handing out so much.
+SEARCH_BYTES = 2 * 1024
 
 
 class Kept:
@@ -139,13 +141,15 @@ class Readers:
     # What happens
 
     def on_locate(self, node: NodeId, locate: Locate) -> None:
+        if not self._outbox.may_answer(node):
+            return
         partition = Partition(locate.topic, locate.partition)
-        offset = self._log.partition(partition).end
+        offset, answer_bytes = self._log.partition(partition).end, 0
         if locate.time_us == BEGIN_US:
             offset, _ = self._store.bounds(partition)
         elif locate.time_us != END_US:
-            offset = self._store.offset_at(partition, locate.time_us)
-        self._outbox.send(node, Located(*partition, locate.number, offset))
+            offset, answer_bytes = self._store.offset_at(partition, locate.time_us), SEARCH_BYTES
+        self._outbox.answer(node, Located(*partition, locate.number, offset), answer_bytes)
 
     def on_follow(self, node: NodeId, follow: Follow) -> None:
         partition = Partition(follow.topic, follow.partition)
