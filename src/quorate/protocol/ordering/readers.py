@@ -230,6 +230,8 @@ class Readers:
             if reader.payloads:
                 sent_bytes[node] += self._send_entries(node, partition, reader, end, room_bytes)
             sent_bytes[node] += self._tell_chain(node, partition, reader, end)
+        for node, count in sent_bytes.items():
+            self._outbox.charge(node, count)
         return bool(self._due)
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
