@@ -5,13 +5,22 @@ from typing import cast
 import pytest
 
 from commands import ANNA, cluster
-from quorate.core import batch
+from quorate.core import batch, columns
 from quorate.core.codec import encode
 from quorate.core.control import CONTROL_TOPIC_ID, Register, encode_command
 from quorate.core.errors import DamagedError
 from quorate.core.event import Event
 from quorate.core.ids import NodeId
-from quorate.core.ordering import Append, Decision, Line, Partition, Propose, Received, Write
+from quorate.core.ordering import (
+    Append,
+    Concluded,
+    Decision,
+    Line,
+    Partition,
+    Propose,
+    Received,
+    Write,
+)
 from quorate.crypto.digests import digest
 from quorate.protocol.control.machine import Control
 from quorate.protocol.control.replica import Steward
@@ -116,3 +125,21 @@ def test_a_replica_that_restarts_carries_out_what_was_decided_or_nothing(damage:
         with pytest.raises(DamagedError, match="commands of slot 1 are not on disk as they were"):
             replayed.replay(decided)
         assert not steward.control.may_publish(ANNA, "orders")
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_a_batch_that_is_compressed_is_no_command_and_stays_so(
+    compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some hundred bytes of it would keep every replica busy for a third of a second."""
+    command = Event(None, encode_command(Register("orders")))
+    payload = batch.encode([command, Event(None, bytes(1 << 20))], compression=compression)
+    monkeypatch.setattr(columns, "_decompressed", lambda *_: pytest.fail("it was decompressed"))
+    outbox = Outbox()
+    steward = Steward(Control(cluster()), outbox)
+    steward.carry_out(ANNA, 1, [payload], WALL_US)
+    assert not steward.control.may_publish(ANNA, "orders")
+    ((node, concluded),) = outbox.take().send
+    assert node == ANNA
+    assert isinstance(concluded, Concluded)
+    assert concluded.sentence.startswith("this is not a command")

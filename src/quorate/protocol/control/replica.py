@@ -10,7 +10,7 @@ but the commands that were carried out.
 
 from collections.abc import Callable, Iterable
 
-from quorate.core.batch import Batch
+from quorate.core.batch import Batch, compression_of
 from quorate.core.cluster import Cluster
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId, Sequence
@@ -95,8 +95,14 @@ class Steward:
 
 
 def _command_in(payload: bytes) -> bytes:
-    """The value of the one event in a batch; nothing, which is no command, if there is none."""
+    """The value of the one event in a batch; nothing, which is no command, if there is none.
+
+    A batch that is compressed is none either: of some hundred bytes it makes a million events, and
+    what it takes to decompress differs from release to release.
+    """
     try:
+        if compression_of(payload) != "none":
+            return b""
         events = Batch(payload).events()
         return next(iter(events)).value
     except (RemoteProtocolError, StopIteration):
