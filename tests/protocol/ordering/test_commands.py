@@ -2,17 +2,26 @@
 
 from typing import cast
 
+import msgspec
 import pytest
 
-from commands import ANNA, cluster
+from commands import ANNA, LOG, cluster
 from quorate.core import batch, columns
 from quorate.core.codec import encode
-from quorate.core.control import CONTROL_TOPIC_ID, Register, encode_command
+from quorate.core.control import (
+    CONTROL_TOPIC_ID,
+    Command,
+    Join,
+    Register,
+    Renew,
+    encode_command,
+)
 from quorate.core.errors import DamagedError
 from quorate.core.event import Event
 from quorate.core.ids import NodeId
 from quorate.core.ordering import (
     Append,
+    Assigned,
     Concluded,
     Decision,
     Line,
@@ -33,7 +42,7 @@ from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Decided, Placed, Store, Stretch
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
-from quorate.protocol.outbox import Outbox
+from quorate.protocol.outbox import ANSWERS_BYTES_MAX, Outbox
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimSigner
 from quorate.sim.stores import SimStore
@@ -127,6 +136,10 @@ def test_a_replica_that_restarts_carries_out_what_was_decided_or_nothing(damage:
         assert not steward.control.may_publish(ANNA, "orders")
 
 
+def command_of(command: Command) -> bytes:
+    return batch.encode([Event(None, encode_command(command))])
+
+
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 def test_a_batch_that_is_compressed_is_no_command_and_stays_so(
     compression: str, monkeypatch: pytest.MonkeyPatch
@@ -143,3 +156,20 @@ def test_a_batch_that_is_compressed_is_no_command_and_stays_so(
     assert node == ANNA
     assert isinstance(concluded, Concluded)
     assert concluded.sentence.startswith("this is not a command")
+
+
+def test_whoever_renews_a_thousand_times_at_once_hears_of_its_partitions_a_few_times() -> None:
+    outbox = Outbox()
+    steward = Steward(Control(cluster({"orders": {**LOG, "partitions": 4096}})), outbox)
+    commands = [Join(f"group-{number}", ["orders"]) for number in range(8)]
+    steward.carry_out(ANNA, 1, [command_of(each) for each in commands], WALL_US)
+    outbox.take()
+    steward.carry_out(ANNA, 9, [command_of(Renew())] * 1000, WALL_US)
+    sent = [message for _, message in outbox.take().send]
+    assert len([each for each in sent if isinstance(each, Concluded)]) == 1000
+    told = [each for each in sent if isinstance(each, Assigned)]
+    assert len(msgspec.msgpack.encode(told)) < ANSWERS_BYTES_MAX
+    assert {each.group for each in told} == {f"group-{number}" for number in range(8)}
+    # The next time it hears of them again.
+    steward.carry_out(ANNA, 1009, [command_of(Renew())], WALL_US)
+    assert len([each for _, each in outbox.take().send if isinstance(each, Assigned)]) == 8

@@ -20,6 +20,9 @@ from quorate.protocol.control.machine import Control
 from quorate.protocol.control.state import ControlState
 from quorate.protocol.outbox import Outbox
 
+# What a member is told of a partition that it reads, and as much for looking at any other.
+_PLACE_BYTES = 16
+
 
 class Steward:
     """One replica's part in the control plane."""
@@ -47,10 +50,7 @@ class Steward:
             for group, members in changes.groups.items():
                 for member in members:
                     self._tell_assignment(group, member)
-            session = self.control.state.sessions.get(publisher)
-            for group in session.groups if session is not None else ():
-                # Whoever is here again may have missed something.
-                self._tell_assignment(group, publisher)
+            self._repeat_assignments(publisher)
         return self.control.cluster.replicas != before
 
     def start_over(self, state: ControlState) -> None:
@@ -81,6 +81,18 @@ class Steward:
     def _founding(self) -> tuple[int, bytes, str]:
         text = self.control.state.founding
         return 0, digest(text.encode()), text
+
+    def _repeat_assignments(self, member: NodeId) -> None:
+        """Whoever is here again may have missed something; it hears of it once more, and not with
+        each of a thousand commands.
+        """
+        session = self.control.state.sessions.get(member)
+        for group in session.groups if session is not None else ():
+            if not self._outbox.may_answer(member):
+                return
+            places = self.control.state.groups[group].places.values()
+            self._outbox.charge(member, _PLACE_BYTES * sum(map(len, places)))
+            self._tell_assignment(group, member)
 
     def _tell_assignment(self, group: str, member: NodeId) -> None:
         assignment = self.control.assignment(group, member)
