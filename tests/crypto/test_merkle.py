@@ -233,6 +233,18 @@ def test_roots_and_proofs_are_those_of_the_text_of_the_rfc() -> None:
         assert TREE.consistency(old_size, size) == proof(old_size, TREE.data[:size])
 
 
+@pytest.mark.parametrize("size", [63, 64, 65, 127, 128, 129, 130])
+def test_they_are_so_around_larger_powers_of_two(size: int) -> None:
+    grown = Grown([b"leaf %d" % number for number in range(130)])
+    data = grown.data[:size]
+    assert grown.roots[size] == mth(data)
+    for at in range(size):
+        inclusion, consistency = grown.inclusion(at, size), grown.consistency(at + 1, size)
+        assert (inclusion, consistency) == (audit_path(at, data), proof(at + 1, data))
+        grown.check_inclusion(at, size, inclusion)
+        grown.check_consistency(at + 1, size, consistency)
+
+
 @given(data=st.lists(st.binary(max_size=5), min_size=1, max_size=300), draw=st.data())
 def test_what_a_tree_proves_holds(data: list[bytes], draw: st.DataObject) -> None:
     grown = Grown(data)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from threading import Event
 from typing import cast
 
 import msgspec
@@ -323,3 +324,72 @@ def test_records_are_written_whatever_becomes_of_what_leaves() -> None:
         return book.happened
 
     assert asyncio.run(story()) == ["1 is written"]
+
+
+class Slow(Book):
+    """A disk whose syncs end when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = Event()
+
+    def sync(self) -> None:
+        assert self.may_end.wait(PATIENCE_S)
+        super().sync()
+
+
+class Librarian(Clerk):
+    """A machine that answers as long as it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_writable: list[bool] = []
+
+    def writable(self, peer: NodeId, writable: bool) -> None:
+        self.is_writable.append(writable)
+
+    def answer(self, peer: NodeId, content: bytes) -> None:
+        self.say(peer, Append(1, 0, 1, [content]))
+        self._ready.answered[peer] = len(content)
+
+
+def test_answers_that_wait_for_a_sync_are_bounded_and_the_machine_is_told() -> None:
+    async def story() -> tuple[list[bool], int]:
+        machine, book, wire = Librarian(), Slow(), Wire()
+        owner = Driver(machine, disk=book, on_outcomes=book.left)
+        owner.start(cast(Transport, wire))
+        machine.want(1, sync=True)
+        owner._turn()
+        for _ in range(100):
+            machine.answer(1000, bytes(1 << 20))
+            machine.say(1001, Taken(1000, 1, Lane.EVENTS, 1))
+            owner._turn()
+        assert machine.is_writable[0] is False
+        machine.want(2, sync=False)
+        owner._turn()
+        book.may_end.set()
+        await book.until("2 leaves")
+        owner.stop()
+        return machine.is_writable, wire.frames
+
+    is_writable, frames = asyncio.run(story())
+    assert is_writable[-1] is True
+    assert frames == 100 + PEER_BYTES_MAX // (1 << 20)
+
+
+def test_whoever_reads_nothing_is_not_writable_because_a_sync_has_ended() -> None:
+    async def story() -> list[bool]:
+        machine, book = Librarian(), Slow()
+        owner = Driver(machine, disk=book, on_outcomes=book.left)
+        owner.writable(1000, False)
+        machine.want(1, sync=True)
+        owner._turn()
+        for _ in range(20):
+            machine.answer(1000, bytes(1 << 20))
+            owner._turn()
+        book.may_end.set()
+        await book.until("1 leaves")
+        owner.stop()
+        return machine.is_writable
+
+    assert True not in asyncio.run(story())

@@ -35,7 +35,7 @@ from quorate.runtime import links
 from quorate.runtime.handshake import HELLO_BYTES, Credentials, cluster_digest
 from quorate.runtime.links import STRANGERS_PER_HOST_MAX
 from quorate.runtime.records import RECORD_BYTES_MAX, RECORD_BYTES_USUAL, TaggedRecords
-from quorate.runtime.tls import Certificates
+from quorate.runtime.tls import Certificates, TlsSession
 from quorate.runtime.transport import Transport
 
 on_both_loops = pytest.mark.parametrize("loop", LOOPS)
@@ -463,6 +463,38 @@ def test_a_long_record_of_small_frames_is_refused_before_they_are_looked_at(
             assert named == CLIENT
             assert "is not one frame" in sentence
             assert pair.at_broker.messages == []
+
+    run(loop, main())
+
+
+@on_both_loops
+def test_a_member_that_asks_for_new_keys_and_reads_no_answer_is_refused(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS answers such a request at once, and nobody else sees it."""
+    monkeypatch.setattr(links, "UNREAD_BYTES_MAX", 1 << 20)
+    decrypt = TlsSession.read_into
+
+    def answering(self: TlsSession, space: memoryview) -> int:
+        count = decrypt(self, space)
+        if count and is_answering:
+            self.write(bytes(1 << 16))
+        return count
+
+    monkeypatch.setattr(TlsSession, "read_into", answering)
+    is_answering = False
+
+    async def main() -> None:
+        nonlocal is_answering
+        async with Pair("tls", back_off_s=(60.0, 60.0)) as pair:
+            pair.client.pause_reading(BROKER)
+            is_answering = True
+            while not pair.at_broker.offences:
+                pair.client.send(BROKER, [encode(publish(1, b"x"))])
+                await asyncio.sleep(0)
+            ((peer, sentence),) = pair.at_broker.offences
+            assert peer == CLIENT
+            assert sentence.startswith("asks for new keys and does not read the answers")
 
     run(loop, main())
 

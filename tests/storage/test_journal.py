@@ -16,7 +16,8 @@ from quorate.protocol.ordering.records import Decided, Held, Placed, Voted
 from quorate.storage import journal as journal_module
 from quorate.storage.errors import DiskFullError, StorageError
 from quorate.storage.files import Files, uncache
-from quorate.storage.heads import Entry, Head, Moved, split
+from quorate.storage.frames import encode_frame
+from quorate.storage.heads import Entry, Head, Moved, Synced, encode_head, split
 from quorate.storage.journal import Journal
 
 RECORDS: list[Entry] = [
@@ -265,6 +266,64 @@ def test_damage_in_front_of_what_says_that_it_was_synced_is_an_error(tmp_path: P
         else:
             assert found(opened(tmp_path)) == heads(RECORDS[:2])
         in_use.close()
+
+
+@pytest.mark.parametrize("filling", [b"\x00", b"\xff"])
+def test_damage_of_any_kind_in_front_of_what_says_so_is_an_error(
+    tmp_path: Path, filling: bytes
+) -> None:
+    """A block of the disk that is gone takes lengths with it, and what says where frames begin."""
+    journal = opened(tmp_path)
+    ends = [journal.append([record])[0].end for record in RECORDS[:3]]
+    journal.sync()
+    journal.append(RECORDS[3:])
+    journal.close()
+    in_use.close()
+    content = segment(tmp_path).read_bytes()
+    for start, end in ((0, 20), (4, 8), (ends[0], ends[1]), (ends[0] - 5, ends[2] - 1)):
+        altered = content[:start] + filling * (end - start) + content[end:]
+        segment(tmp_path).write_bytes(altered)
+        with pytest.raises(StorageError, match="is damaged at byte"):
+            opened(tmp_path)
+        assert segment(tmp_path).read_bytes() == altered
+        in_use.close()
+
+
+def test_no_payload_passes_for_what_says_that_the_journal_was_synced(tmp_path: Path) -> None:
+    """Or a publisher could keep a replica from starting after a power cut."""
+    forged, _ = encode_frame(encode_head(Synced(bytes(16), 60)), ())
+    ends = written(tmp_path, [RECORDS[0], Held(8, 7, 0, 1, [b"".join(forged)]), RECORDS[1]])
+    content = bytearray(segment(tmp_path).read_bytes())
+    content[ends[0] : ends[0] + 12] = bytes(12)
+    segment(tmp_path).write_bytes(content)
+    assert found(opened(tmp_path)) == heads(RECORDS[:1])
+
+
+def test_a_last_segment_that_vanished_is_an_error(tmp_path: Path) -> None:
+    files = rolled(tmp_path)
+    files[-1].unlink()
+    with pytest.raises(StorageError, match=f"{files[-1].name} is missing"):
+        opened(tmp_path)
+
+
+def test_a_segment_of_which_nobody_could_be_told_is_none_that_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DiskFullError("there is no room in this test")
+
+    journal = opened(tmp_path, segment_bytes=1)
+    journal.append([RECORDS[0]])
+    monkeypatch.setattr(journal_module, "save_witness", fail)
+    journal.append([RECORDS[1]])
+    monkeypatch.undo()
+    journal.close()
+    assert found(opened(tmp_path)) == heads(RECORDS[:2])
+    in_use.close()
+    # With room, it is known from then on.
+    segment(tmp_path).unlink()
+    with pytest.raises(StorageError, match="is missing"):
+        opened(tmp_path)
 
 
 def test_a_journal_that_lost_what_was_synced_is_an_error(tmp_path: Path) -> None:

@@ -430,7 +430,7 @@ def _check_access(clients: Mapping[str, None], topic: str, contract: Contract) -
         for name in listed:
             if listed != EVERYONE and name not in clients:
                 raise ConfigError(
-                    f"topic {topic!r}: {key} names {name!r}, which is no client of this cluster; "
+                    f"topic {topic!r}: {key} names {name!a}, which is no client of this cluster; "
                     f"its clients are {', '.join(clients)}"
                 )
 
@@ -465,7 +465,7 @@ def _check_member(member: Member) -> None:
 def _check_address(replica: Replica) -> None:
     if not _HOST.fullmatch(replica.host):
         raise ConfigError(
-            f"the host of {replica.name} is {replica.host!r}, but it must be a host name or an "
+            f"the host of {replica.name} is {replica.host!a}, but it must be a host name or an "
             f"IP address without a port"
         )
     for what, port in (("port", replica.port), ("metrics_port", replica.metrics_port)):

@@ -160,7 +160,7 @@ def _read(key: str, value: object) -> object:
         shown = key[:60]
         near = get_close_matches(shown, KEYS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(KEYS)}"
-        raise ContractError(f"a contract has no key {shown!r}; {hint}")
+        raise ContractError(f"a contract has no key {shown!a}; {hint}")
     return reader(key, value)
 
 
@@ -239,7 +239,9 @@ def check_topic_name(what: str, name: str) -> None:
 
 def _shown(value: object) -> str:
     try:
-        text = repr(value)
+        # Refusals are a part of the state that replicas agree on, and what `repr` takes for
+        # printable is not the same in all releases of Python.
+        text = ascii(value)
     except ValueError:
         # Python refuses to write out a number of more than a few thousand digits.
         return "a value too long to show"

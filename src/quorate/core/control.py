@@ -196,5 +196,6 @@ def decode_command(data: bytes) -> Command:
         )
     try:
         return _DECODER.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        # Of text that is no UTF-8 the decoder complains in another way than of all else.
         raise RemoteProtocolError(f"not a command: {error}") from None

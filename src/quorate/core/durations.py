@@ -27,7 +27,7 @@ def parse(text: str) -> int:
     found = _FORM.fullmatch(text)
     if found is None:
         raise ContractError(
-            f"{text[:40]!r} is not a duration; allowed are a whole number and one of "
+            f"{text[:40]!a} is not a duration; allowed are a whole number and one of "
             "us, ms, s, m, h, d, such as '500ms' or '7d'"
         )
     duration_us = int(found[1]) * _UNITS_US[found[2]]

@@ -19,5 +19,5 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 def check_name(what: str, name: object) -> str:
     """The name itself, or a sentence that says what is wrong with `what`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{what} is {name!r}, but a name has {NAME_RULE}")
+        raise ConfigError(f"{what} is {name!a}, but a name has {NAME_RULE}")
     return name

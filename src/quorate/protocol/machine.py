@@ -167,6 +167,8 @@ class Ready:
     timers: list[int] = field(default_factory=list)
     # For logs and metrics. May be dropped.
     reports: list[Report] = field(default_factory=list)
+    # About how many bytes of `send` each node gets because it asked.
+    answered: dict[NodeId, int] = field(default_factory=dict)
 
     def report(self, node: NodeId, kind: str, detail: str) -> None:
         self.reports.append(Report(node, kind, detail))

@@ -1,6 +1,5 @@
 """Where a machine and its parts put what they want, until the driver takes it."""
 
-from collections import Counter
 from collections.abc import Iterable
 
 from quorate.core.ids import NodeId
@@ -20,7 +19,6 @@ class Outbox:
     def __init__(self) -> None:
         self.ready = Ready()
         self.now_us = 0
-        self._answered: Counter[NodeId] = Counter()
 
     def persist(self, record: Record, *, sync: bool = True) -> None:
         """Have this on disk, before anything else of this turn leaves if it must be synced."""
@@ -35,7 +33,7 @@ class Outbox:
 
     def may_answer(self, node: NodeId) -> bool:
         """Whether this node may have another answer in this turn; if not, it asks again."""
-        return self._answered[node] < ANSWERS_BYTES_MAX
+        return self.ready.answered.get(node, 0) < ANSWERS_BYTES_MAX
 
     def answer(self, node: NodeId, message: Message, content_bytes: int) -> None:
         self.charge(node, content_bytes + _ANSWER_BYTES)
@@ -43,7 +41,8 @@ class Outbox:
 
     def charge(self, node: NodeId, answer_bytes: int) -> None:
         """This node is told so much because it asked."""
-        self._answered[node] += answer_bytes
+        answered = self.ready.answered
+        answered[node] = answered.get(node, 0) + answer_bytes
 
     def deliver(self, outcome: Outcome) -> None:
         self.ready.deliver.append(outcome)
@@ -56,5 +55,4 @@ class Outbox:
 
     def take(self) -> Ready:
         ready, self.ready = self.ready, Ready()
-        self._answered.clear()
         return ready

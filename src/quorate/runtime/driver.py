@@ -12,7 +12,8 @@ is taken in until there is room; peers say again what they said meanwhile.
 
 Nothing here grows without bound: a peer that does not read is first reported to the machine,
 which holds back, and what is sent to it regardless beyond `PEER_BYTES_MAX` is dropped. The
-machines send again what matters.
+machines send again what matters. What waits for a sync because a peer asked for it is bounded in
+the same way.
 """
 
 import asyncio
@@ -34,6 +35,8 @@ from quorate.protocol.ordering.records import Record
 from quorate.runtime.transport import Transport
 
 PEER_BYTES_MAX = 16 * 1024 * 1024
+# Of what a peer asked for, so much waits for a sync before the machine holds back.
+ANSWERS_WAITING_BYTES = PEER_BYTES_MAX // 2
 # So many questions to the process itself are answered to a peer in one turn.
 QUESTIONS_MAX = 16
 TIMER_PRECISION_S = 0.001
@@ -93,6 +96,9 @@ class Driver:
         self._syncer = ThreadPoolExecutor(1, "sync") if disk is not None else None
         self._is_syncing = False
         self._behind_sync: list[Ready] = []
+        self._answers_waiting: Counter[NodeId] = Counter()
+        # Those of whom the transport says that they do not keep up.
+        self._clogged: set[NodeId] = set()
         self.rewrite: Rewrite = behave
         self.counters: Counter[str] = Counter()
         self.connected_peers: dict[NodeId, None] = {}
@@ -155,6 +161,7 @@ class Driver:
 
     def disconnected(self, peer: NodeId, why: str) -> None:
         self.connected_peers.pop(peer, None)
+        self._clogged.discard(peer)
         _log.info("link to %s is down: %s", self._name_of(peer), why)
         if not self.disk_full:
             self.machine.tick(now_us())
@@ -164,6 +171,7 @@ class Driver:
         self.wake()
 
     def writable(self, peer: NodeId, writable: bool) -> None:
+        (self._clogged.discard if writable else self._clogged.add)(peer)
         self.machine.writable(peer, writable)
         self.wake()
 
@@ -271,11 +279,24 @@ class Driver:
 
     def _sync(self, ready: Ready) -> None:
         if self._is_syncing:
+            self._bound_answers(ready)
             self._behind_sync.append(ready)
         elif ready.sync and self._disk is not None and self._disk.syncs:
             self._begin_sync([ready])
         else:
             self._release(ready)
+
+    def _bound_answers(self, ready: Ready) -> None:
+        """Whoever asks again and again while a sync takes its time does not fill our memory."""
+        waiting = self._answers_waiting
+        for peer, count in ready.answered.items():
+            waiting[peer] += count
+            if waiting[peer] > ANSWERS_WAITING_BYTES:
+                self.machine.writable(peer, False)
+        if any(waiting[peer] > PEER_BYTES_MAX for peer in ready.answered):
+            kept = [each for each in ready.send if waiting[each[0]] <= PEER_BYTES_MAX]
+            self.counters["dropped_frames"] += len(ready.send) - len(kept)
+            ready.send = kept
 
     def _begin_sync(self, readies: list[Ready]) -> None:
         assert self._syncer is not None
@@ -292,6 +313,7 @@ class Driver:
                 self._fail(error)
             return
         self._is_syncing = False
+        self._go_on_answering()
         for ready in readies:
             self._release(ready)
         waiting, self._behind_sync = self._behind_sync, []
@@ -300,6 +322,13 @@ class Driver:
         else:
             for ready in waiting:
                 self._release(ready)
+
+    def _go_on_answering(self) -> None:
+        waiting, self._answers_waiting = self._answers_waiting, Counter()
+        for peer, count in waiting.items():
+            if count > ANSWERS_WAITING_BYTES and peer not in self._clogged:
+                self.machine.writable(peer, True)
+                self.wake()
 
     def _fail(self, error: Exception) -> None:
         self._stopped = True

@@ -40,6 +40,8 @@ STRANGERS_PER_HOST_MAX = 64
 # of them together, this much may wait for the rest of long records.
 SESSIONS_PER_MEMBER_MAX = 64
 UNFINISHED_BYTES_PER_MEMBER_MAX = 64 * 1024 * 1024
+# TLS answers requests for new keys by itself, past those who bound what waits for a peer.
+UNREAD_BYTES_MAX = 32 * 1024 * 1024
 CLOSED_HERE = "this node closed its links"
 
 # A host that vanished without a word is noticed after about 25 s.
@@ -298,7 +300,12 @@ class Link(asyncio.BufferedProtocol):
                 self._advance(messages)
         finally:
             # A last alert tells the peer why; a key update asks for an answer.
-            self._drain(tls)
+            answered = self._drain(tls)
+        if answered and self.buffered_bytes() > UNREAD_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"asks for new keys and does not read the answers: {self.buffered_bytes()} bytes "
+                f"wait for it, allowed are {UNREAD_BYTES_MAX}"
+            )
 
     # The handshake.
 
@@ -410,10 +417,13 @@ class Link(asyncio.BufferedProtocol):
             self._tls.write(b"".join(buffers))
             self._drain(self._tls)
 
-    def _drain(self, tls: TlsSession) -> None:
+    def _drain(self, tls: TlsSession) -> bool:
+        """Whether there was anything to write."""
         ciphertext = tls.drain()
-        if ciphertext and not self._ended:
-            self._tcp.write(ciphertext)
+        if not ciphertext or self._ended:
+            return False
+        self._tcp.write(ciphertext)
+        return True
 
     def _report_writable(self, writable: bool) -> None:
         if self.is_up and self.peer is not None:

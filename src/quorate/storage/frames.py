@@ -58,18 +58,6 @@ def frame_bytes(prefix: bytes) -> int:
     return PREFIX_BYTES + head_bytes + payload_bytes  # type: ignore[no-any-return]
 
 
-def frames_behind(data: memoryview, at: int) -> Iterator[Bounds]:
-    """The good frames behind one that does not check, as far as its length leads to them."""
-    while at + PREFIX_BYTES <= len(data):
-        _, head_bytes, payload_bytes = _PREFIX.unpack_from(data, at)
-        if not head_bytes:
-            return
-        at += PREFIX_BYTES + head_bytes + payload_bytes
-        for bounds in frames_in(data, at):
-            yield bounds
-            at = bounds.end
-
-
 def frames_in(data: memoryview, at: int = 0) -> Iterator[Bounds]:
     """The good frames from here on, up to the first that does not check."""
     size = len(data)

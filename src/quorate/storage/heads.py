@@ -26,8 +26,12 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Synced(msgspec.Struct, frozen=True, gc=False, tag="synced"):
-    """Everything before this position was synced when this was written."""
+    """Everything before this position was synced when this was written.
 
+    Whoever looks for it looks for the mark, which is where it always is.
+    """
+
+    mark: bytes
     position: int
 
 

@@ -5,7 +5,7 @@ Invariants:
   a bad frame anywhere else is damage. So is one in the last segment if a record behind it says that
   it was synced: what rests on it has been said, and it must not pass for a torn tail. Where nothing
   waits for syncs, that happens in the background, and a power cut in between may leave what counts
-  as damage too;
+  as damage too. That the last segment is the last one, a file beside it tells (`witness`);
 - what a failed write left behind is cut off before anything else is written;
 - a failed sync is final, because the operating system may have dropped what it could not write
   and would report success the next time.
@@ -20,11 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
 
-from quorate.storage.errors import StorageError, explained
+from quorate.storage.errors import DiskFullError, StorageError, explained
 from quorate.storage.files import Files, sync_directory, sync_file, uncache
-from quorate.storage.frames import PREFIX_BYTES, encode_frame, frames_behind, frames_in
+from quorate.storage.frames import PREFIX_BYTES, encode_frame, frames_in
 from quorate.storage.heads import Entry, Synced, decode_head, encode_head, split
 from quorate.storage.segments import Frame, Segments
+from quorate.storage.witness import load_witness, new_mark, save_witness
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
@@ -50,13 +51,20 @@ class Journal:
         self._retiring: Thread | None = None
         self._failed: str = ""
         self._torn = False
-        last = self.segments.last
+        last, witness = self.segments.last, load_witness(directory)
+        if witness is not None and (last is None or last < witness.last):
+            raise StorageError(
+                f"{self.segments.path(witness.last)} is missing, though it was written"
+            )
+        self._mark = new_mark() if witness is None else witness.mark
         if last is None:
             self._first, self._size = 0, 0
             self._descriptor = self._create(0)
         else:
             self._first, self._size = last, self._good_bytes(last, synced)
             self._descriptor = self._reopen(last, self._size)
+        if witness is None or witness.last < self._first:
+            self._tell_witness()
         # Up to where it was synced, and up to where records say so.
         self._synced = self._noted = self.end
         if self.end < synced:
@@ -87,7 +95,7 @@ class Journal:
         buffers: list[bytes] = []
         # That a segment before this one was synced goes without saying.
         if noted > max(self._noted, self._first):
-            buffers, length = encode_frame(encode_head(Synced(noted)), ())
+            buffers, length = encode_frame(encode_head(Synced(self._mark, noted)), ())
             at += length
         for entry in entries:
             head, payloads = split(entry)
@@ -167,6 +175,12 @@ class Journal:
             descriptor = self._create(first)
             self._retire(self._first, self._descriptor)
             self._descriptor, self._first, self._size = descriptor, first, 0
+        self._tell_witness()
+
+    def _tell_witness(self) -> None:
+        # Nothing rests on it. Where there is no room, it hears of the next segment.
+        with suppress(DiskFullError):
+            save_witness(self.segments.directory, self._mark, self._first)
 
     def _retire(self, first: int, descriptor: int) -> None:
         """Look after a segment that is full while the next one is written.
@@ -221,14 +235,22 @@ class Journal:
         data, end = self.segments.content(last), 0
         for bounds in frames_in(data):
             end = bounds.end
-        for behind in frames_behind(data, end):
-            head = decode_head(data[behind.head : behind.payloads])
-            # One that speaks of what stands after it is not the journal's: payloads say anything.
-            if isinstance(head, Synced) and head.position <= last + behind.start:
-                synced = max(synced, head.position)
-        if end < len(data) and last + end < synced:
+        if end < len(data) and last + end < max(synced, self._synced_behind(data[end:])):
             raise self.segments.damage(last, end)
         return end
+
+    def _synced_behind(self, data: memoryview) -> int:
+        """Up to where records say that the journal was synced, wherever they stand in this."""
+        content, synced = data.tobytes(), 0
+        before = PREFIX_BYTES + encode_head(Synced(self._mark, 0)).index(self._mark)
+        at = content.find(self._mark)
+        while at >= 0:
+            bounds = next(frames_in(data, at - before), None) if at >= before else None
+            head = None if bounds is None else decode_head(data[bounds.head : bounds.payloads])
+            if isinstance(head, Synced):
+                synced = max(synced, head.position)
+            at = content.find(self._mark, at + 1)
+        return synced
 
     def _reopen(self, last: int, size: int) -> int:
         path = self.segments.path(last)

@@ -10,8 +10,10 @@ from commands import (
     LOG,
     SECOND_US,
     Commander,
+    add_replica,
     cluster,
     encoded,
+    pins,
     rebuilt,
 )
 from quorate.core.control import (
@@ -19,9 +21,11 @@ from quorate.core.control import (
     LEASE_US,
     LEASE_US_MAX,
     LEASE_US_MIN,
+    Command,
     Commit,
     CreateTopic,
     Join,
+    PutClient,
     Register,
     Renew,
     Unregister,
@@ -202,6 +206,12 @@ def test_a_session_knows_what_came_of_its_last_command() -> None:
         b'{"do":"dance"}',
         b'{"do":"register"}',
         b'{"do":"renew","more":1}',
+        b'{"do":"renew\xff"}',
+        b'{"do":"renew","more\xff":1}',
+        b'{"do":"register","topic":"orders\xff"}',
+        b'{"do":"register","topic":"\\ud800"}',
+        b'{"do":"join","group":"g","topics":["\xed\xa0\x80"]}',
+        b'{"do":"create-topic","topic":"t","contract":{"\xff":1}}',
         b'{"do":"register","topic":"orders","lease_us":-1}',
         b'{"do":"create-topic","topic":"t","contract":{"publish":[["anna"]]}}',
         b'{"more":' + b"[" * 1500 + b"]" * 1500 + b',"do":"renew"}',
@@ -218,6 +228,27 @@ def test_what_is_no_command_is_refused_in_the_same_words_everywhere(value: bytes
     assert sentence == "this is not a command of the control plane, or exceeds what one may hold"
     assert commander.control.result(ACME, 2) == sentence
     assert (state.revision, state.topics, state.sessions[ACME].topics) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        CreateTopic("\N{SNOWMAN}", {}),
+        CreateTopic("t", {"\N{SNOWMAN}": 1}),
+        CreateTopic("t", {"order": "\N{SNOWMAN}"}),
+        CreateTopic("t", {"publish": ["\N{SNOWMAN}"]}),
+        CreateTopic("t", {"expires_after": "\N{SNOWMAN}"}),
+        PutClient("\N{SNOWMAN}", "acme", **pins(150)),
+        add_replica(party="\N{SNOWMAN}"),
+        add_replica(host="\N{SNOWMAN}"),
+        Join("\N{SNOWMAN}", ["orders"]),
+    ],
+)
+def test_how_a_refusal_shows_what_it_names_does_not_depend_on_which_characters_there_are(
+    command: Command,
+) -> None:
+    """Python learns of more with every release, and replicas agree on their answers."""
+    assert r"'\u2603'" in Commander().does(ACME, command)
 
 
 def test_a_member_has_so_many_sessions_and_those_that_ended_make_room() -> None:

@@ -2,16 +2,34 @@
 
 from typing import cast
 
+import msgspec
 import pytest
 
-from commands import ANNA, cluster
-from quorate.core import batch
+from commands import ANNA, LOG, cluster
+from quorate.core import batch, columns
 from quorate.core.codec import encode
-from quorate.core.control import CONTROL_TOPIC_ID, Register, encode_command
+from quorate.core.control import (
+    CONTROL_TOPIC_ID,
+    Command,
+    Join,
+    Register,
+    Renew,
+    encode_command,
+)
 from quorate.core.errors import DamagedError
 from quorate.core.event import Event
 from quorate.core.ids import NodeId
-from quorate.core.ordering import Append, Decision, Line, Partition, Propose, Received, Write
+from quorate.core.ordering import (
+    Append,
+    Assigned,
+    Concluded,
+    Decision,
+    Line,
+    Partition,
+    Propose,
+    Received,
+    Write,
+)
 from quorate.crypto.digests import digest
 from quorate.protocol.control.machine import Control
 from quorate.protocol.control.replica import Steward
@@ -24,7 +42,7 @@ from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Decided, Placed, Store, Stretch
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
-from quorate.protocol.outbox import Outbox
+from quorate.protocol.outbox import ANSWERS_BYTES_MAX, Outbox
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimSigner
 from quorate.sim.stores import SimStore
@@ -116,3 +134,42 @@ def test_a_replica_that_restarts_carries_out_what_was_decided_or_nothing(damage:
         with pytest.raises(DamagedError, match="commands of slot 1 are not on disk as they were"):
             replayed.replay(decided)
         assert not steward.control.may_publish(ANNA, "orders")
+
+
+def command_of(command: Command) -> bytes:
+    return batch.encode([Event(None, encode_command(command))])
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_a_batch_that_is_compressed_is_no_command_and_stays_so(
+    compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some hundred bytes of it would keep every replica busy for a third of a second."""
+    command = Event(None, encode_command(Register("orders")))
+    payload = batch.encode([command, Event(None, bytes(1 << 20))], compression=compression)
+    monkeypatch.setattr(columns, "_decompressed", lambda *_: pytest.fail("it was decompressed"))
+    outbox = Outbox()
+    steward = Steward(Control(cluster()), outbox)
+    steward.carry_out(ANNA, 1, [payload], WALL_US)
+    assert not steward.control.may_publish(ANNA, "orders")
+    ((node, concluded),) = outbox.take().send
+    assert node == ANNA
+    assert isinstance(concluded, Concluded)
+    assert concluded.sentence.startswith("this is not a command")
+
+
+def test_whoever_renews_a_thousand_times_at_once_hears_of_its_partitions_a_few_times() -> None:
+    outbox = Outbox()
+    steward = Steward(Control(cluster({"orders": {**LOG, "partitions": 4096}})), outbox)
+    commands = [Join(f"group-{number}", ["orders"]) for number in range(8)]
+    steward.carry_out(ANNA, 1, [command_of(each) for each in commands], WALL_US)
+    outbox.take()
+    steward.carry_out(ANNA, 9, [command_of(Renew())] * 1000, WALL_US)
+    sent = [message for _, message in outbox.take().send]
+    assert len([each for each in sent if isinstance(each, Concluded)]) == 1000
+    told = [each for each in sent if isinstance(each, Assigned)]
+    assert len(msgspec.msgpack.encode(told)) < ANSWERS_BYTES_MAX
+    assert {each.group for each in told} == {f"group-{number}" for number in range(8)}
+    # The next time it hears of them again.
+    steward.carry_out(ANNA, 1009, [command_of(Renew())], WALL_US)
+    assert len([each for _, each in outbox.take().send if isinstance(each, Assigned)]) == 8

@@ -1,14 +1,23 @@
 """Payloads that a replica missed come from a peer, and fit the partition's chain."""
 
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from council import WALL_US, A, Council, T, payload_of
-from quorate.core.ordering import Absent, Entries, Fill, Partition, Retrieve, Standing
+from quorate.core.ordering import (
+    Absent,
+    Entries,
+    Fill,
+    Partition,
+    Retrieve,
+    Retrieved,
+    Standing,
+)
 from quorate.protocol.ordering.filling import Filling
-from quorate.protocol.ordering.records import Held, Store
+from quorate.protocol.ordering.readers import Readers
+from quorate.protocol.ordering.records import Held, Store, Stretch
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX
 from stage import Outlook
 
@@ -93,6 +102,43 @@ def test_whoever_asks_a_thousand_times_at_once_is_answered_within_bounds(
     answers = [flight.message for flight in council.sent[before:] if flight.sender == 0]
     answered_bytes = sum(len(msgspec.msgpack.encode(answer)) for answer in answers)
     assert 0 < answered_bytes < 2 * ANSWERS_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "ask", [Fill(T, 0, 0, 1, True), Retrieve(A, T, 0, 1, 1)], ids=["fill", "retrieve"]
+)
+def test_whoever_asks_for_little_a_thousand_times_has_no_more_than_that_read(
+    ask: Fill | Retrieve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a liar keeps every other replica busy with its disk, for some kilobytes of requests."""
+    council = Council()
+    council.publish(A, 1, *[bytes([number]) * 1000 for number in range(200)])
+    council.settle()
+    read_bytes = 0
+
+    def reading(self: Readers, *where: Any) -> list[Stretch]:
+        nonlocal read_bytes
+        found = read(self, *where)
+        read_bytes += sum(len(payload) for stretch in found for payload in stretch.payloads)
+        return found
+
+    read = Readers.read
+    monkeypatch.setattr(Readers, "read", reading)
+    for _ in range(10_000):
+        council.seats[0].ordering.step(3, ask)
+    assert 0 < read_bytes < 2 * ANSWERS_BYTES_MAX
+
+
+def test_a_replica_is_given_all_that_it_lacks_of_what_was_decided() -> None:
+    council = Council()
+    payloads = [bytes([number]) * 9000 for number in range(100)]
+    council.publish(A, 1, *payloads)
+    council.settle()
+    before = len(council.sent)
+    council.say(3, [0], Retrieve(A, T, 0, 1, 100))
+    (retrieved,) = [each.message for each in council.sent[before:] if each.sender == 0]
+    assert isinstance(retrieved, Retrieved)
+    assert retrieved.payloads == payloads
 
 
 def test_whoever_stands_there_a_thousand_times_at_once_is_helped_a_few_times() -> None:

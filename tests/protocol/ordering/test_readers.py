@@ -6,13 +6,14 @@ import pytest
 
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import Absent, Allow, Chained, Entries, Follow, Line, Partition
+from quorate.core.ordering import Absent, Allow, Chained, Entries, Follow, Line, Locate, Partition
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering import readers as module
 from quorate.protocol.ordering.log import Content, OrderLog
-from quorate.protocol.ordering.readers import Readers
+from quorate.protocol.ordering.readers import SEARCH_BYTES, Readers
 from quorate.protocol.ordering.records import Held
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, value_digest
+from quorate.protocol.outbox import ANSWERS_BYTES_MAX
 from quorate.sim.disks import SimDisk
 from quorate.sim.stores import SimStore
 from stage import Outlook
@@ -43,7 +44,7 @@ class Desk:
         digests = [digest(payload or b"elsewhere") for payload in payloads]
         span = Span(*line, state.next, len(payloads), chained(state.chain, digests)[-1])
         value = Value(5, (span,))
-        before = self.log.partition(HERE).chain
+        before = self.log.partition(line.target).chain
         for at, payload in enumerate(payloads):
             if payload is not None:
                 self.disk.append([Held(*line, state.next + at, [payload])])
@@ -67,8 +68,9 @@ class Desk:
         payloads: bool = True,
         number: int = 1,
         node: NodeId = READER,
+        partition: int = 0,
     ) -> None:
-        self.readers.on_follow(node, Follow(*HERE, number, offset, limit, payloads))
+        self.readers.on_follow(node, Follow(T, partition, number, offset, limit, payloads))
 
     def sent(self, node: NodeId = READER) -> list[Message]:
         while self.readers.flush():
@@ -274,6 +276,42 @@ def test_a_turn_carries_so_much_and_the_rest_comes_with_the_next(
     assert desk.read() == [b"x", b"3"]
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_turn_carries_no_more_to_whoever_reads_many_partitions_and_each_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """Also if its link is full after each of them."""
+    monkeypatch.setattr(module, "TURN_BYTES_MAX", 1)
+    desk = Desk()
+    for number in range(3):
+        for payload in (b"1", b"2"):
+            desk.decide(payload, line=Line(1000, T, number))
+    for number in range(3):
+        desk.follow(partition=number)
+    turns = []
+    for _ in range(6):
+        desk.readers.flush()
+        sent = [m for _, m in desk.look.take().send if isinstance(m, Entries)]
+        turns.append([(m.partition, m.payloads) for m in sent])
+        if is_full:
+            desk.readers.writable(READER, False)
+            desk.readers.writable(READER, True)
+    assert turns == [[(number, [payload])] for payload in (b"1", b"2") for number in range(3)]
+
+
+def test_whoever_reads_many_chains_is_not_told_all_of_them_in_one_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TURN_BYTES_MAX", 1)
+    desk = Desk()
+    for number in range(3):
+        desk.decide(b"1", line=Line(1000, T, number))
+        desk.follow(partition=number, payloads=False)
+    assert desk.readers.flush()
+    assert len(desk.look.take().send) == 1
+    assert len(desk.sent()) == 2
+
+
 def test_whoever_is_gone_is_forgotten() -> None:
     desk = full_desk()
     desk.follow()
@@ -283,6 +321,19 @@ def test_whoever_is_gone_is_forgotten() -> None:
     assert desk.readers.count == 1
     desk.decide(b"4")
     assert desk.sent(READER) == []
+
+
+def test_whoever_asks_a_thousand_times_at_once_where_a_time_is_has_others_not_wait() -> None:
+    desk = full_desk()
+    for number in range(10_000):
+        desk.readers.on_locate(READER, Locate(*HERE, number, 5))
+    desk.readers.on_locate(SECOND, Locate(*HERE, 1, 5))
+    answers = [node for node, _ in desk.look.take().send]
+    assert answers.count(READER) <= ANSWERS_BYTES_MAX // SEARCH_BYTES
+    assert answers.count(SECOND) == 1
+    # In the next turn it is answered again.
+    desk.readers.on_locate(READER, Locate(*HERE, 1, 5))
+    assert len(desk.look.take().send) == 1
 
 
 def test_readers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ but the commands that were carried out.
 
 from collections.abc import Callable, Iterable
 
-from quorate.core.batch import Batch
+from quorate.core.batch import Batch, compression_of
 from quorate.core.cluster import Cluster
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId, Sequence
@@ -19,6 +19,9 @@ from quorate.crypto.digests import digest
 from quorate.protocol.control.machine import Control
 from quorate.protocol.control.state import ControlState
 from quorate.protocol.outbox import Outbox
+
+# What a member is told of a partition that it reads, and as much for looking at any other.
+_PLACE_BYTES = 16
 
 
 class Steward:
@@ -47,10 +50,7 @@ class Steward:
             for group, members in changes.groups.items():
                 for member in members:
                     self._tell_assignment(group, member)
-            session = self.control.state.sessions.get(publisher)
-            for group in session.groups if session is not None else ():
-                # Whoever is here again may have missed something.
-                self._tell_assignment(group, publisher)
+            self._repeat_assignments(publisher)
         return self.control.cluster.replicas != before
 
     def start_over(self, state: ControlState) -> None:
@@ -82,6 +82,18 @@ class Steward:
         text = self.control.state.founding
         return 0, digest(text.encode()), text
 
+    def _repeat_assignments(self, member: NodeId) -> None:
+        """Whoever is here again may have missed something; it hears of it once more, and not with
+        each of a thousand commands.
+        """
+        session = self.control.state.sessions.get(member)
+        for group in session.groups if session is not None else ():
+            if not self._outbox.may_answer(member):
+                return
+            places = self.control.state.groups[group].places.values()
+            self._outbox.charge(member, _PLACE_BYTES * sum(map(len, places)))
+            self._tell_assignment(group, member)
+
     def _tell_assignment(self, group: str, member: NodeId) -> None:
         assignment = self.control.assignment(group, member)
         if assignment is None:
@@ -95,8 +107,14 @@ class Steward:
 
 
 def _command_in(payload: bytes) -> bytes:
-    """The value of the one event in a batch; nothing, which is no command, if there is none."""
+    """The value of the one event in a batch; nothing, which is no command, if there is none.
+
+    A batch that is compressed is none either: of some hundred bytes it makes a million events, and
+    what it takes to decompress differs from release to release.
+    """
     try:
+        if compression_of(payload) != "none":
+            return b""
         events = Batch(payload).events()
         return next(iter(events)).value
     except (RemoteProtocolError, StopIteration):

@@ -6,7 +6,7 @@ whoever lags behind those is served from disk, at its own pace.
 """
 
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from quorate.core.ids import Digest, NodeId
@@ -28,9 +28,11 @@ from quorate.protocol.outbox import Outbox
 # The last decisions are kept in memory for those who are up to date.
 TAIL_BYTES_MAX = 32 * 1024 * 1024
 TAIL_STRETCHES_MAX = 4096
-# One message, and one turn, carry so much to one reader.
+# One message, and one turn, carry so much to one node, however many partitions it reads. The rest
+# of a message counts for so much.
 ENTRIES_BYTES_MAX = 512 * 1024
 TURN_BYTES_MAX = 2 * 1024 * 1024
+_WORD_BYTES = 128
 # Whoever is further behind than one decision or two hears of the chain every so many batches and
 # where its limit is, and can settle what it has: otherwise it would hold all that it lets its lead
 # send ahead. One turn brings only so many words.
@@ -38,6 +40,8 @@ TELL_ONCE_BATCHES_MAX = 512
 TELL_EVERY_BATCHES = 64
 TURN_WORDS_MAX = 64
 READERS_MAX = 16_384
+# A search on disk takes as long as handing out so much.
+SEARCH_BYTES = 2 * 1024
 
 
 class Kept:
@@ -101,7 +105,7 @@ class Tail:
 class Reader:
     """One reader of one partition."""
 
-    __slots__ = ("cursor", "limit", "number", "payloads", "told")
+    __slots__ = ("cursor", "limit", "number", "payloads", "served", "told")
 
     def __init__(self, follow: Follow) -> None:
         self.number = follow.number
@@ -110,6 +114,8 @@ class Reader:
         self.payloads = follow.payloads
         # Up to which offset it knows the chain.
         self.told = -1
+        # In which turn it was sent something.
+        self.served = 0
 
 
 class Readers:
@@ -121,6 +127,7 @@ class Readers:
         self._outbox = outbox
         self._readers: dict[Partition, dict[NodeId, Reader]] = {}
         self._count = 0
+        self._turns = 0
         self._tails: dict[Partition, Tail] = {}
         self._order: deque[Partition] = deque()
         self._tail_bytes = 0
@@ -134,13 +141,15 @@ class Readers:
     # What happens
 
     def on_locate(self, node: NodeId, locate: Locate) -> None:
+        if not self._outbox.may_answer(node):
+            return
         partition = Partition(locate.topic, locate.partition)
-        offset = self._log.partition(partition).end
+        offset, answer_bytes = self._log.partition(partition).end, 0
         if locate.time_us == BEGIN_US:
             offset, _ = self._store.bounds(partition)
         elif locate.time_us != END_US:
-            offset = self._store.offset_at(partition, locate.time_us)
-        self._outbox.send(node, Located(*partition, locate.number, offset))
+            offset, answer_bytes = self._store.offset_at(partition, locate.time_us), SEARCH_BYTES
+        self._outbox.answer(node, Located(*partition, locate.number, offset), answer_bytes)
 
     def on_follow(self, node: NodeId, follow: Follow) -> None:
         partition = Partition(follow.topic, follow.partition)
@@ -201,14 +210,28 @@ class Readers:
     def flush(self) -> bool:
         """Send what is due. True if some of it is left for the next turn."""
         due, self._due = self._due, {}
-        for partition in due:
+        waiting = [
+            (partition, node, reader)
+            for partition in due
+            for node, reader in self._readers.get(partition, {}).items()
+            if node not in self._stuck
+        ]
+        # Of all that a node reads, what it was sent least lately comes first.
+        waiting.sort(key=lambda each: each[2].served)
+        self._turns += 1
+        sent_bytes: Counter[NodeId] = Counter()
+        for partition, node, reader in waiting:
+            room_bytes = TURN_BYTES_MAX - sent_bytes[node]
+            if room_bytes <= 0:
+                self._due[partition] = None
+                continue
+            reader.served = self._turns
             end = self._log.partition(partition).end
-            for node, reader in self._readers.get(partition, {}).items():
-                if node in self._stuck:
-                    continue
-                if reader.payloads:
-                    self._send_entries(node, partition, reader, end)
-                self._tell_chain(node, partition, reader, end)
+            if reader.payloads:
+                sent_bytes[node] += self._send_entries(node, partition, reader, end, room_bytes)
+            sent_bytes[node] += self._tell_chain(node, partition, reader, end)
+        for node, count in sent_bytes.items():
+            self._outbox.charge(node, count)
         return bool(self._due)
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
@@ -219,38 +242,45 @@ class Readers:
 
     # Parts
 
-    def _send_entries(self, node: NodeId, partition: Partition, reader: Reader, end: int) -> None:
+    def _send_entries(
+        self, node: NodeId, partition: Partition, reader: Reader, end: int, bytes_max: int
+    ) -> int:
+        """Says how many bytes that were."""
         end, sent = min(end, reader.limit), 0
         while reader.cursor < end:
-            if sent >= TURN_BYTES_MAX:
+            if sent >= bytes_max:
                 self._due[partition] = None
-                return
+                break
             stretches = self.read(partition, reader.cursor, ENTRIES_BYTES_MAX)
             if not stretches:
                 self._outbox.send(node, Absent(*partition, reader.cursor))
                 # It asks another replica, and us again if it wants more.
                 reader.limit = reader.cursor
-                return
+                break
             for stretch in stretches:
                 if stretch.offset < end:
                     entries = stretch.entries(partition, end - stretch.offset)
                     self._outbox.send(node, entries)
-                    sent += sum(map(len, entries.payloads))
+                    sent += sum(map(len, entries.payloads)) + _WORD_BYTES
                     reader.cursor = stretch.offset + len(entries.payloads)
+        return sent
 
-    def _tell_chain(self, node: NodeId, partition: Partition, reader: Reader, end: int) -> None:
-        """How the chain goes on, as far as this reader wants to know."""
+    def _tell_chain(self, node: NodeId, partition: Partition, reader: Reader, end: int) -> int:
+        """How the chain goes on, as far as this reader wants to know; says how many bytes."""
         start, _ = self._store.bounds(partition)
         # Of what is not kept any more nobody knows the chain.
         through = max(min(end, max(reader.limit, reader.cursor)), start)
+        sent = 0
         for offset in _steps(reader, start, through, is_end=through == end):
             chain = self._chain(partition, offset)
             if chain is None:
-                return
+                return sent
             reader.told = offset
             self._outbox.send(node, Chained(*partition, offset, chain, start, end))
+            sent += _WORD_BYTES
         if reader.told < through:
             self._due[partition] = None
+        return sent
 
     def _chain(self, partition: Partition, offset: int) -> Digest | None:
         state = self._log.partition(partition)

@@ -16,7 +16,7 @@ from quorate.core.ordering import Line, Received, Retrieve, Retrieved
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.backlog import Backlog, Wanted
 from quorate.protocol.ordering.commands import Commands
-from quorate.protocol.ordering.lines import Waiting
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.pace import Pace
 from quorate.protocol.ordering.placement import Roster
@@ -201,15 +201,25 @@ class Retrieval:
             at = retrieve.first - position.first
             if not 0 <= at < position.batches:
                 continue
-            payloads: list[bytes] = []
-            offset = position.offset + at
-            for stretch in self._readers.read(line.target, offset, RETRIEVED_BYTES_MAX):
-                payloads += stretch.payloads
-            payloads = payloads[: min(position.batches - at, retrieve.count)]
-            if payloads:
+            count = min(position.batches - at, retrieve.count)
+            read = self._read(line, position.offset + at, count)
+            if read:
+                payloads = read[:count]
                 digests = [*map(digest, payloads)]
                 retrieved = Retrieved(*line, retrieve.first, digests, payloads)
-                self._outbox.answer(sender, retrieved, _bytes_of([*payloads, *digests]))
+                # What was read counts, however little of it was asked for.
+                self._outbox.answer(sender, retrieved, _bytes_of([*read, *digests]))
+
+    def _read(self, line: Line, offset: int, count: int) -> list[bytes]:
+        """So many payloads, or as many as a message takes; and not much more than that."""
+        found: list[bytes] = []
+        while len(found) < count and (room := RETRIEVED_BYTES_MAX - _bytes_of([*found])) > 0:
+            bytes_max = min(room, (count - len(found)) * INLINE_BYTES_MAX)
+            stretches = self._readers.read(line.target, offset + len(found), bytes_max)
+            if not stretches:
+                break
+            found += [payload for stretch in stretches for payload in stretch.payloads]
+        return found
 
 
 def _bytes_of(payloads: list[bytes | None]) -> int:
