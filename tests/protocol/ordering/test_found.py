@@ -37,6 +37,7 @@ from quorate.crypto.digests import digest
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering import reading as reading_module
 from quorate.protocol.ordering.reading import CREDIT_BATCHES, FIRST_CREDIT_BATCHES, Reading
+from quorate.protocol.ordering.records import Held
 from quorate.protocol.ordering.replica import Found
 from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of, value_digest
 from quorate.sim.order_stage import SimSigner
@@ -54,24 +55,64 @@ def of_kind(*kinds: type) -> Callable[[Flight], bool]:
 # Safety
 
 
+def found_by_disk_store(store: SimStore, place: Path) -> Found:
+    """What the real store hands back of the same records."""
+    real = DiskStore(place, reserve_bytes=0)
+    for record in store._disk.read():
+        real.append([record])
+    real.sync_now()
+    real.close()
+    again = DiskStore(place, reserve_bytes=0)
+    recovered = again.recover()
+    records = list(recovered.records)
+    again.close()
+    return Found(recovered.snapshots, records)
+
+
 def recover_as_disk_store_does(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     """What a replica finds when it restarts is what the real store hands back."""
     numbers = count()
 
     def found(store: SimStore) -> Found:
-        place = directory / str(next(numbers))
-        real = DiskStore(place, reserve_bytes=0)
-        for record in store._disk.read():
-            real.append([record])
-        real.sync_now()
-        real.close()
-        again = DiskStore(place, reserve_bytes=0)
-        recovered = again.recover()
-        records = list(recovered.records)
-        again.close()
-        return Found(recovered.snapshots, records)
+        return found_by_disk_store(store, directory / str(next(numbers)))
 
     monkeypatch.setattr(SimStore, "found", found)
+
+
+def payloads_in(found: Found) -> dict[tuple[int, ...], list[bytes]]:
+    """What is held under each number, in the order in which a replica hears of it."""
+    held: dict[tuple[int, ...], list[bytes]] = {}
+    for record in found.records:
+        if isinstance(record, Held):
+            for sequence, payload in enumerate(record.payloads, record.first):
+                number = (record.publisher, record.topic, record.partition, sequence)
+                held.setdefault(number, []).append(payload)
+    return held
+
+
+@pytest.mark.parametrize("snapshot_every", [1, 4096])
+def test_the_simulated_disk_is_not_kinder_than_the_real_one(
+    snapshot_every: int, tmp_path: Path
+) -> None:
+    """It handed back every payload that was ever held under a number, the first one first."""
+    council = Council(snapshot_every=snapshot_every)
+    council.publish(A, 1, b"decided")
+    council.settle()
+    records = [
+        Held(B, T, 0, 1, [b"one", b"two", b"three"]),
+        Held(B, T, 0, 2, [b"another"]),
+        Held(B, T, 0, 5, [b"five"]),
+    ]
+    for replica, seat in council.seats.items():
+        seat.disk.append(records)
+        simulated = seat.store.found()
+        real = found_by_disk_store(seat.store, tmp_path / str(replica))
+        assert payloads_in(simulated) == payloads_in(real)
+        kinds = [
+            [type(r) for r in found.records if type(r) is not Held] for found in (simulated, real)
+        ]
+        assert kinds[0] == kinds[1]
+        assert simulated.snapshots == real.snapshots
 
 
 class Attack:
