@@ -26,6 +26,7 @@ from quorate.core.ordering import (
     Retrieve,
     Retrieved,
     Signed,
+    Standing,
     State,
     Stop,
     StopData,
@@ -37,9 +38,9 @@ from quorate.crypto.digests import digest
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering import reading as reading_module
 from quorate.protocol.ordering.reading import CREDIT_BATCHES, FIRST_CREDIT_BATCHES, Reading
-from quorate.protocol.ordering.records import Held
+from quorate.protocol.ordering.records import Held, Voted
 from quorate.protocol.ordering.replica import Found
-from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of, value_digest
+from quorate.protocol.ordering.value import CHAIN_START, Span, chained, leaves_of, value_digest
 from quorate.sim.order_stage import SimSigner
 from quorate.sim.stores import SimStore
 from quorate.storage.store import DiskStore
@@ -292,6 +293,108 @@ def test_what_was_voted_for_is_there_when_a_slot_is_bound_to_it(
     council.publish(B, 1)
     council.run(3)
     assert {tuple(council.log(replica)) for replica in council.seats} == {(b"x", b"b1")}
+
+
+LARGE = bytes(5000), bytes(5001)
+
+
+def store(council: Council) -> None:
+    """Replica 1 stores two large batches, as 2 and 3 know from it and from the liar. Before that,
+    3 had something else, and told 1."""
+    right = span_of(A, 1, *LARGE)
+    council.publish(A, 1, b"y", to=[3])
+    council.run(0.3, lambda flight: of_kind(Received)(flight) and flight.receiver == 1)
+    council.publish(A, 1, *LARGE, to=[1])
+    council.say(A, [2], Announce(T, 0, 1, [*map(digest, LARGE)]))
+    for replica in (0, 2):
+        council.say(replica, [3], Received(*right.line, 2, right.chain))
+    council.run(0.3, lambda flight: of_kind(Retrieve, Retrieved)(flight) and flight.receiver != 1)
+    council.publish(A, 1, *LARGE, to=[1])
+    council.deliver(lambda flight: of_kind(Stored)(flight) and flight.sender == 1)
+    council.say(0, (2, 3), Stored(*right.line, 1, 2, right.chain))
+
+
+def displace(council: Council, *others: Span) -> None:
+    """The liar proposes to replica 1 what 3 had, and perhaps something else with it."""
+    other = span_of(A, 1, b"y")
+    council.say(0, [1], Received(*other.line, 1, other.chain))
+    council.say(0, [1], Propose(council.number, 1, 1, value_of(other, *others)))
+    council.say(0, [1], Retrieved(*other.line, 1, [digest(b"y")], [b"y"]))
+    council.run(0.1, lambda _: False)
+    assert council.group(1).backlog.line(other.line).payloads == [b"y"]
+
+
+def decide(council: Council, regency: int, slot: int, value: bytes) -> None:
+    """As a liar that leads, and orders as agreed."""
+    content = value_digest(value)
+    council.say(0, council.seats, Propose(council.number, regency, slot, value))
+    council.say(0, council.seats, Write(council.number, regency, slot, content))
+    council.say(0, council.seats, Accept(council.number, regency, slot, content))
+    council.run(0.2, of_kind(Propose, Write, Accept, Standing, Decision))
+
+
+@pytest.mark.parametrize("snapshot_every", [1, 4096])
+def test_what_a_replica_stores_is_there_when_it_is_decided_many_slots_later(
+    snapshot_every: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What took its place was voted for in a slot that a snapshot covers: of such slots votes are
+    not handed back after a restart, and with them went the last copy of the batch."""
+    recover_as_disk_store_does(monkeypatch, tmp_path)
+    council = Council(byzantine=(0,), snapshot_every=snapshot_every)
+    store(council)
+    displace(council)
+    assert council.messages(Write, sender=1)
+    # Given other decisions meanwhile, and a restart,
+    before = b""
+    for slot in (1, 2, 3):
+        council.publish(B, slot)
+        span = span_of(B, slot, payload_of(B, slot), before=before)
+        decide(council, 1, slot, value_of(span))
+        before = span.chain
+    assert council.log(1) == [payload_of(B, slot) for slot in (1, 2, 3)]
+    council.reboot(1)
+
+    # when the batch is decided after all,
+    decide(council, 1, 4, value_of(span_of(A, 1, *LARGE)))
+    council.run(1)
+    assert {council.group(replica).consensus.slot for replica in (1, 2, 3)} == {5}
+
+    # then whoever said that it stores it does so.
+    assert council.log(1)[3:] == [*LARGE]
+
+
+def test_what_a_replica_stores_is_there_though_another_batch_was_stored_in_its_place() -> None:
+    """Without any vote: what the publisher sends next is stored when it comes."""
+    council = Council(byzantine=(0,))
+    store(council)
+    displace(council, span_of(B, 1, b"nobody has it"))
+    assert not council.messages(Write, sender=1)
+    council.publish(A, 2, bytes(6000), to=[1])
+    council.reboot(1)
+
+    decide(council, 1, 1, value_of(span_of(A, 1, *LARGE)))
+    council.run(1)
+
+    assert council.log(1) == [*LARGE]
+
+
+def test_what_lost_its_place_is_written_down_once() -> None:
+    """It was with every vote for the line: some seventy bytes of a proposal, 64 MiB on disk."""
+    council = Council(byzantine=(0,))
+    store(council)
+    displace(council)
+    enter(council, 5)
+    states = [
+        Signed(flight.sender, flight.message.state, flight.message.signature)
+        for flight in council.sent
+        if isinstance(flight.message, StopData)
+    ]
+    council.say(0, council.seats, Sync(council.number, 5, states, []))
+    council.say(0, [1], Propose(council.number, 5, 1, value_of(span_of(A, 1, b"y"))))
+    assert {write.regency for write in council.messages(Write, sender=1)} == {1, 5}
+
+    votes = [record for record in council.seats[1].disk.read() if isinstance(record, Voted)]
+    assert [held.payloads for voted in votes for held in voted.displaced] == [[*LARGE]]
 
 
 def test_a_replica_that_answers_last_and_with_rubbish_does_not_keep_a_line_from_another() -> None:

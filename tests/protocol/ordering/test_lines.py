@@ -155,6 +155,20 @@ def test_what_lost_its_place_is_kept_until_its_numbers_are_decided() -> None:
     assert (waiting.former, waiting.former_bytes) == ([], 0)
 
 
+def test_what_loses_its_place_again_and_again_is_kept_once() -> None:
+    """Of two that differ in their last batch only, while one batch after the other is decided."""
+    mine = contents(*range(1, 10))
+    other = [*mine[:-1], b"x"]
+    waiting, before = line_with(*range(1, 10)), CHAIN_START
+    for at in range(8):
+        for each in (other[at:], mine[at:]):
+            assert waiting.replace(span(at + 1, each, before), digests_of(each), [None] * len(each))
+            assert waiting.payloads[:-1] == mine[at:-1]
+        waiting.advance(1)
+        before = waiting.base
+        assert len(waiting.former) == 2
+
+
 def test_what_lost_its_place_takes_up_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "WAITING_BYTES_MAX", 2 * DIGEST_BYTES)
     waiting, other = line_with(1, 2), contents(1, mark="x")

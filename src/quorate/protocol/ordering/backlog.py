@@ -5,7 +5,7 @@ something to be ordered, and whose turn it is with the leader. Publishers hand t
 here. What others speak of makes a line as well, and there is a bound on those.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import Append, Line, Ordered, Stored
@@ -27,6 +27,8 @@ NAMED_US_MAX = 1_000_000
 
 # Whether a line may exist: its publisher may write there.
 MayAppend = Callable[[Line], bool]
+# Have payloads on disk in whose place others are held from now on.
+KeepDisplaced = Callable[[list[Held]], None]
 
 
 class Wanted:
@@ -55,6 +57,7 @@ class Backlog:
         log: OrderLog,
         commands: Commands,
         may_append: MayAppend,
+        keep_displaced: KeepDisplaced,
         outbox: Outbox,
     ) -> None:
         self.lines: dict[Line, Waiting] = {}
@@ -74,6 +77,7 @@ class Backlog:
         self._voices_to_propose = roster.rules.voices_to_propose
         self._log = log
         self._commands = commands
+        self._keep_displaced = keep_displaced
         self._outbox = outbox
 
     # Lines
@@ -174,24 +178,34 @@ class Backlog:
                 run_start = None
 
     def hold(self, waiting: Waiting, count: int, *, sync: bool) -> None:
-        """Have on disk what we have of the next batches."""
+        """Have on disk what we have of the next batches, and what we had, if they are undecided."""
+        if sync:
+            self._keep_former(waiting)
         for first, payloads in waiting.unheld_runs(count):
             self._outbox.persist(Held(*waiting.line, first, payloads), sync=sync)
 
-    def displaced(self, span: Span) -> Iterator[Held]:
-        """Payloads in whose place those of this span will be on disk."""
-        waiting = self.line(span.line)
-        if waiting.former and waiting.matches(span):
-            for former in waiting.former:
-                for first, payloads in former.runs():
-                    yield Held(*waiting.line, first, payloads)
+    def displaced(self) -> list[Held]:
+        """All payloads in whose place others are, or may be, on disk."""
+        return [
+            held
+            for waiting in self.lines.values()
+            if waiting.former
+            for held in _displaced(waiting.line, waiting.former)
+        ]
+
+    def _keep_former(self, waiting: Waiting) -> None:
+        """We may have said that we store it, or voted for it. Once other payloads are held, what we
+        write here is all there is of it."""
+        if waiting.unkept:
+            self._keep_displaced([*_displaced(waiting.line, waiting.unkept)])
+            waiting.unkept = []
 
     def restore_displaced(self, held: Held) -> None:
         """What something else had taken the place of before we restarted."""
         waiting = self.line(Line(held.publisher, held.topic, held.partition))
         if held.first + len(held.payloads) > waiting.next:
             digests = [*map(digest, held.payloads)]
-            waiting.put_aside(Former(held.first, digests, [*held.payloads]))
+            waiting.put_aside(Former(held.first, digests, [*held.payloads]), is_kept=True)
 
     def restore(self, held: Held) -> None:
         """What the disk had before we restarted waits again, if it is still undecided."""
@@ -220,6 +234,7 @@ class Backlog:
         if chain is None or first < waiting.next:
             return
         if waiting.held < last:
+            self._keep_former(waiting)
             self._outbox.persist(Held(*waiting.line, first, append.payloads[start:end]))
             if waiting.held == first - 1:
                 waiting.held = last
@@ -247,3 +262,9 @@ class Backlog:
             elif now.next > waiting.next:
                 self.advance(waiting, now.next - waiting.next)
         self.has_news = True
+
+
+def _displaced(line: Line, formers: Iterable[Former]) -> Iterator[Held]:
+    for former in formers:
+        for first, payloads in former.runs():
+            yield Held(*line, first, payloads)

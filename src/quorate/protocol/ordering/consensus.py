@@ -49,9 +49,6 @@ class Application(Protocol):
         """Is all of it where f replicas cannot take it away? Asked of what others found acceptable
         in an earlier regency."""
 
-    def displaced(self, value: bytes) -> list[Held]:
-        """What else the publishers gave us under the numbers of these batches."""
-
     def hold(self, value: bytes) -> None:
         """Have on disk what this replica is to keep of it."""
 
@@ -254,6 +251,11 @@ class Consensus:
         self._ballots = {key: b for key, b in self._ballots.items() if key[0] >= slot - 1}
         self.slot = slot
 
+    def keep_displaced(self, displaced: list[Held], slot: int | None = None) -> None:
+        """Have this on disk, with what we have said in a slot that no snapshot covers."""
+        slot = self.slot if slot is None else slot
+        self._persist(self.promises.get(slot) or Promise(slot), [], displaced)
+
     def repeat(self, peer: NodeId, slot: int) -> None:
         """Say again to a peer what we have said in a slot in this regency."""
         promise = self.promises.get(slot)
@@ -291,9 +293,6 @@ class Consensus:
         if not self._may_write(slot, digest, value):
             return
         promise.values[digest] = value
-        if displaced := self._application.displaced(value):
-            # We may have voted for it. Once other payloads are held, this is all there is of it.
-            self._persist(promise, [], displaced)
         self._application.hold(value)
         if not self.rules.has_write_phase:
             self._accept(promise, digest)

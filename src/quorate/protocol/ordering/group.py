@@ -113,7 +113,9 @@ class Group:
         self.change = LeaderChange(self.consensus, signer, outbox, pace)
         self.readers = Readers(log, store, outbox)
         self.filling = Filling(self._others, roster.stores, store, outbox)
-        self.backlog = Backlog(roster, log, self.commands, may_append, outbox)
+        self.backlog = Backlog(
+            roster, log, self.commands, may_append, self.consensus.keep_displaced, outbox
+        )
         self.retrieval = Retrieval(
             roster, log, self.backlog, self.commands, self.readers, outbox, pace
         )
@@ -137,8 +139,9 @@ class Group:
             )  # fmt: skip
             self.transfer.resume(log, signs=roster.takes_part)
         self.snapshots = Snapshots(
-            roster, log, self.commands, self.consensus, self.cosigning, self.transfer, outbox
-        )
+            roster, log, self.commands, self.consensus, self.backlog, self.cosigning,
+            self.transfer, outbox,
+        )  # fmt: skip
         self.catching_up = CatchingUp(
             roster, self.consensus, self.change, backlog=self.backlog, commands=self.commands,
             clocks=self.clocks, transfer=self.transfer, store=store, outbox=outbox,
@@ -179,6 +182,8 @@ class Group:
         """Start over with this state, which is ahead of ours (`transfer.py`)."""
         regency = self.consensus.regency
         installed = Installed(certified.group, certified.slot, certified.state, regency)
+        if displaced := self.backlog.displaced():
+            self.consensus.keep_displaced(displaced, certified.slot + 1)
         self._outbox.persist(installed)
         self.log.start_from(state)
         self.commands.start_over(state.control)
@@ -377,13 +382,6 @@ class Group:
                 self.retrieval.want(span)
                 self.retrieval.use_offer(span, is_certain=True)
         return all(self.retrieval.is_applicable(span) for span in spans)
-
-    def displaced(self, value: bytes) -> list[Held]:
-        return [
-            displaced
-            for span in Value.decode(value).spans
-            for displaced in self.backlog.displaced(span)
-        ]
 
     def hold(self, value: bytes) -> None:
         for span in Value.decode(value).spans:

@@ -56,6 +56,14 @@ class Former(NamedTuple):
             if run:
                 yield self.first + before + 1, run
 
+    def covers(self, other: "Former") -> bool:
+        """Whether all of this is here as well."""
+        at = other.first - self.first
+        if at < 0 or self.digests[at : at + len(other.digests)] != other.digests:
+            return False
+        pairs = zip(self.payloads[at:], other.payloads, strict=False)
+        return all(theirs is None or mine is not None for mine, theirs in pairs)
+
     @property
     def size(self) -> int:
         return sum(DIGEST_BYTES + len(payload or b"") for payload in self.payloads)
@@ -84,6 +92,7 @@ class Waiting:
         "since_us",
         "spare",
         "told_us",
+        "unkept",
         "waiting_bytes",
     )  # fmt: skip
 
@@ -110,6 +119,8 @@ class Waiting:
         # and it may yet be decided.
         self.former: list[Former] = []
         self.former_bytes = 0
+        # Those of them that the disk would lose with the next payload that is held in their place.
+        self.unkept: list[Former] = []
         # Words of stores about batches that we have yet to hear of ourselves.
         self.early: dict[NodeId, list[Stored]] = {}
         self.waiting_bytes = 0
@@ -191,11 +202,15 @@ class Waiting:
         self._use_spare()
         return True
 
-    def put_aside(self, former: Former) -> None:
+    def put_aside(self, former: Former, *, is_kept: bool = False) -> None:
         """Keep what has lost its place, until these numbers are decided."""
-        if former not in self.former:
-            self.former.append(former)
-            self.former_bytes += former.size
+        if any(known.covers(former) for known in self.former):
+            return
+        self.former = [known for known in self.former if not former.covers(known)]
+        self.former.append(former)
+        self.former_bytes = sum(known.size for known in self.former)
+        if not is_kept:
+            self.unkept.append(former)
 
     def former_of(self, span: Span) -> tuple[list[Digest], list[bytes | None]] | None:
         """What this span names, if we had that before."""
@@ -235,6 +250,7 @@ class Waiting:
         if self.former:
             self.former = [former for former in self.former if former.end > self.next]
             self.former_bytes = sum(former.size for former in self.former)
+            self.unkept = [former for former in self.unkept if former.end > self.next]
         self.direct = max(self.direct, self.next - 1)
         self.held = max(self.held, self.next - 1)
 

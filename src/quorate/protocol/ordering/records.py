@@ -39,7 +39,8 @@ class Voted(msgspec.Struct, frozen=True, gc=False, tag="voted"):
     `accepted_in` and `accepted` are the regency and the digest of its last ACCEPT (0 and nothing
     before the first), `written` has the last regency in which it sent WRITE for a digest. `values`
     are those of these values that no earlier record of the slot has. `displaced` are payloads in
-    whose place others are held from now on, and to which the slot may yet be bound.
+    whose place others are held from now on, and which may yet be decided. They are written again
+    with every snapshot, since that covers the votes before it.
     """
 
     group: int
