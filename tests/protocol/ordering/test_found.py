@@ -397,6 +397,36 @@ def test_what_lost_its_place_is_written_down_once() -> None:
     assert [held.payloads for voted in votes for held in voted.displaced] == [[*LARGE]]
 
 
+def test_what_a_replica_said_it_received_it_stands_by_when_something_else_takes_its_place() -> None:
+    """A publisher says two things. The leader proposes one on the words of a replica which then,
+    for the liar and another one say so, has the other one: it neither voted for what it had said
+    it received, nor told those who asked."""
+    council = Council(byzantine=(3,))
+    one, two = span_of(A, 1, b"x"), span_of(A, 1, b"y", b"z")
+    council.publish(A, 1, b"x", to=(0, 1))
+    council.deliver(of_kind(Received))
+    council.publish(A, 1, b"y", b"z", to=[2])
+    # Given a replica that has come to have the other one, which the leader has yet to hear,
+    for replica in (2, 3):
+        council.say(replica, [1], Received(*two.line, 2, two.chain))
+    council.say(3, [1], Retrieved(*two.line, 1, [digest(b"y"), digest(b"z")], [b"y", b"z"]))
+    council.run(0.05, lambda _: False)
+    assert council.group(1).backlog.line(one.line).matches(two)
+
+    # when the leader proposes the first one, and then has the other one as well,
+    council.say(3, [0], Received(*one.line, 1, one.chain))
+    assert council.messages(Propose, sender=0)
+    for replica in (2, 3):
+        council.say(replica, [0], Received(*two.line, 2, two.chain))
+    council.say(3, [0], Retrieved(*two.line, 1, [digest(b"y"), digest(b"z")], [b"y", b"z"]))
+    council.publish(B, 1)
+    council.run(3)
+
+    # then that holds up nobody.
+    assert {council.group(replica).consensus.regency for replica in council.seats} == {1}
+    assert {tuple(council.log(replica)) for replica in council.seats} == {(b"x", b"b1")}
+
+
 def test_a_replica_that_answers_last_and_with_rubbish_does_not_keep_a_line_from_another() -> None:
     """`Retrieval.on_retrieved` keeps the last offer for a span and looks at it with the next tick:
     who answers last decides, and the offer of a correct replica is overwritten unseen."""

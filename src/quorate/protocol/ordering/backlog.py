@@ -34,11 +34,13 @@ KeepDisplaced = Callable[[list[Held]], None]
 class Wanted:
     """A span that we would need to know, since when, and what we were given for it."""
 
-    __slots__ = ("named_us", "offer", "since_us", "span")
+    __slots__ = ("named_us", "offer", "since_us", "span", "vouchers")
 
-    def __init__(self, span: Span, since_us: int) -> None:
+    def __init__(self, span: Span, since_us: int, vouchers: set[NodeId]) -> None:
         self.span = span
         self.since_us = since_us
+        # Who said that they received exactly this. It stays true, whatever they say later.
+        self.vouchers = vouchers
         # When a value named it last; never, if we only heard of it.
         self.named_us = NEVER_US
         self.offer: tuple[list[Digest], list[bytes | None]] | None = None

@@ -277,8 +277,7 @@ class Group:
             return
         waiting.heard[sender] = received
         self.backlog.has_news = True
-        if received.through >= waiting.end:
-            self.retrieval.want_what_others_have(waiting, received)
+        self.retrieval.on_received(sender, waiting, received)
 
     def on_stored(self, sender: NodeId, stored: Stored) -> None:
         line = Line(stored.publisher, stored.topic, stored.partition)

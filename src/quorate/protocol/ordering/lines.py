@@ -64,6 +64,13 @@ class Former(NamedTuple):
         pairs = zip(self.payloads[at:], other.payloads, strict=False)
         return all(theirs is None or mine is not None for mine, theirs in pairs)
 
+    def goes_on(self, first: Sequence, decided: list[Digest]) -> bool:
+        """Whether some of it may still be decided after these batches."""
+        at = max(first - self.first, 0)
+        skip = max(self.first - first, 0)
+        mine = self.digests[at : at + len(decided) - skip]
+        return self.end > first + len(decided) and mine == decided[skip:]
+
     @property
     def size(self) -> int:
         return sum(DIGEST_BYTES + len(payload or b"") for payload in self.payloads)
@@ -220,6 +227,22 @@ class Waiting:
                 return digests[at : at + span.batches], payloads[at : at + span.batches]
         return None
 
+    def given(
+        self, first: Sequence, last: Sequence
+    ) -> Iterator[tuple[list[Digest], list[bytes | None], Digest | None]]:
+        """All that we were given under these undecided numbers, the line as we know it now as the
+        last, and the chain of the last batch, if the publisher itself gave us that."""
+        for former in self.former:
+            if former.first <= self.next and last < former.end:
+                cut = slice(first - former.first, last + 1 - former.first)
+                start = self.next - former.first
+                chain = chained(self.base, former.digests[start : cut.stop])[-1]
+                yield former.digests[cut], former.payloads[cut], chain
+        if last < self.end:
+            cut = slice(first - self.next, last + 1 - self.next)
+            received = self.chain_at(last) if self.direct >= last else None
+            yield self.digests[cut], self.payloads[cut], received
+
     def _use_spare(self) -> None:
         """What the disk had of batches that we hear of only now is as good as if it came now."""
         for sequence in [each for each in self.spare if each < self.end]:
@@ -242,17 +265,21 @@ class Waiting:
 
     def advance(self, count: int) -> None:
         """The next batches were decided."""
+        self._forget_former(self.digests[:count])
         self.base = self.chains[count - 1]
         self.waiting_bytes -= sum(len(payload) for payload in self.payloads[:count] if payload)
         for column in (self.digests, self.chains, self.payloads, self.holders):
             del column[:count]
         self.next += count
-        if self.former:
-            self.former = [former for former in self.former if former.end > self.next]
-            self.former_bytes = sum(former.size for former in self.former)
-            self.unkept = [former for former in self.unkept if former.end > self.next]
         self.direct = max(self.direct, self.next - 1)
         self.held = max(self.held, self.next - 1)
+
+    def _forget_former(self, decided: list[Digest]) -> None:
+        """What goes on from something else than was decided can not be decided any more."""
+        if self.former:
+            self.former = [each for each in self.former if each.goes_on(self.next, decided)]
+            self.former_bytes = sum(former.size for former in self.former)
+            self.unkept = [each for each in self.unkept if each.goes_on(self.next, decided)]
 
     # Who has it
 
