@@ -427,6 +427,27 @@ def test_what_a_replica_said_it_received_it_stands_by_when_something_else_takes_
     assert {tuple(council.log(replica)) for replica in council.seats} == {(b"x", b"b1")}
 
 
+def test_what_replicas_said_before_they_restarted_does_not_hold_up_a_leader_again() -> None:
+    """They have forgotten a small batch, and its publisher is gone. The leader that has it took
+    their words for true for ever: whenever it led, it proposed what nobody else could believe."""
+    council = Council(byzantine=(3,))
+    council.publish(A, 1, to=(0, 1, 2))
+    council.deliver(of_kind(Received))
+    council.drop()
+    for replica in (1, 2):
+        council.reboot(replica)
+    council.publish(B, 1)
+    council.run(3)
+    assert council.log(1) == [payload_of(B, 1)]
+
+    enter(council, 5)
+    council.publish(B, 2)
+    council.run(3)
+
+    assert {council.group(replica).consensus.regency for replica in council.seats} == {5}
+    assert council.log(1) == [payload_of(B, 1), payload_of(B, 2)]
+
+
 def test_a_replica_that_answers_last_and_with_rubbish_does_not_keep_a_line_from_another() -> None:
     """`Retrieval.on_retrieved` keeps the last offer for a span and looks at it with the next tick:
     who answers last decides, and the offer of a correct replica is overwritten unseen."""

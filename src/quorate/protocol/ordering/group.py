@@ -273,7 +273,11 @@ class Group:
     def on_received(self, sender: NodeId, received: Received) -> None:
         line = Line(received.publisher, received.topic, received.partition)
         waiting = self.backlog.line_heard_of(sender, line)
-        if waiting is None or received.through < waiting.next:
+        if waiting is None:
+            return
+        if received.through < waiting.next:
+            # Its last word counts, and it may have forgotten what it said before a restart.
+            waiting.heard.pop(sender, None)
             return
         waiting.heard[sender] = received
         self.backlog.has_news = True

@@ -43,6 +43,8 @@ class Retrieval:
         pace: Pace,
     ) -> None:
         self._me, self._others = roster.me, roster.others
+        # Whether leaders go by what we received.
+        self._counts = roster.takes_part and roster.rules.voices_to_propose > 1
         self._voices_to_believe = roster.rules.voices_to_believe
         self._log = log
         self._backlog = backlog
@@ -138,6 +140,14 @@ class Retrieval:
                 first = waiting.first_lacking(span, self._backlog.holders(line))
                 retrieve = Retrieve(*line, first, span.end - first)
                 self._outbox.send_all(self._others, retrieve)
+                if not waiting.matches(span):
+                    self._say_what_we_have(waiting)
+
+    def _say_what_we_have(self, waiting: Waiting) -> None:
+        """Somebody may go by what we said before we restarted, and propose it."""
+        chain = waiting.chain_at(waiting.direct)
+        if self._counts and chain is not None:
+            self._outbox.send_all(self._others, Received(*waiting.line, waiting.direct, chain))
 
     def on_retrieved(self, sender: NodeId, retrieved: Retrieved) -> None:
         line = Line(retrieved.publisher, retrieved.topic, retrieved.partition)
