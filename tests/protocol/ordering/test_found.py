@@ -448,6 +448,22 @@ def test_what_replicas_said_before_they_restarted_does_not_hold_up_a_leader_agai
     assert council.log(1) == [payload_of(B, 1), payload_of(B, 2)]
 
 
+def test_what_a_leader_made_up_is_not_asked_for_when_it_leads_no_more() -> None:
+    """It was, ten times a second and of everybody, until the line had come so far."""
+    council = Council(byzantine=(0,))
+    made_up = Span(A, T, 0, 1, 4096, bytes(32))
+    council.say(0, council.seats, Propose(council.number, 1, 1, value_of(made_up)))
+    council.publish(A, 1)
+    council.run(4)
+    assert council.messages(Retrieve)
+    assert council.log(1) == [payload_of(A, 1)]
+
+    council.sent.clear()
+    council.run(2)
+
+    assert not council.messages(Retrieve)
+
+
 def test_a_replica_that_answers_last_and_with_rubbish_does_not_keep_a_line_from_another() -> None:
     """`Retrieval.on_retrieved` keeps the last offer for a span and looks at it with the next tick:
     who answers last decides, and the offer of a correct replica is overwritten unseen."""

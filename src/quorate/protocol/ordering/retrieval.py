@@ -132,8 +132,8 @@ class Retrieval:
             span = wanted.span
             self.use_offer(span, is_certain=False)
             waiting = self._backlog.line(line)
-            is_known = self._is_here(waiting, span)
-            if span.end <= waiting.next or (is_known and self._is_authentic(waiting, span)):
+            is_known = self._is_here(waiting, span) and self._is_authentic(waiting, span)
+            if span.end <= waiting.next or is_known or self._is_made_up(wanted):
                 del self._backlog.wanted[line]
             elif now_us - wanted.since_us >= self._pace.retrieve_us:
                 wanted.since_us = now_us - self._pace.retrieve_us + self._pace.retrieve_again_us
@@ -142,6 +142,11 @@ class Retrieval:
                 self._outbox.send_all(self._others, retrieve)
                 if not waiting.matches(span):
                     self._say_what_we_have(waiting)
+
+    def _is_made_up(self, wanted: Wanted) -> bool:
+        """Whether nobody names it any more, and too few say that they received it."""
+        is_believed = len(wanted.vouchers) >= self._voices_to_believe
+        return not is_believed and not wanted.is_named(self._outbox.now_us)
 
     def _say_what_we_have(self, waiting: Waiting) -> None:
         """Somebody may go by what we said before we restarted, and propose it."""
