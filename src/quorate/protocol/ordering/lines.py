@@ -66,10 +66,9 @@ class Former(NamedTuple):
 
     def goes_on(self, first: Sequence, decided: list[Digest]) -> bool:
         """Whether some of it may still be decided after these batches."""
-        at = max(first - self.first, 0)
-        skip = max(self.first - first, 0)
-        mine = self.digests[at : at + len(decided) - skip]
-        return self.end > first + len(decided) and mine == decided[skip:]
+        start, end = max(first, self.first), first + len(decided)
+        mine = self.digests[start - self.first : max(end - self.first, 0)]
+        return self.end > end and mine == decided[start - first :]
 
     @property
     def size(self) -> int:
