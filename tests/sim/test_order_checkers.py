@@ -429,7 +429,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     ),
     "byzantine states that bind nobody": (
         lambda patch: patch.setattr(Byzantine, "resolve", always_free),
-        Setting("ordering"), range(9, 60),
+        Setting("ordering"), range(156, 207),
     ),
     "crash states that bind nobody": (
         lambda patch: patch.setattr(Crash, "resolve", always_free),
