@@ -464,6 +464,35 @@ def test_what_a_leader_made_up_is_not_asked_for_when_it_leads_no_more() -> None:
     assert not council.messages(Retrieve)
 
 
+def test_what_was_voted_for_by_its_digest_is_known_after_a_power_cut(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two replicas accepted a small batch, and a large one that others store. Of that they had no
+    more than the digest, in memory; the store had its payload, and nothing of the small one."""
+    recover_as_disk_store_does(monkeypatch, tmp_path)
+    council = Council()
+    small, large = b"small", bytes(5000)
+    council.publish(A, 1, small, large, to=(0, 1))
+    council.publish(A, 1, small, to=(2, 3))
+    council.say(A, (2, 3), Announce(T, 0, 2, [digest(large)]))
+    # Given a slot that all but one store have accepted,
+    for kinds in ((Received, Stored), (Propose,), (Write,)):
+        heard = of_kind(*kinds)
+        council.deliver(lambda flight, heard=heard: heard(flight) and flight.receiver != 1)  # type: ignore[misc]
+    assert {accept.slot for accept in council.messages(Accept, sender=2)} == {1}
+    # when the power fails, and neither the leader nor the publisher comes back,
+    council.drop()
+    council.crash(0)
+    for replica in (1, 2, 3):
+        council.reboot(replica)
+    council.run(10)
+
+    # then the others can go on.
+    council.publish(B, 1)
+    council.run(10)
+    assert council.log(1) == [small, large, payload_of(B, 1)]
+
+
 def test_a_replica_that_answers_last_and_with_rubbish_does_not_keep_a_line_from_another() -> None:
     """`Retrieval.on_retrieved` keeps the last offer for a span and looks at it with the next tick:
     who answers last decides, and the offer of a correct replica is overwritten unseen."""

@@ -14,7 +14,7 @@ from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.lines import Former, Waiting
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
-from quorate.protocol.ordering.records import Held
+from quorate.protocol.ordering.records import Held, Voted, cut
 from quorate.protocol.ordering.value import Span
 from quorate.protocol.outbox import Outbox
 
@@ -202,12 +202,22 @@ class Backlog:
             self._keep_displaced([*_displaced(waiting.line, waiting.unkept)])
             waiting.unkept = []
 
-    def restore_displaced(self, held: Held) -> None:
-        """What something else had taken the place of before we restarted."""
-        waiting = self.line(Line(held.publisher, held.topic, held.partition))
-        if held.first + len(held.payloads) > waiting.next:
+    def restore_voted(self, voted: Voted) -> None:
+        """What something else had taken the place of before we restarted, and what we had voted for
+        and others store."""
+        for held in voted.displaced:
             digests = [*map(digest, held.payloads)]
-            waiting.put_aside(Former(held.first, digests, [*held.payloads]), is_kept=True)
+            line = Line(held.publisher, held.topic, held.partition)
+            self._restore_former(line, Former(held.first, digests, [*held.payloads]))
+        for named in voted.named:
+            digests = cut(named.digests)
+            line = Line(named.publisher, named.topic, named.partition)
+            self._restore_former(line, Former(named.first, digests, [None] * len(digests)))
+
+    def _restore_former(self, line: Line, former: Former) -> None:
+        waiting = self.line(line)
+        if former.end > waiting.next:
+            waiting.put_aside(former, is_kept=True)
 
     def restore(self, held: Held) -> None:
         """What the disk had before we restarted waits again, if it is still undecided."""

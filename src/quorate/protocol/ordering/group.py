@@ -60,6 +60,7 @@ from quorate.protocol.ordering.records import (
     Decided,
     Held,
     Installed,
+    Named,
     Placed,
     Record,
     Store,
@@ -160,8 +161,7 @@ class Group:
         for record in records:
             if isinstance(record, Voted) and record.group == self.roster.number:
                 self.consensus.restore(record)
-                for displaced in record.displaced:
-                    self.backlog.restore_displaced(displaced)
+                self.backlog.restore_voted(record)
             elif isinstance(record, Held):
                 self.backlog.restore(record)
         self.consensus.resume()
@@ -392,6 +392,15 @@ class Group:
             # What a slot was bound to before we came to it, others hold.
             if waiting.matches(span):
                 self.backlog.hold(waiting, span.batches, sync=True)
+
+    def named(self, value: bytes) -> list[Named]:
+        spans = Value.decode(value).spans
+        lines = [(span, self.backlog.line(span.line)) for span in spans]
+        return [
+            Named(*span.line, span.first, b"".join(waiting.digests[: span.batches]))
+            for span, waiting in lines
+            if waiting.matches(span) and None in waiting.payloads[: span.batches]
+        ]
 
     def apply(self, slot: int, value: bytes) -> None:
         decoded = Value.decode(value)
