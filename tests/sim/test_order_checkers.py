@@ -347,7 +347,7 @@ def always_free(_: object, slot: int, states: list[State]) -> Resolution:
     return FREE
 
 
-def forgotten(_: object, promise: Promise, values: list[bytes]) -> None:
+def forgotten(_: object, promise: Promise, *said: object, **named: object) -> None:
     """What a replica says is not on its disk."""
 
 
