@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from council import CRASH, A, B, Council
+from council import CRASH, A, B, Council, T
 from quorate.core.ids import Digest, NodeId, topic_id
 from quorate.core.messages import Reply
 from quorate.core.ordering import Accept, Append, Entries, Line, Partition, Propose, State
@@ -22,6 +22,7 @@ from quorate.protocol.misbehaviour import alter
 from quorate.protocol.ordering import catching_up
 from quorate.protocol.ordering.consensus import Consensus, Promise
 from quorate.protocol.ordering.group import Group
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.reading import Reading
 from quorate.protocol.ordering.retrieval import Retrieval
 from quorate.protocol.ordering.rules import FREE, Byzantine, Crash, Resolution
@@ -346,7 +347,7 @@ def always_free(_: object, slot: int, states: list[State]) -> Resolution:
     return FREE
 
 
-def forgotten(_: object, promise: Promise, values: list[bytes]) -> None:
+def forgotten(_: object, promise: Promise, *said: object, **named: object) -> None:
     """What a replica says is not on its disk."""
 
 
@@ -428,7 +429,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     ),
     "byzantine states that bind nobody": (
         lambda patch: patch.setattr(Byzantine, "resolve", always_free),
-        Setting("ordering"), range(9, 60),
+        Setting("ordering"), range(156, 207),
     ),
     "crash states that bind nobody": (
         lambda patch: patch.setattr(Crash, "resolve", always_free),
@@ -474,6 +475,11 @@ def decided_around_a_restart() -> LogRecord:
         council.group(replica).change._ask(3)
     council.run(2, lambda flight: 0 not in (flight.sender, flight.receiver))
     record = LogRecord({A: Conduct.CORRECT, B: Conduct.CORRECT}, ())
+    look_at_disks(council, record)
+    return record
+
+
+def look_at_disks(council: Council, record: LogRecord) -> None:
     for replica, seat in council.seats.items():
         log = [
             Content(placed.publisher, placed.first, placed.digests)
@@ -481,7 +487,6 @@ def decided_around_a_restart() -> LogRecord:
             for placed in decided.placed
         ]
         record.logs[replica] = {HERE: dict(enumerate(log))}
-    return record
 
 
 def test_a_vote_that_was_written_down_is_kept_and_one_that_was_not_is_not(
@@ -494,3 +499,30 @@ def test_a_vote_that_was_written_down_is_kept_and_one_that_was_not_is_not(
 
     monkeypatch.setattr(Consensus, "_persist", forgotten)
     assert "agreement" in {v.checker for v in check_log(decided_around_a_restart(), LOG_SAFETY)}
+
+
+def altered_on_its_way() -> LogRecord:
+    """A large batch of a correct publisher is altered on every link, and then it is sent again."""
+    council = Council()
+    payload = bytes(INLINE_BYTES_MAX + 1)
+    for content in (b"x" + payload[1:], payload):
+        council.say(A, council.seats, Append(T, 0, 1, [content], [digest(payload)]))
+        council.settle()
+    record = LogRecord({A: Conduct.CORRECT}, (FIRST,))
+    record.published[LogBatch(A, HERE, 1)] = payload
+    look_at_disks(council, record)
+    for offset, read_out in enumerate(council.log(0)):
+        record.on_outcome(FIRST, entry(offset, A, 1, read_out))
+    return record
+
+
+def test_what_links_altered_is_not_taken_and_by_a_replica_on_trust_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seeds rarely alter the first copy that most replicas get. This is how it comes to be read."""
+    record = altered_on_its_way()
+    assert check_log(record, LOG_SAFETY) == []
+    assert all(log[HERE] for log in record.logs.values())
+
+    take_on_trust(monkeypatch)
+    assert {v.checker for v in check_log(altered_on_its_way(), LOG_SAFETY)} == {"integrity"}

@@ -1,6 +1,7 @@
 """A replica's store in the simulator: what its disk holds, answered from memory."""
 
 from bisect import bisect_left
+from collections.abc import Iterator
 
 import msgspec
 
@@ -73,7 +74,8 @@ class SimStore:
         self._disk = disk
         self._slots_kept = slots_kept
         self._read_bytes = 0
-        self._held: dict[tuple[Line, Sequence], bytes] = {}
+        # Payloads whose batches have no place yet: the last one of each number.
+        self._held: dict[Line, dict[Sequence, bytes]] = {}
         self._partitions: dict[Partition, Kept] = {}
         # By group: what was decided, slot by slot, and the last snapshot that was signed.
         self._decided: dict[int, dict[int, Decided]] = {}
@@ -81,35 +83,35 @@ class SimStore:
         self._trees: dict[int, Leaves] = {}
         self._places: dict[tuple[NodeId, int, int, Sequence], Slot] = {}
         self._all: list[Record] = []
-        self._dropped_at: dict[Line, int] = {}
 
     def found(self) -> Found:
-        """What a replica that starts with this disk begins with."""
+        """What a replica that starts with this disk begins with, as `DiskStore` has it.
+
+        That is payloads without a place first, and no others, then votes and decisions.
+        """
         self._catch_up()
         snapshots: dict[int, Snapshot] = {}
         for record in self._all:
             if isinstance(record, Snapshot | Installed):
                 snapshot = record.snapshot if isinstance(record, Installed) else record
                 snapshots[record.group] = snapshot
-        records = [
-            record
-            for at, record in enumerate(self._all)
-            if not self._is_covered(record, snapshots) and not self._is_dropped(at, record)
-        ]
-        return Found(snapshots, records)
+        said = [record for record in self._all if not self._is_covered(record, snapshots)]
+        return Found(snapshots, [*self._pending(), *said])
 
-    def _is_dropped(self, at: int, record: Record) -> bool:
-        """Whether what is held by this record was given up later."""
-        if not isinstance(record, Held):
-            return False
-        line = Line(record.publisher, record.topic, record.partition)
-        return at < self._dropped_at.get(line, 0)
+    def _pending(self) -> Iterator[Held]:
+        for line, payloads in self._held.items():
+            run: list[Sequence] = []
+            for sequence in sorted(payloads):
+                if run and sequence != run[-1] + 1:
+                    yield Held(*line, run[0], [payloads[each] for each in run])
+                    run = []
+                run.append(sequence)
+            if run:
+                yield Held(*line, run[0], [payloads[each] for each in run])
 
     @staticmethod
     def _is_covered(record: Record, snapshots: dict[int, Snapshot]) -> bool:
-        """Whether a snapshot makes up for a record."""
-        if isinstance(record, Held):
-            return False
+        """Whether a snapshot makes up for a record, or what is pending does."""
         if not isinstance(record, Voted | Decided):
             return True
         snapshot = snapshots.get(record.group)
@@ -204,7 +206,7 @@ class SimStore:
             if isinstance(record, Held):
                 self._hold(record)
             elif isinstance(record, Dropped):
-                self._drop(Line(record.publisher, record.topic, record.partition))
+                self._held.pop(Line(record.publisher, record.topic, record.partition), None)
             elif isinstance(record, Decided):
                 self._place(record)
             elif isinstance(record, Certified):
@@ -215,15 +217,11 @@ class SimStore:
     def _hold(self, held: Held) -> None:
         line = Line(held.publisher, held.topic, held.partition)
         for sequence, payload in enumerate(held.payloads, held.first):
-            self._held[line, sequence] = payload
             slot = self._places.get((*line, sequence))
-            if slot is not None:
+            if slot is not None and slot.payload is None:
                 slot.payload = payload
-
-    def _drop(self, line: Line) -> None:
-        self._dropped_at[line] = len(self._all)
-        for known in [known for known in self._held if known[0] == line]:
-            del self._held[known]
+            else:
+                self._held.setdefault(line, {})[sequence] = payload
 
     def _place(self, decided: Decided) -> None:
         self._decided.setdefault(decided.group, {})[decided.slot] = decided
@@ -236,7 +234,7 @@ class SimStore:
                 raise LocalProtocolError(f"offset {placed.offset}, but {kept.end} is next")
             for at in range(placed.count):
                 sequence, cut = placed.first + at, slice(at * DIGEST_BYTES, (at + 1) * DIGEST_BYTES)
-                held = self._held.get((line, sequence))
+                held = self._held.get(line, {}).pop(sequence, None)
                 payload = None if at in placed.lacking else held
                 slot = Slot(placed, sequence, decided.time_us, kept.chain, payload)
                 kept.slots.append(slot)
@@ -251,10 +249,15 @@ class SimStore:
         self._trees[installed.group] = Leaves(state.size, state.edge)
         for partition, now in state.partitions.items():
             self._partitions[partition] = Kept(now.end, now.chain)
+        self._places = {
+            place: slot
+            for place, slot in self._places.items()
+            if place[1:3] not in state.partitions
+        }
         for line, goes_on in state.lines.items():
-            for known in [known for known in self._held if known[0] == line]:
-                if known[1] < goes_on.next:
-                    del self._held[known]
+            held = self._held.get(line, {})
+            for sequence in [each for each in held if each < goes_on.next]:
+                del held[sequence]
 
 
 class Leaves:

@@ -15,7 +15,7 @@ from quorate.core.ordering import (
     Retrieved,
     Standing,
 )
-from quorate.protocol.ordering.filling import Filling
+from quorate.protocol.ordering.filling import ANSWER_US_MAX, Filling
 from quorate.protocol.ordering.readers import Readers
 from quorate.protocol.ordering.records import Held, Store, Stretch
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX
@@ -205,3 +205,46 @@ def test_an_answer_about_what_retention_took_meanwhile_is_held_against_nobody() 
     assert ready.reports == []
     fills = [message for _, message in ready.send if isinstance(message, Fill)]
     assert [(fill.offset, fill.count) for fill in fills] == [(0, 3), (2, 1)]
+
+
+def test_a_small_batch_is_not_given_up_since_nobody_answered_for_a_while() -> None:
+    """Silence is no answer. Some of a gap was given up whenever all peers were out of reach for a
+    second and a half."""
+    look = Outlook()
+    filling = Filling((1, 2, 3), lambda _: False, cast(Store, Trimmed(0)), look.outbox)
+    filling.miss(Partition(T, 0), 0, 2)
+    for _ in range(60):
+        filling.tick()
+        look.outbox.now_us += ANSWER_US_MAX
+    assert filling.count == 2
+    asked = [(fill.offset, fill.count) for fill in look.sent(Fill)]
+    assert asked.count((0, 2)) > 3
+
+
+def test_what_all_peers_say_is_not_for_us_is_given_up() -> None:
+    look = Outlook()
+    filling = Filling((1, 2, 3), lambda _: False, cast(Store, Trimmed(0)), look.outbox)
+    filling.miss(Partition(T, 0), 0, 2)
+    for peer in (1, 2, 3):
+        filling.tick()
+        filling.on_absent(peer, Absent(T, 0, 0, 2))
+    assert filling.count == 0
+
+
+def test_what_one_peer_did_not_answer_to_is_asked_for_when_there_is_nothing_else() -> None:
+    """Large batches that are not for us would otherwise keep us from asking for small ones."""
+    look = Outlook()
+    filling = Filling((1, 2, 3), lambda _: False, cast(Store, Trimmed(0)), look.outbox)
+    filling.miss(Partition(T, 0), 0, 1)
+    filling.miss(Partition(T, 0), 7, 1)
+    for peer in (1, 2):
+        filling.tick()
+        filling.on_absent(peer, Absent(T, 0, 0))
+    filling.tick()
+    look.outbox.now_us += ANSWER_US_MAX
+    filling.tick()
+    for peer in (1, 2, 3):
+        filling.tick()
+        filling.on_absent(peer, Absent(T, 0, 7))
+    filling.tick()
+    assert [fill.offset for fill in look.sent(Fill)] == [0, 0, 0, 7, 7, 7, 0]

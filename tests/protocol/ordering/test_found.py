@@ -26,6 +26,7 @@ from quorate.core.ordering import (
     Retrieve,
     Retrieved,
     Signed,
+    Standing,
     State,
     Stop,
     StopData,
@@ -37,8 +38,9 @@ from quorate.crypto.digests import digest
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering import reading as reading_module
 from quorate.protocol.ordering.reading import CREDIT_BATCHES, FIRST_CREDIT_BATCHES, Reading
+from quorate.protocol.ordering.records import Held, Voted
 from quorate.protocol.ordering.replica import Found
-from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of, value_digest
+from quorate.protocol.ordering.value import CHAIN_START, Span, chained, leaves_of, value_digest
 from quorate.sim.order_stage import SimSigner
 from quorate.sim.stores import SimStore
 from quorate.storage.store import DiskStore
@@ -54,24 +56,64 @@ def of_kind(*kinds: type) -> Callable[[Flight], bool]:
 # Safety
 
 
+def found_by_disk_store(store: SimStore, place: Path) -> Found:
+    """What the real store hands back of the same records."""
+    real = DiskStore(place, reserve_bytes=0)
+    for record in store._disk.read():
+        real.append([record])
+    real.sync_now()
+    real.close()
+    again = DiskStore(place, reserve_bytes=0)
+    recovered = again.recover()
+    records = list(recovered.records)
+    again.close()
+    return Found(recovered.snapshots, records)
+
+
 def recover_as_disk_store_does(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     """What a replica finds when it restarts is what the real store hands back."""
     numbers = count()
 
     def found(store: SimStore) -> Found:
-        place = directory / str(next(numbers))
-        real = DiskStore(place, reserve_bytes=0)
-        for record in store._disk.read():
-            real.append([record])
-        real.sync_now()
-        real.close()
-        again = DiskStore(place, reserve_bytes=0)
-        recovered = again.recover()
-        records = list(recovered.records)
-        again.close()
-        return Found(recovered.snapshots, records)
+        return found_by_disk_store(store, directory / str(next(numbers)))
 
     monkeypatch.setattr(SimStore, "found", found)
+
+
+def payloads_in(found: Found) -> dict[tuple[int, ...], list[bytes]]:
+    """What is held under each number, in the order in which a replica hears of it."""
+    held: dict[tuple[int, ...], list[bytes]] = {}
+    for record in found.records:
+        if isinstance(record, Held):
+            for sequence, payload in enumerate(record.payloads, record.first):
+                number = (record.publisher, record.topic, record.partition, sequence)
+                held.setdefault(number, []).append(payload)
+    return held
+
+
+@pytest.mark.parametrize("snapshot_every", [1, 4096])
+def test_the_simulated_disk_is_not_kinder_than_the_real_one(
+    snapshot_every: int, tmp_path: Path
+) -> None:
+    """It handed back every payload that was ever held under a number, the first one first."""
+    council = Council(snapshot_every=snapshot_every)
+    council.publish(A, 1, b"decided")
+    council.settle()
+    records = [
+        Held(B, T, 0, 1, [b"one", b"two", b"three"]),
+        Held(B, T, 0, 2, [b"another"]),
+        Held(B, T, 0, 5, [b"five"]),
+    ]
+    for replica, seat in council.seats.items():
+        seat.disk.append(records)
+        simulated = seat.store.found()
+        real = found_by_disk_store(seat.store, tmp_path / str(replica))
+        assert payloads_in(simulated) == payloads_in(real)
+        kinds = [
+            [type(r) for r in found.records if type(r) is not Held] for found in (simulated, real)
+        ]
+        assert kinds[0] == kinds[1]
+        assert simulated.snapshots == real.snapshots
 
 
 class Attack:
@@ -251,6 +293,204 @@ def test_what_was_voted_for_is_there_when_a_slot_is_bound_to_it(
     council.publish(B, 1)
     council.run(3)
     assert {tuple(council.log(replica)) for replica in council.seats} == {(b"x", b"b1")}
+
+
+LARGE = bytes(5000), bytes(5001)
+
+
+def store(council: Council) -> None:
+    """Replica 1 stores two large batches, as 2 and 3 know from it and from the liar. Before that,
+    3 had something else, and told 1."""
+    right = span_of(A, 1, *LARGE)
+    council.publish(A, 1, b"y", to=[3])
+    council.run(0.3, lambda flight: of_kind(Received)(flight) and flight.receiver == 1)
+    council.publish(A, 1, *LARGE, to=[1])
+    council.say(A, [2], Announce(T, 0, 1, [*map(digest, LARGE)]))
+    for replica in (0, 2):
+        council.say(replica, [3], Received(*right.line, 2, right.chain))
+    council.run(0.3, lambda flight: of_kind(Retrieve, Retrieved)(flight) and flight.receiver != 1)
+    council.publish(A, 1, *LARGE, to=[1])
+    council.deliver(lambda flight: of_kind(Stored)(flight) and flight.sender == 1)
+    council.say(0, (2, 3), Stored(*right.line, 1, 2, right.chain))
+
+
+def displace(council: Council, *others: Span) -> None:
+    """The liar proposes to replica 1 what 3 had, and perhaps something else with it."""
+    other = span_of(A, 1, b"y")
+    council.say(0, [1], Received(*other.line, 1, other.chain))
+    council.say(0, [1], Propose(council.number, 1, 1, value_of(other, *others)))
+    council.say(0, [1], Retrieved(*other.line, 1, [digest(b"y")], [b"y"]))
+    council.run(0.1, lambda _: False)
+    assert council.group(1).backlog.line(other.line).payloads == [b"y"]
+
+
+def decide(council: Council, regency: int, slot: int, value: bytes) -> None:
+    """As a liar that leads, and orders as agreed."""
+    content = value_digest(value)
+    council.say(0, council.seats, Propose(council.number, regency, slot, value))
+    council.say(0, council.seats, Write(council.number, regency, slot, content))
+    council.say(0, council.seats, Accept(council.number, regency, slot, content))
+    council.run(0.2, of_kind(Propose, Write, Accept, Standing, Decision))
+
+
+@pytest.mark.parametrize("snapshot_every", [1, 4096])
+def test_what_a_replica_stores_is_there_when_it_is_decided_many_slots_later(
+    snapshot_every: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What took its place was voted for in a slot that a snapshot covers: of such slots votes are
+    not handed back after a restart, and with them went the last copy of the batch."""
+    recover_as_disk_store_does(monkeypatch, tmp_path)
+    council = Council(byzantine=(0,), snapshot_every=snapshot_every)
+    store(council)
+    displace(council)
+    assert council.messages(Write, sender=1)
+    # Given other decisions meanwhile, and a restart,
+    before = b""
+    for slot in (1, 2, 3):
+        council.publish(B, slot)
+        span = span_of(B, slot, payload_of(B, slot), before=before)
+        decide(council, 1, slot, value_of(span))
+        before = span.chain
+    assert council.log(1) == [payload_of(B, slot) for slot in (1, 2, 3)]
+    council.reboot(1)
+
+    # when the batch is decided after all,
+    decide(council, 1, 4, value_of(span_of(A, 1, *LARGE)))
+    council.run(1)
+    assert {council.group(replica).consensus.slot for replica in (1, 2, 3)} == {5}
+
+    # then whoever said that it stores it does so.
+    assert council.log(1)[3:] == [*LARGE]
+
+
+def test_what_a_replica_stores_is_there_though_another_batch_was_stored_in_its_place() -> None:
+    """Without any vote: what the publisher sends next is stored when it comes."""
+    council = Council(byzantine=(0,))
+    store(council)
+    displace(council, span_of(B, 1, b"nobody has it"))
+    assert not council.messages(Write, sender=1)
+    council.publish(A, 2, bytes(6000), to=[1])
+    council.reboot(1)
+
+    decide(council, 1, 1, value_of(span_of(A, 1, *LARGE)))
+    council.run(1)
+
+    assert council.log(1) == [*LARGE]
+
+
+def test_what_lost_its_place_is_written_down_once() -> None:
+    """It was with every vote for the line: some seventy bytes of a proposal, 64 MiB on disk."""
+    council = Council(byzantine=(0,))
+    store(council)
+    displace(council)
+    enter(council, 5)
+    states = [
+        Signed(flight.sender, flight.message.state, flight.message.signature)
+        for flight in council.sent
+        if isinstance(flight.message, StopData)
+    ]
+    council.say(0, council.seats, Sync(council.number, 5, states, []))
+    council.say(0, [1], Propose(council.number, 5, 1, value_of(span_of(A, 1, b"y"))))
+    assert {write.regency for write in council.messages(Write, sender=1)} == {1, 5}
+
+    votes = [record for record in council.seats[1].disk.read() if isinstance(record, Voted)]
+    assert [held.payloads for voted in votes for held in voted.displaced] == [[*LARGE]]
+
+
+def test_what_a_replica_said_it_received_it_stands_by_when_something_else_takes_its_place() -> None:
+    """A publisher says two things. The leader proposes one on the words of a replica which then,
+    for the liar and another one say so, has the other one: it neither voted for what it had said
+    it received, nor told those who asked."""
+    council = Council(byzantine=(3,))
+    one, two = span_of(A, 1, b"x"), span_of(A, 1, b"y", b"z")
+    council.publish(A, 1, b"x", to=(0, 1))
+    council.deliver(of_kind(Received))
+    council.publish(A, 1, b"y", b"z", to=[2])
+    # Given a replica that has come to have the other one, which the leader has yet to hear,
+    for replica in (2, 3):
+        council.say(replica, [1], Received(*two.line, 2, two.chain))
+    council.say(3, [1], Retrieved(*two.line, 1, [digest(b"y"), digest(b"z")], [b"y", b"z"]))
+    council.run(0.05, lambda _: False)
+    assert council.group(1).backlog.line(one.line).matches(two)
+
+    # when the leader proposes the first one, and then has the other one as well,
+    council.say(3, [0], Received(*one.line, 1, one.chain))
+    assert council.messages(Propose, sender=0)
+    for replica in (2, 3):
+        council.say(replica, [0], Received(*two.line, 2, two.chain))
+    council.say(3, [0], Retrieved(*two.line, 1, [digest(b"y"), digest(b"z")], [b"y", b"z"]))
+    council.publish(B, 1)
+    council.run(3)
+
+    # then that holds up nobody.
+    assert {council.group(replica).consensus.regency for replica in council.seats} == {1}
+    assert {tuple(council.log(replica)) for replica in council.seats} == {(b"x", b"b1")}
+
+
+def test_what_replicas_said_before_they_restarted_does_not_hold_up_a_leader_again() -> None:
+    """They have forgotten a small batch, and its publisher is gone. The leader that has it took
+    their words for true for ever: whenever it led, it proposed what nobody else could believe."""
+    council = Council(byzantine=(3,))
+    council.publish(A, 1, to=(0, 1, 2))
+    council.deliver(of_kind(Received))
+    council.drop()
+    for replica in (1, 2):
+        council.reboot(replica)
+    council.publish(B, 1)
+    council.run(3)
+    assert council.log(1) == [payload_of(B, 1)]
+
+    enter(council, 5)
+    council.publish(B, 2)
+    council.run(3)
+
+    assert {council.group(replica).consensus.regency for replica in council.seats} == {5}
+    assert council.log(1) == [payload_of(B, 1), payload_of(B, 2)]
+
+
+def test_what_a_leader_made_up_is_not_asked_for_when_it_leads_no_more() -> None:
+    """It was, ten times a second and of everybody, until the line had come so far."""
+    council = Council(byzantine=(0,))
+    made_up = Span(A, T, 0, 1, 4096, bytes(32))
+    council.say(0, council.seats, Propose(council.number, 1, 1, value_of(made_up)))
+    council.publish(A, 1)
+    council.run(4)
+    assert council.messages(Retrieve)
+    assert council.log(1) == [payload_of(A, 1)]
+
+    council.sent.clear()
+    council.run(2)
+
+    assert not council.messages(Retrieve)
+
+
+def test_what_was_voted_for_by_its_digest_is_known_after_a_power_cut(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two replicas accepted a small batch, and a large one that others store. Of that they had no
+    more than the digest, in memory; the store had its payload, and nothing of the small one."""
+    recover_as_disk_store_does(monkeypatch, tmp_path)
+    council = Council()
+    small, large = b"small", bytes(5000)
+    council.publish(A, 1, small, large, to=(0, 1))
+    council.publish(A, 1, small, to=(2, 3))
+    council.say(A, (2, 3), Announce(T, 0, 2, [digest(large)]))
+    # Given a slot that all but one store have accepted,
+    for kinds in ((Received, Stored), (Propose,), (Write,)):
+        heard = of_kind(*kinds)
+        council.deliver(lambda flight, heard=heard: heard(flight) and flight.receiver != 1)  # type: ignore[misc]
+    assert {accept.slot for accept in council.messages(Accept, sender=2)} == {1}
+    # when the power fails, and neither the leader nor the publisher comes back,
+    council.drop()
+    council.crash(0)
+    for replica in (1, 2, 3):
+        council.reboot(replica)
+    council.run(10)
+
+    # then the others can go on.
+    council.publish(B, 1)
+    council.run(10)
+    assert council.log(1) == [small, large, payload_of(B, 1)]
 
 
 def test_a_replica_that_answers_last_and_with_rubbish_does_not_keep_a_line_from_another() -> None:

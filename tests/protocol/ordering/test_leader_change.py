@@ -11,6 +11,7 @@ from council import BYZANTINE, CRASH, A, B, Council, Flight
 from quorate.core import codec
 from quorate.core.ids import NodeId
 from quorate.core.ordering import (
+    STATE_BYTES_MAX,
     VALUES_MAX,
     Accept,
     Decision,
@@ -120,6 +121,25 @@ def test_values_that_nobody_asked_for_are_not_handed_on() -> None:
         assert codec.decode(memoryview(frame)[codec.LENGTH.size :]) == sync
         assert [value_digest(value) for value in sync.values] == [digest]
     assert {tuple(council.log(replica)) for replica in council.seats} == {(b"a1",)}
+
+
+def test_a_sync_with_the_states_of_many_liars_can_be_read() -> None:
+    """Each of them as long as a state may be: together they were more than fits into a message."""
+    f = 17
+    liars = range(2 * f + 1, 3 * f + 1)
+    council = Council(f=f, byzantine=liars)
+    written = {number.to_bytes(32, "big"): 1 for number in range(29_950)}
+    long = msgspec.msgpack.encode(State(council.number, 2, 1, [Promised(1, 0, b"", written)]))
+    assert STATE_BYTES_MAX * 0.99 < len(long) <= STATE_BYTES_MAX
+    for liar in liars:
+        council.say(liar, [1], StopData(council.number, 2, long, SimSigner(liar).sign(long), []))
+
+    ask_for(council, 2)
+    council.settle(of_kind(Stop, StopData))
+
+    assert council.group(1).consensus.is_synced
+    sync = council.messages(Sync, sender=1)[0]
+    assert codec.decode(memoryview(codec.encode(sync))[codec.LENGTH.size :]) == sync
 
 
 # Restarts

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quorate.core.ordering import Line, Received, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering import lines
-from quorate.protocol.ordering.lines import EARLY_WORDS_MAX, Waiting
+from quorate.protocol.ordering.lines import EARLY_WORDS_MAX, Former, Waiting
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
 from quorate.protocol.ordering.value import CHAIN_START, DIGEST_BYTES, Span, chained
 
@@ -155,6 +155,35 @@ def test_what_lost_its_place_is_kept_until_its_numbers_are_decided() -> None:
     assert waiting.former_of(span(2, mine[1:], before=chain_of(mine[0]))) is not None
     waiting.advance(2)
     assert (waiting.former, waiting.former_bytes) == ([], 0)
+
+
+def test_what_loses_its_place_again_and_again_is_kept_once() -> None:
+    """Of two that differ in their last batch only, while one batch after the other is decided."""
+    mine = contents(*range(1, 10))
+    other = [*mine[:-1], b"x"]
+    waiting, before = line_with(*range(1, 10)), CHAIN_START
+    for at in range(8):
+        for each in (other[at:], mine[at:]):
+            assert waiting.replace(span(at + 1, each, before), digests_of(each), [None] * len(each))
+            assert waiting.payloads[:-1] == mine[at:-1]
+        waiting.advance(1)
+        before = waiting.base
+        assert len(waiting.former) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "numbers", "stays"),
+    [(1, (1, 2, 3), True), (1, (9, 2, 3), False), (1, (1, 2), False), (2, (2, 3), True),
+     (2, (9, 3), False), (3, (3,), True), (5, (5, 6, 7, 8), True)],
+)  # fmt: skip
+def test_what_lost_its_place_stays_if_it_may_follow_on_what_was_decided(
+    first: int, numbers: tuple[int, ...], stays: bool
+) -> None:
+    """After a restart there may be parts of it only."""
+    waiting, payloads = line_with(1, 2, 3), contents(*numbers)
+    waiting.put_aside(Former(first, digests_of(payloads), [*payloads]))
+    waiting.advance(2)
+    assert bool(waiting.former) is stays
 
 
 def test_what_lost_its_place_takes_up_room() -> None:

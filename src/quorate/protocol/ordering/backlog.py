@@ -13,7 +13,7 @@ leader proposes all that anybody stores, unless the client left out what comes b
 that does so for long has filled up its room there, and nobody else's.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from quorate.core.ids import Digest, NodeId, Sequence, member_of
 from quorate.core.ordering import Append, Line, Ordered, Stored
@@ -22,7 +22,7 @@ from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Former, Waiting
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
-from quorate.protocol.ordering.records import Dropped, Held
+from quorate.protocol.ordering.records import Dropped, Held, Voted, cut
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, Room, Rooms
 from quorate.protocol.ordering.value import Span
 from quorate.protocol.outbox import Outbox
@@ -40,16 +40,20 @@ NAMED_US_MAX = 1_000_000
 MayAppend = Callable[[Line], bool]
 # Whether its session is registered there, as of the last slot; without commands, all are.
 IsOpen = Callable[[Line], bool]
+# Have payloads on disk in whose place others are held from now on.
+KeepDisplaced = Callable[[list[Held]], None]
 
 
 class Wanted:
     """A span that we would need to know, since when, and what we were given for it."""
 
-    __slots__ = ("named_us", "offer", "since_us", "span")
+    __slots__ = ("named_us", "offer", "since_us", "span", "vouchers")
 
-    def __init__(self, span: Span, since_us: int) -> None:
+    def __init__(self, span: Span, since_us: int, vouchers: set[NodeId]) -> None:
         self.span = span
         self.since_us = since_us
+        # Who said that they received exactly this. It stays true, whatever they say later.
+        self.vouchers = vouchers
         # When a value named it last; never, if we only heard of it.
         self.named_us = NEVER_US
         self.offer: tuple[list[Digest], list[bytes | None]] | None = None
@@ -68,6 +72,7 @@ class Backlog:
         log: OrderLog,
         commands: Commands,
         may_append: MayAppend,
+        keep_displaced: KeepDisplaced,
         outbox: Outbox,
         *,
         is_open: IsOpen,
@@ -98,6 +103,7 @@ class Backlog:
         self._voices_to_propose = roster.rules.voices_to_propose
         self._log = log
         self._commands = commands
+        self._keep_displaced = keep_displaced
         self._outbox = outbox
 
     # Lines
@@ -257,24 +263,44 @@ class Backlog:
                 run_start = None
 
     def hold(self, waiting: Waiting, count: int, *, sync: bool) -> None:
-        """Have on disk what we have of the next batches."""
+        """Have on disk what we have of the next batches, and what we had, if they are undecided."""
+        if sync:
+            self._keep_former(waiting)
         for first, payloads in waiting.unheld_runs(count):
             self._outbox.persist(Held(*waiting.line, first, payloads), sync=sync)
 
-    def displaced(self, span: Span) -> Iterator[Held]:
-        """Payloads in whose place those of this span will be on disk."""
-        waiting = self.line(span.line)
-        if waiting.former and waiting.matches(span):
-            for former in waiting.former:
-                for first, payloads in former.runs():
-                    yield Held(*waiting.line, first, payloads)
+    def displaced(self) -> list[Held]:
+        """All payloads in whose place others are, or may be, on disk."""
+        return [
+            held
+            for waiting in self.lines.values()
+            if waiting.former
+            for held in _displaced(waiting.line, waiting.former)
+        ]
 
-    def restore_displaced(self, held: Held) -> None:
-        """What something else had taken the place of before we restarted."""
-        waiting = self.line(Line(held.publisher, held.topic, held.partition))
-        if held.first + len(held.payloads) > waiting.next:
+    def _keep_former(self, waiting: Waiting) -> None:
+        """We may have said that we store it, or voted for it. Once other payloads are held, what we
+        write here is all there is of it."""
+        if waiting.unkept:
+            self._keep_displaced([*_displaced(waiting.line, waiting.unkept)])
+            waiting.unkept = []
+
+    def restore_voted(self, voted: Voted) -> None:
+        """What something else had taken the place of before we restarted, and what we had voted for
+        and others store."""
+        for held in voted.displaced:
             digests = [*map(digest, held.payloads)]
-            waiting.put_aside(Former(held.first, digests, [*held.payloads]))
+            line = Line(held.publisher, held.topic, held.partition)
+            self._restore_former(line, Former(held.first, digests, [*held.payloads]))
+        for named in voted.named:
+            digests = cut(named.digests)
+            line = Line(named.publisher, named.topic, named.partition)
+            self._restore_former(line, Former(named.first, digests, [None] * len(digests)))
+
+    def _restore_former(self, line: Line, former: Former) -> None:
+        waiting = self.line(line)
+        if former.end > waiting.next:
+            waiting.put_aside(former, is_kept=True)
             self.charge(waiting)
 
     def restore(self, held: Held) -> None:
@@ -311,6 +337,7 @@ class Backlog:
         if not count or chain is None:
             return
         if not waiting.is_held(first, last):
+            self._keep_former(waiting)
             payloads = append.payloads[start : start + count]
             self._outbox.persist(Held(*waiting.line, first, payloads))
             waiting.note_held(first, last)
@@ -339,3 +366,9 @@ class Backlog:
             elif now.next > waiting.next:
                 self.advance(waiting, now.next - waiting.next)
         self.has_news = True
+
+
+def _displaced(line: Line, formers: Iterable[Former]) -> Iterator[Held]:
+    for former in formers:
+        for first, payloads in former.runs():
+            yield Held(*line, first, payloads)

@@ -30,7 +30,7 @@ from typing import Protocol
 
 from quorate.core.ids import Digest, NodeId
 from quorate.core.ordering import Accept, Promised, Propose, Write
-from quorate.protocol.ordering.records import Held, Voted
+from quorate.protocol.ordering.records import Held, Named, Voted
 from quorate.protocol.ordering.rules import Rules, leader_of
 from quorate.protocol.ordering.value import value_digest
 from quorate.protocol.outbox import Outbox
@@ -49,11 +49,11 @@ class Application(Protocol):
         """Is all of it where f replicas cannot take it away? Asked of what others found acceptable
         in an earlier regency."""
 
-    def displaced(self, value: bytes) -> list[Held]:
-        """What else the publishers gave us under the numbers of these batches."""
-
     def hold(self, value: bytes) -> None:
         """Have on disk what this replica is to keep of it."""
+
+    def named(self, value: bytes) -> list[Named]:
+        """Batches of it that others keep."""
 
     def can_apply(self, value: bytes) -> bool:
         """Does this replica have what it takes to carry a decision out?"""
@@ -260,6 +260,11 @@ class Consensus:
         self._ballots = {key: b for key, b in self._ballots.items() if key[0] >= slot - 1}
         self.slot = slot
 
+    def keep_displaced(self, displaced: list[Held], slot: int | None = None) -> None:
+        """Have this on disk, with what we have said in a slot that no snapshot covers."""
+        slot = self.slot if slot is None else slot
+        self._persist(self.promises.get(slot) or Promise(slot), [], displaced)
+
     def repeat(self, peer: NodeId, slot: int) -> None:
         """Say again to a peer what we have said in a slot in this regency."""
         promise = self.promises.get(slot)
@@ -297,15 +302,12 @@ class Consensus:
         if not self._may_write(slot, digest, value):
             return
         promise.values[digest] = value
-        if displaced := self._application.displaced(value):
-            # We may have voted for it. Once other payloads are held, this is all there is of it.
-            self._persist(promise, [], displaced)
         self._application.hold(value)
         if not self.rules.has_write_phase:
             self._accept(promise, digest)
             return
         promise.written[digest] = self.regency
-        self._persist(promise, [value])
+        self._persist(promise, [value], named=self._application.named(value))
         self._outbox.send_all(self._others, Write(self.group, self.regency, slot, digest))
         self._ballot(slot).writes.by[self.me] = digest
         self._accept_if_written(slot)
@@ -331,8 +333,10 @@ class Consensus:
     def _accept(self, promise: Promise, digest: Digest) -> None:
         promise.accepted_in, promise.accepted = self.regency, digest
         known = promise.values.get(digest)
-        is_new = not self.rules.has_write_phase and known is not None
-        self._persist(promise, [known] if is_new and known is not None else [])
+        if known is not None and not self.rules.has_write_phase:
+            self._persist(promise, [known], named=self._application.named(known))
+        else:
+            self._persist(promise, [])
         accept = Accept(self.group, self.regency, promise.slot, digest)
         self._outbox.send_all(self._others, accept)
         self._ballot(promise.slot).accepts.by[self.me] = digest
@@ -445,7 +449,11 @@ class Consensus:
         return self.regency - 1 <= regency <= self.regency + 1
 
     def _persist(
-        self, promise: Promise, values: list[bytes], displaced: Sequence[Held] = ()
+        self,
+        promise: Promise,
+        values: list[bytes],
+        displaced: Sequence[Held] = (),
+        named: Sequence[Named] = (),
     ) -> None:
         self._outbox.persist(
             Voted(
@@ -457,5 +465,6 @@ class Consensus:
                 dict(promise.written),
                 values,
                 list(displaced),
+                list(named),
             )
         )

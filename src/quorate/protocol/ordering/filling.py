@@ -26,13 +26,17 @@ FILL_BYTES_MAX = 512 * 1024
 
 
 class Gap(NamedTuple):
-    """Offsets without payloads, how many peers could not help, and with how many of them."""
+    """Offsets without payloads, how many peers could not help, and with how many of them.
+
+    `silent` is how many of these peers did not answer.
+    """
 
     partition: Partition
     offset: int
     batches: int
     refusals: int = 0
     refused: int = 0
+    silent: int = 0
 
 
 class Filling:
@@ -50,13 +54,16 @@ class Filling:
         self._store = store
         self._outbox = outbox
         self._gaps: deque[Gap] = deque()
+        # Those that nobody filled, but somebody might have who did not answer. They are asked for
+        # when there is nothing else.
+        self._later: deque[Gap] = deque()
         self._peer = 0
         self._asked_us: int | None = None
 
     @property
     def count(self) -> int:
         """How many batches are missing."""
-        return sum(gap.batches for gap in self._gaps)
+        return sum(gap.batches for gap in (*self._gaps, *self._later))
 
     def missing_from(self) -> dict[Partition, int]:
         """From where on payloads are missing and may yet come, by partition."""
@@ -71,19 +78,20 @@ class Filling:
         last = self._gaps[-1] if self._gaps else None
         if last is not None and last[:3] == (partition, offset - last.batches, last.batches):
             self._gaps[-1] = last._replace(batches=last.batches + batches)
-        elif len(self._gaps) < GAPS_MAX:
+        elif len(self._gaps) + len(self._later) < GAPS_MAX:
             self._gaps.append(Gap(partition, offset, batches))
 
     def start_over(self) -> None:
         """None of what was missing has a place any more."""
         self._gaps.clear()
+        self._later.clear()
         self._asked_us = None
 
     def tick(self) -> None:
         if self._asked_us is None:
             self._ask()
         elif self._outbox.now_us - self._asked_us >= ANSWER_US_MAX:
-            self._refused()
+            self._refused(self._gaps[0].batches, silent=1)
 
     def on_entries(self, sender: NodeId, entries: Entries) -> None:
         gap = self._awaited(sender, entries.partition_of, entries.offset)
@@ -115,6 +123,9 @@ class Filling:
 
     def _ask(self) -> None:
         self._pass_over_what_is_gone()
+        if not self._gaps and self._later:
+            self._gaps.append(self._later.popleft())
+            self._pass_over_what_is_gone()
         if not self._gaps or not self._others:
             return
         gap = self._gaps[0]
@@ -134,20 +145,24 @@ class Filling:
             if gone < gap.batches:
                 self._gaps.appendleft(Gap(gap.partition, gap.offset + gone, gap.batches - gone))
 
-    def _refused(self, batches: int = 1) -> None:
+    def _refused(self, batches: int = 1, *, silent: int = 0) -> None:
         """This peer cannot help. Nobody can with large batches that are not ours to store."""
         gap = self._gaps.popleft()
         self._peer += 1
         self._asked_us = None
         refused = min(batches, gap.refused or batches, gap.batches)
+        silent += gap.silent
         if gap.refusals + 1 < len(self._others):
-            self._gaps.appendleft(gap._replace(refusals=gap.refusals + 1, refused=refused))
+            refusals = gap.refusals + 1
+            self._gaps.appendleft(gap._replace(refusals=refusals, refused=refused, silent=silent))
             return
         rest = gap.batches - refused
         if rest:
             self._gaps.append(Gap(gap.partition, gap.offset + refused, rest))
         if self._is_store(gap.partition):
             self._gaps.append(Gap(gap.partition, gap.offset, refused))
+        elif silent:
+            self._later.append(Gap(gap.partition, gap.offset, refused))
 
     def _awaited(self, sender: NodeId, partition: Partition, offset: int) -> Gap | None:
         """The gap that we asked this peer to fill, if this is its beginning."""

@@ -61,6 +61,7 @@ from quorate.protocol.ordering.records import (
     Decided,
     Held,
     Installed,
+    Named,
     Placed,
     Record,
     Store,
@@ -118,7 +119,7 @@ class Group:
         self.readers = Readers(log, store, outbox)
         self.filling = Filling(self._others, roster.stores, store, outbox)
         self.backlog = Backlog(
-            roster, log, self.commands, may_append, outbox,
+            roster, log, self.commands, may_append, self.consensus.keep_displaced, outbox,
             is_open=is_open, named=self._named, rooms=rooms,
         )  # fmt: skip
         self.retrieval = Retrieval(
@@ -144,8 +145,9 @@ class Group:
             )  # fmt: skip
             self.transfer.resume(log, signs=roster.takes_part)
         self.snapshots = Snapshots(
-            roster, log, self.commands, self.consensus, self.cosigning, self.transfer, outbox
-        )
+            roster, log, self.commands, self.consensus, self.backlog, self.cosigning,
+            self.transfer, outbox,
+        )  # fmt: skip
         self.catching_up = CatchingUp(
             roster, self.consensus, self.change, backlog=self.backlog, commands=self.commands,
             clocks=self.clocks, transfer=self.transfer, store=store, outbox=outbox,
@@ -164,8 +166,7 @@ class Group:
         for record in records:
             if isinstance(record, Voted) and record.group == self.roster.number:
                 self.consensus.restore(record)
-                for displaced in record.displaced:
-                    self.backlog.restore_displaced(displaced)
+                self.backlog.restore_voted(record)
             elif isinstance(record, Held):
                 self.backlog.restore(record)
         self.backlog.drop_ended()
@@ -187,6 +188,8 @@ class Group:
         """Start over with this state, which is ahead of ours (`transfer.py`)."""
         regency = self.consensus.regency
         installed = Installed(certified.group, certified.slot, certified.state, regency)
+        if displaced := self.backlog.displaced():
+            self.consensus.keep_displaced(displaced, certified.slot + 1)
         self._outbox.persist(installed)
         self.log.start_from(state)
         self.commands.start_over(state.control)
@@ -277,12 +280,15 @@ class Group:
     def on_received(self, sender: NodeId, received: Received) -> None:
         line = Line(received.publisher, received.topic, received.partition)
         waiting = self.backlog.line_heard_of(sender, line)
-        if waiting is None or received.through < waiting.next:
+        if waiting is None:
+            return
+        if received.through < waiting.next:
+            # Its last word counts, and it may have forgotten what it said before a restart.
+            waiting.heard.pop(sender, None)
             return
         waiting.heard[sender] = received
         self.backlog.has_news = True
-        if received.through >= waiting.end:
-            self.retrieval.want_what_others_have(waiting, received)
+        self.retrieval.on_received(sender, waiting, received)
 
     def on_stored(self, sender: NodeId, stored: Stored) -> None:
         line = Line(stored.publisher, stored.topic, stored.partition)
@@ -387,19 +393,21 @@ class Group:
                 self.retrieval.use_offer(span, is_certain=True)
         return all(self.retrieval.is_applicable(span) for span in spans)
 
-    def displaced(self, value: bytes) -> list[Held]:
-        return [
-            displaced
-            for span in Value.decode(value).spans
-            for displaced in self.backlog.displaced(span)
-        ]
-
     def hold(self, value: bytes) -> None:
         for span in Value.decode(value).spans:
             waiting = self.backlog.line(span.line)
             # What a slot was bound to before we came to it, others hold.
             if waiting.matches(span):
                 self.backlog.hold(waiting, span.batches, sync=True)
+
+    def named(self, value: bytes) -> list[Named]:
+        spans = Value.decode(value).spans
+        lines = [(span, self.backlog.line(span.line)) for span in spans]
+        return [
+            Named(*span.line, span.first, b"".join(waiting.digests[: span.batches]))
+            for span, waiting in lines
+            if waiting.matches(span) and None in waiting.payloads[: span.batches]
+        ]
 
     def apply(self, slot: int, value: bytes) -> None:
         decoded = Value.decode(value)

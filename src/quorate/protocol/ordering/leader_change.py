@@ -34,6 +34,7 @@ import msgspec
 
 from quorate.core.cluster import Cluster
 from quorate.core.ids import Digest, NodeId
+from quorate.core.limits import FRAME_BYTES_MAX
 from quorate.core.ordering import Signed, State, Stop, StopData, Sync
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.consensus import Consensus
@@ -41,6 +42,9 @@ from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.rules import Choice, choose, leader_of
 from quorate.protocol.ordering.value import value_digest
 from quorate.protocol.outbox import Outbox
+
+# The states of those who lie, in one SYNC: values and the states of others have to fit as well.
+FALSE_STATES_BYTES_MAX = FRAME_BYTES_MAX * 3 // 4
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(State)
@@ -306,7 +310,8 @@ class LeaderChange:
 
     def _read(self, signed: Signed, regency: int) -> State | None:
         """The state, if it is of a member, for this regency, and can be true."""
-        if signed.replica not in self._consensus.members:
+        state_bytes_max = FALSE_STATES_BYTES_MAX // max(self._consensus.rules.liars, 1)
+        if signed.replica not in self._consensus.members or len(signed.state) > state_bytes_max:
             return None
         try:
             state = _decoder.decode(signed.state)

@@ -57,16 +57,23 @@ class Former(NamedTuple):
             if run:
                 yield self.first + before + 1, run
 
+    def covers(self, other: "Former") -> bool:
+        """Whether all of this is here as well."""
+        at = other.first - self.first
+        if at < 0 or self.digests[at : at + len(other.digests)] != other.digests:
+            return False
+        pairs = zip(self.payloads[at:], other.payloads, strict=False)
+        return all(theirs is None or mine is not None for mine, theirs in pairs)
+
+    def goes_on(self, first: Sequence, decided: list[Digest]) -> bool:
+        """Whether some of it may still be decided after these batches."""
+        start, end = max(first, self.first), first + len(decided)
+        mine = self.digests[start - self.first : max(end - self.first, 0)]
+        return self.end > end and mine == decided[start - first :]
+
     @property
     def size(self) -> int:
         return sum(DIGEST_BYTES + len(payload or b"") for payload in self.payloads)
-
-    def begins(self, other: "Former") -> bool:
-        """Whether another one says the same, and perhaps more."""
-        if self.first != other.first or self.digests != other.digests[: len(self.digests)]:
-            return False
-        pairs = zip(self.payloads, other.payloads, strict=False)
-        return all(mine is None or mine == theirs for mine, theirs in pairs)
 
 
 class Waiting:
@@ -95,6 +102,7 @@ class Waiting:
         "since_us",
         "spare",
         "told_us",
+        "unkept",
         "waiting_bytes",
     )  # fmt: skip
 
@@ -123,6 +131,8 @@ class Waiting:
         # and it may yet be decided.
         self.former: list[Former] = []
         self.former_bytes = 0
+        # Those of them that the disk would lose with the next payload that is held in their place.
+        self.unkept: list[Former] = []
         # Words of stores about batches that we have yet to hear of ourselves.
         self.early: dict[NodeId, list[Stored]] = {}
         self.waiting_bytes = 0
@@ -246,12 +256,15 @@ class Waiting:
         self._use_spare()
         return True
 
-    def put_aside(self, former: Former) -> None:
+    def put_aside(self, former: Former, *, is_kept: bool = False) -> None:
         """Keep what has lost its place, until these numbers are decided."""
-        if not any(former.begins(other) for other in self.former):
-            self.former = [other for other in self.former if not other.begins(former)]
-            self.former.append(former)
-            self.former_bytes = sum(each.size for each in self.former)
+        if any(known.covers(former) for known in self.former):
+            return
+        self.former = [known for known in self.former if not former.covers(known)]
+        self.former.append(former)
+        self.former_bytes = sum(known.size for known in self.former)
+        if not is_kept:
+            self.unkept.append(former)
 
     def former_of(self, span: Span) -> tuple[list[Digest], list[bytes | None]] | None:
         """What this span names, if we had that before."""
@@ -260,6 +273,22 @@ class Waiting:
             if at >= 0 and self.is_named_by(span, digests[at:]):
                 return digests[at : at + span.batches], payloads[at : at + span.batches]
         return None
+
+    def given(
+        self, first: Sequence, last: Sequence
+    ) -> Iterator[tuple[list[Digest], list[bytes | None], Digest | None]]:
+        """All that we were given under these undecided numbers, the line as we know it now as the
+        last, and the chain of the last batch, if the publisher itself gave us that."""
+        for former in self.former:
+            if former.first <= self.next and last < former.end:
+                cut = slice(first - former.first, last + 1 - former.first)
+                start = self.next - former.first
+                chain = chained(self.base, former.digests[start : cut.stop])[-1]
+                yield former.digests[cut], former.payloads[cut], chain
+        if last < self.end:
+            cut = slice(first - self.next, last + 1 - self.next)
+            received = self.chain_at(last) if self.direct >= last else None
+            yield self.digests[cut], self.payloads[cut], received
 
     def _use_spare(self) -> None:
         """What the disk had of batches that we hear of only now is as good as if it came now."""
@@ -283,18 +312,23 @@ class Waiting:
 
     def advance(self, count: int) -> None:
         """The next batches were decided."""
+        self._forget_former(self.digests[:count])
         self.base = self.chains[count - 1]
         self.waiting_bytes -= sum(len(payload) for payload in self.payloads[:count] if payload)
         for column in (self.digests, self.chains, self.payloads, self.holders):
             del column[:count]
         self.next += count
-        if self.former:
-            self.former = [former for former in self.former if former.end > self.next]
-            self.former_bytes = sum(former.size for former in self.former)
         self.direct = max(self.direct, self.next - 1)
         self.held = max(self.held, self.next - 1)
         if self.held_beyond:
             self.held_beyond = {each for each in self.held_beyond if each > self.held}
+
+    def _forget_former(self, decided: list[Digest]) -> None:
+        """What goes on from something else than was decided can not be decided any more."""
+        if self.former:
+            self.former = [each for each in self.former if each.goes_on(self.next, decided)]
+            self.former_bytes = sum(former.size for former in self.former)
+            self.unkept = [each for each in self.unkept if each.goes_on(self.next, decided)]
 
     # Who has it
 

@@ -44,13 +44,25 @@ class Dropped(msgspec.Struct, frozen=True, gc=False, tag="dropped"):
     partition: int
 
 
+class Named(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Consecutive batches of one publisher, by their digests, which are laid end to end."""
+
+    publisher: NodeId
+    topic: TopicId
+    partition: int
+    first: Sequence
+    digests: bytes
+
+
 class Voted(msgspec.Struct, frozen=True, gc=False, tag="voted"):
     """What this replica has said in a slot; later records of a slot replace earlier ones.
 
     `accepted_in` and `accepted` are the regency and the digest of its last ACCEPT (0 and nothing
     before the first), `written` has the last regency in which it sent WRITE for a digest. `values`
     are those of these values that no earlier record of the slot has. `displaced` are payloads in
-    whose place others are held from now on, and to which the slot may yet be bound.
+    whose place others are held from now on, and which may yet be decided. They are written again
+    with every snapshot, since that covers the votes before it. `named` are batches of these values
+    that others store: a value has one hash for many, and nobody might know the others any more.
     """
 
     group: int
@@ -61,6 +73,7 @@ class Voted(msgspec.Struct, frozen=True, gc=False, tag="voted"):
     written: dict[Digest, int]
     values: list[bytes]
     displaced: list[Held] = []
+    named: list[Named] = []
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):

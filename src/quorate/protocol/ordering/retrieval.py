@@ -10,7 +10,7 @@ replicas vouch for it, or if that the span is right is beyond doubt already. Tha
 the span names, the chain proves.
 """
 
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ids import NodeId
 from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import Line, Received, Retrieve, Retrieved
 from quorate.crypto.digests import digest
@@ -43,6 +43,8 @@ class Retrieval:
         pace: Pace,
     ) -> None:
         self._me, self._others = roster.me, roster.others
+        # Whether leaders go by what we received.
+        self._counts = roster.takes_part and roster.rules.voices_to_propose > 1
         self._voices_to_believe = roster.rules.voices_to_believe
         self._log = log
         self._backlog = backlog
@@ -93,22 +95,34 @@ class Retrieval:
         """A value names this. As long as it is under way, this is said again and again."""
         self._want(span).named_us = self._outbox.now_us
 
-    def want_what_others_have(self, waiting: Waiting, received: Received) -> None:
+    def on_received(self, sender: NodeId, waiting: Waiting, received: Received) -> None:
+        """A replica received what we want, or more than we have."""
+        wanted = self._backlog.wanted.get(waiting.line)
+        if wanted is not None and _is_of(received, wanted.span):
+            wanted.vouchers.add(sender)
+        if received.through >= waiting.end:
+            self._want_what_others_have(waiting, received, wanted)
+
+    def _want_what_others_have(
+        self, waiting: Waiting, received: Received, wanted: Wanted | None
+    ) -> None:
         """So many say they received more than we have that one of them is correct.
 
         What a value names goes first: it would not come if others could change what we want.
         """
-        wanted = self._backlog.wanted.get(waiting.line)
         if wanted is not None and wanted.is_named(self._outbox.now_us):
             return
-        if _voices(waiting, received.through, received.chain) >= self._voices_to_believe:
-            count = received.through + 1 - waiting.next
-            self._want(Span(*waiting.line, waiting.next, count, received.chain))
+        count = received.through + 1 - waiting.next
+        span = Span(*waiting.line, waiting.next, count, received.chain)
+        if len(_vouchers(waiting, span)) >= self._voices_to_believe:
+            self._want(span)
 
     def _want(self, span: Span) -> Wanted:
         wanted = self._backlog.wanted.get(span.line)
         if wanted is None or wanted.span != span:
-            wanted = self._backlog.wanted[span.line] = Wanted(span, self._outbox.now_us)
+            vouchers = _vouchers(self._backlog.line(span.line), span)
+            wanted = Wanted(span, self._outbox.now_us, vouchers)
+            self._backlog.wanted[span.line] = wanted
         return wanted
 
     def tick(self) -> None:
@@ -118,14 +132,27 @@ class Retrieval:
             span = wanted.span
             self.use_offer(span, is_certain=False)
             waiting = self._backlog.line(line)
-            is_known = self._is_here(waiting, span)
-            if span.end <= waiting.next or (is_known and self._is_authentic(waiting, span)):
+            is_known = self._is_here(waiting, span) and self._is_authentic(waiting, span)
+            if span.end <= waiting.next or is_known or self._is_made_up(wanted):
                 del self._backlog.wanted[line]
             elif now_us - wanted.since_us >= self._pace.retrieve_us:
                 wanted.since_us = now_us - self._pace.retrieve_us + self._pace.retrieve_again_us
                 first = waiting.first_lacking(span, self._backlog.holders(line))
                 retrieve = Retrieve(*line, first, span.end - first)
                 self._outbox.send_all(self._others, retrieve)
+                if not waiting.matches(span):
+                    self._say_what_we_have(waiting)
+
+    def _is_made_up(self, wanted: Wanted) -> bool:
+        """Whether nobody names it any more, and too few say that they received it."""
+        is_believed = len(wanted.vouchers) >= self._voices_to_believe
+        return not is_believed and not wanted.is_named(self._outbox.now_us)
+
+    def _say_what_we_have(self, waiting: Waiting) -> None:
+        """Somebody may go by what we said before we restarted, and propose it."""
+        chain = waiting.chain_at(waiting.direct)
+        if self._counts and chain is not None:
+            self._outbox.send_all(self._others, Received(*waiting.line, waiting.direct, chain))
 
     def on_retrieved(self, sender: NodeId, retrieved: Retrieved) -> None:
         line = Line(retrieved.publisher, retrieved.topic, retrieved.partition)
@@ -151,15 +178,16 @@ class Retrieval:
     def use_offer(self, span: Span, *, is_certain: bool) -> None:
         """Replace what we have of a line by what we were given, if enough vouch for that.
 
-        What we had before is as good.
+        What we had before is as good, and we vouch for it ourselves.
         """
         waiting, wanted = self._backlog.line(span.line), self._backlog.wanted.get(span.line)
         if waiting.matches(span) and (wanted is None or wanted.offer is None):
             return
-        if not (is_certain or self._is_vouched_for(waiting, span)):
+        offer, former = wanted.offer if wanted is not None else None, waiting.former_of(span)
+        is_vouched_for = wanted is not None and len(wanted.vouchers) >= self._voices_to_believe
+        if not (is_certain or is_vouched_for or former is not None):
             return
-        offer = wanted.offer if wanted is not None else None
-        for digests, payloads in filter(None, (offer, waiting.former_of(span))):
+        for digests, payloads in filter(None, (offer, former)):
             if waiting.replace(span, digests, payloads):
                 self._backlog.charge(waiting)
                 waiting.direct = max(waiting.direct, span.end - 1)
@@ -171,9 +199,6 @@ class Retrieval:
         offers = (wanted.offer for wanted in self._backlog.wanted.values())
         return sum(_bytes_of(offer[1]) for offer in offers if offer is not None)
 
-    def _is_vouched_for(self, waiting: Waiting, span: Span) -> bool:
-        return _voices(waiting, span.end - 1, span.chain) >= self._voices_to_believe
-
     # What others want
 
     def on_retrieve(self, sender: NodeId, retrieve: Retrieve) -> None:
@@ -184,15 +209,16 @@ class Retrieval:
             self._give_decided(sender, line, retrieve)
         waiting = self._backlog.lines.get(line)
         last = retrieve.first + retrieve.count - 1
-        if waiting is None or not waiting.next <= retrieve.first <= last < waiting.end:
+        if waiting is None or not waiting.next <= retrieve.first <= last:
             return
-        start, end = retrieve.first - waiting.next, last + 1 - waiting.next
-        digests, payloads = waiting.digests[start:end], _fitting(waiting.payloads[start:end])
-        retrieved = Retrieved(*line, retrieve.first, digests, payloads)
-        self._outbox.answer(sender, retrieved, _bytes_of([*payloads, *digests]))
-        chain = waiting.chain_at(last)
-        if waiting.direct >= last and chain is not None:
-            self._outbox.send(sender, Received(*line, last, chain))
+        for digests, payloads, chain in waiting.given(retrieve.first, last):
+            if not self._outbox.may_answer(sender):
+                return
+            fitting = _fitting(payloads)
+            retrieved = Retrieved(*line, retrieve.first, digests, fitting)
+            self._outbox.answer(sender, retrieved, _bytes_of([*fitting, *digests]))
+            if chain is not None:
+                self._outbox.send(sender, Received(*line, last, chain))
 
     def _give_decided(self, sender: NodeId, line: Line, retrieve: Retrieve) -> None:
         """A peer lacks what we have decided: if a power cut took it from all others, it is ours
@@ -226,12 +252,13 @@ def _bytes_of(payloads: list[bytes | None]) -> int:
     return sum(len(payload) for payload in payloads if payload)
 
 
-def _voices(waiting: Waiting, through: Sequence, chain: Digest) -> int:
-    """How many say that they received a line exactly so far, and so."""
-    return sum(
-        (received.through, received.chain) == (through, chain)
-        for received in waiting.heard.values()
-    )
+def _vouchers(waiting: Waiting, span: Span) -> set[NodeId]:
+    """Who said last that they received a line exactly as far as this span, and so."""
+    return {replica for replica, received in waiting.heard.items() if _is_of(received, span)}
+
+
+def _is_of(received: Received, span: Span) -> bool:
+    return (received.through, received.chain) == (span.end - 1, span.chain)
 
 
 def _fitting(payloads: list[bytes | None]) -> list[bytes]:

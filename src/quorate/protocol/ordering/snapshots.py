@@ -5,6 +5,7 @@ those the state as well (`log.py` says after which). A replica that starts repla
 after the last snapshot on its disk, so that it writes one of its own when that has become much.
 """
 
+from quorate.protocol.ordering.backlog import Backlog
 from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.cosigning import Cosigning
@@ -28,6 +29,7 @@ class Snapshots:
         log: OrderLog,
         commands: Commands,
         consensus: Consensus,
+        backlog: Backlog,
         cosigning: Cosigning | None,
         transfer: Transfer | None,
         outbox: Outbox,
@@ -36,6 +38,7 @@ class Snapshots:
         self._log = log
         self._commands = commands
         self._consensus = consensus
+        self._backlog = backlog
         self._cosigning = cosigning
         self._transfer = transfer
         self._outbox = outbox
@@ -66,6 +69,9 @@ class Snapshots:
 
     def _write(self, snapshot: Snapshot) -> None:
         self._size = self._log.tree.size
+        if displaced := self._backlog.displaced():
+            # Votes of earlier slots, with which it was written down, are not read again.
+            self._consensus.keep_displaced(displaced)
         self._outbox.persist(snapshot, sync=False)
         self._commands.written_down()
 
