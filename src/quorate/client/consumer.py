@@ -367,6 +367,8 @@ class Consumer(Session):
                 topic,
                 needed=members - self.cluster.f,
             ) from None
+        if self._membership is not None:
+            await self._membership.say_beginnings()
 
     async def unsubscribe(self, topic: str) -> None:
         self._wanted.pop(topic, None)
@@ -405,7 +407,7 @@ class Consumer(Session):
         found = [] if first is None else [first]
         while found and len(found) < count:
             if not self._records:
-                if not self._queue or not self._can_name_publisher:
+                if not self._queue or not self._can_name_publisher or self._is_beginning:
                     break
                 self._unpack()
                 continue
@@ -532,7 +534,13 @@ class Consumer(Session):
             except TimeoutError:
                 return False
         await self._know_publisher()
-        return True
+        if self._membership is not None:
+            await self._membership.say_beginnings()
+        return bool(self._queue) or await self._more(timeout_s)
+
+    @property
+    def _is_beginning(self) -> bool:
+        return self._membership is not None and self._membership.is_beginning
 
     async def _know_publisher(self) -> None:
         """Who it is that published the next batch may be news to us."""
