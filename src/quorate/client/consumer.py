@@ -359,6 +359,8 @@ class Consumer(Session):
                     while self._unbegun:
                         self._begun.clear()
                         await self._begun.wait()
+                        if self._closed:
+                            raise ClosedError("the consumer is closed")
         except TimeoutError:
             topic = self._names[next(iter(self._unbegun)).topic]
             members = len(self.cluster.placement(topic))
@@ -462,6 +464,7 @@ class Consumer(Session):
                     await self._membership.leave()
         await super().close()
         self._arrived.set()
+        self._begun.set()
 
     # Machine
 
