@@ -377,6 +377,8 @@ class Consumer(Session):
         self._asked.pop(topic, None)
         if self._membership is not None:
             await self._membership.drop(topic)
+            if not self._membership.topics:
+                self._destination.commands.leave(self._membership.group)
         if self.cluster.contract(topic).is_log:
             for partition in range(self.cluster.contract(topic).partitions):
                 self._drop_queued(topic, partition)

@@ -240,6 +240,45 @@ def test_what_is_said_of_a_group_that_a_client_left_is_no_news() -> None:
     assert office.taken()[1] == [Shared("ops", 1, (("orders", 0, None),))]
 
 
+def test_what_a_member_had_before_its_lease_ended_does_not_come_back_by_a_liar_and_a_laggard() -> (
+    None
+):
+    office = Office()
+    old = Assigned("ops", 5, 8, [("orders", 0, 3), ("orders", 1, 12)])
+    office.commands.give(Join("ops", ["orders"]), 0)
+    for replica in (0, 1):
+        office.commands.on_assigned(replica, old)
+    office.taken()
+    # Its lease ended, and it joins again.
+    office.commands.leave("ops")
+    office.commands.give(Join("ops", ["orders"]), 0)
+    for replica in (3, 2):
+        office.commands.on_assigned(replica, old)
+    assert office.taken()[1] == []
+    for replica in (0, 1):
+        office.commands.on_assigned(replica, Assigned("ops", 7, 11, [("orders", 1, 15)]))
+    assert office.taken()[1] == [Shared("ops", 7, (("orders", 1, 15),))]
+
+
+def test_a_group_that_was_forgotten_meanwhile_is_believed_when_all_correct_replicas_say_so() -> (
+    None
+):
+    office = Office()
+    office.commands.give(Join("ops", ["orders"]), 0)
+    for replica in (0, 1):
+        office.commands.on_assigned(replica, Assigned("ops", 5, 8, []))
+    office.taken()
+    office.commands.leave("ops")
+    office.commands.give(Join("ops", ["orders"]), 0)
+    for replica in (0, 1, 2):
+        assert office.taken()[1] == []
+        office.commands.on_assigned(replica, Assigned("ops", 1, 1, [("orders", 0, -1)]))
+    assert office.taken()[1] == [Shared("ops", 1, (("orders", 0, None),))]
+    for replica in (0, 1):
+        office.commands.on_assigned(replica, Assigned("ops", 2, 1, [("orders", 0, -1)]))
+    assert office.taken()[1] == [Shared("ops", 2, (("orders", 0, None),))]
+
+
 def test_a_stranger_s_word_counts_for_nothing() -> None:
     office = Office()
     number = office.commands.give(Join("ops", ["orders"]), 0)

@@ -114,6 +114,8 @@ class Commands:
         # By group that we joined: what each replica says that we read, and what we believe.
         self._said: dict[str, dict[NodeId, Assigned]] = {}
         self._believed: dict[str, tuple[int, int]] = {}
+        # By group that we were in and left, or lost our place in: the last epoch that we knew.
+        self._former: dict[str, int] = {}
         self._line: LineOutgoing | None = None
         self._needed = 1
         if topic is not None:
@@ -175,7 +177,8 @@ class Commands:
     def leave(self, group: str) -> None:
         """What is said of this group from now on is no news any more."""
         self._said.pop(group, None)
-        self._believed.pop(group, None)
+        epoch, _ = self._believed.pop(group, (0, 0))
+        self._former[group] = max(epoch, self._former.get(group, 0))
 
     # Machine
 
@@ -232,8 +235,13 @@ class Commands:
         is_news = (assigned.epoch, assigned.revision) > self._believed.get(group, (0, -1))
         if not is_news:
             return
-        if sum(other == assigned for other in said.values()) >= self._needed:
+        # A replica that lags behind says now what was so before we left, and f that lie agree. A
+        # group that was forgotten meanwhile, though, counts its epochs from one again.
+        is_old = assigned.epoch <= self._former.get(group, 0)
+        needed = topic.quorum.reachable if is_old else self._needed
+        if sum(other == assigned for other in said.values()) >= needed:
             self._believed[group] = assigned.epoch, assigned.revision
+            self._former.pop(group, None)
             partitions = tuple(
                 (name, number, None if offset < 0 else offset)
                 for name, number, offset in assigned.partitions
