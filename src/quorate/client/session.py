@@ -176,9 +176,14 @@ class Session(ABC):
         finally:
             self._forget_answer(number)
 
-    async def update_topology(self, timeout_s: float | None = None) -> Cluster:
-        """Ask which topics and replicas there are now; they count from here on."""
-        number = self._commands().ask_topology()
+    async def update_topology(
+        self, timeout_s: float | None = None, *, patiently: bool = False
+    ) -> Cluster:
+        """Ask which topics and replicas there are now; they count from here on.
+
+        Where one lags behind and f lie, that may be what was so before, unless one asks patiently.
+        """
+        number = self._commands().ask_topology(patient=patiently)
         self.driver.wake()
         try:
             await self._answer(number, CONTROL_TOPIC, "which topics there are", timeout_s)
@@ -196,9 +201,10 @@ class Session(ABC):
     async def _know(self, topics: Iterable[str]) -> None:
         """Topics may have come about, or have got partitions, after our file was written."""
         topics = list(topics)
-        unknown = [topic for topic in topics if topic not in (*self.cluster.topics, CONTROL_TOPIC)]
-        if unknown and self.cluster.control is not None:
-            await self.update_topology()
+        for patiently in (False, True):
+            known = (*self.cluster.topics, CONTROL_TOPIC)
+            if self.cluster.control is not None and any(topic not in known for topic in topics):
+                await self.update_topology(patiently=patiently)
         contracts = [self.cluster.contract(topic) for topic in topics]
         has_logs = any(contract.is_log for contract in contracts)
         if has_logs and not self._is_current and self.cluster.control is not None:

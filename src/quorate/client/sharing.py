@@ -66,7 +66,7 @@ class Reader(Protocol):
     def end(self, place: Place) -> None:
         """Read it no more, and drop what is queued of it."""
 
-    async def update_topology(self) -> object: ...
+    async def update_topology(self, *, patiently: bool) -> object: ...
 
     async def command(self, command: Command) -> None: ...
 
@@ -209,7 +209,7 @@ class Member:
         """A topic has more partitions than we knew of. We ask until we know, or are told else."""
         with contextlib.suppress(ClosedError):
             with contextlib.suppress(QuorumError):
-                await self._reader.update_topology()
+                await self._reader.update_topology(patiently=True)
             if shared is self._news_of_us:
                 self.on_shared(shared)
 

@@ -1,9 +1,12 @@
 """A client's end of the control plane: whose word it takes for what, and what it says again."""
 
+from dataclasses import replace
+
 import pytest
 
 from commands import ANNA, cluster
 from quorate.core.batch import Batch
+from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC, Command, Join, Leave, Renew, decode_command
 from quorate.core.errors import LocalProtocolError
 from quorate.core.messages import Message
@@ -172,6 +175,41 @@ def test_who_has_answered_is_not_asked_again_and_one_text_is_enough() -> None:
     for replica in (0, 1):
         office.commands.connected(replica)
     assert office.taken()[0] == [(1, TopologyQuery(number, whole=False))]
+
+
+NEW, OLD = (replace(cluster(), revision=revision).render() for revision in (2, 1))
+
+
+def said(number: int, text: str) -> TopologyReport:
+    return TopologyReport(number, Cluster.parse(text).revision, digest(text.encode()), text)
+
+
+def test_whoever_asks_patiently_is_not_told_what_a_liar_and_a_laggard_say_first() -> None:
+    office = Office()
+    number = office.commands.ask_topology(patient=True)
+    assert {message for _, message in office.taken()[0]} == {TopologyQuery(number, whole=True)}
+    for replica, text in ((3, OLD), (2, OLD), (1, NEW)):
+        office.commands.on_report(replica, said(number, text))
+        assert office.taken()[1] == []
+    office.commands.on_report(0, said(number, NEW))
+    assert office.taken()[1] == [Topology(Cluster.parse(NEW)), Answered(number, "")]
+
+
+def test_whoever_asks_patiently_waits_for_a_while_only() -> None:
+    office = Office()
+    number = office.commands.ask_topology(patient=True)
+    for replica in (3, 2):
+        office.commands.on_report(replica, said(number, OLD))
+    assert office.later(ASK_AGAIN_US - 1)[1] == []
+    assert office.later(1)[1] == [Topology(Cluster.parse(OLD)), Answered(number, "")]
+
+
+def test_a_text_that_too_few_vouch_for_is_not_believed_though_it_is_newer() -> None:
+    office = Office()
+    number = office.commands.ask_topology(patient=True)
+    for replica, text in ((3, NEW), (2, OLD), (1, OLD), (0, OLD)):
+        office.commands.on_report(replica, said(number, text))
+    assert office.taken()[1] == [Topology(Cluster.parse(OLD)), Answered(number, "")]
 
 
 def test_how_a_cluster_began_and_what_it_is_now_can_be_asked_for_at_the_same_time() -> None:
