@@ -339,6 +339,13 @@ class Reading:
         """In place of a tick, while nothing is taken in: nobody is late with it."""
         self._moved_us = self._late_since_us = self._due_since_us = self._outbox.now_us
 
+    def was_away(self, for_us: int) -> None:
+        """So long we heard nobody, whatever was sent: that counts against no lead."""
+        now_us = self._outbox.now_us
+        self._moved_us = min(now_us, self._moved_us + for_us)
+        self._late_since_us = min(now_us, self._late_since_us + for_us)
+        self._due_since_us = min(now_us, self._due_since_us + for_us)
+
     # Settling
 
     def _has_room_for(self, entries: Entries, connected: "set[NodeId]") -> bool:
