@@ -845,6 +845,45 @@ def test_one_that_lies_and_says_nothing_does_not_keep_a_reader_at_what_is_gone()
     assert trimmed(desk) == [(0, 2)]
 
 
+def test_one_that_lies_does_not_keep_a_reader_at_what_one_correct_replica_has_and_two_lack() -> (
+    None
+):
+    """Large batches are with two, from which retention by size takes small ones earlier."""
+    # Given two that begin later than a reader lets its lead send, one that has all, and a liar
+    start = 2 * FIRST_CREDIT_BATCHES
+    book = Book(*[b"%d" % number for number in range(start + 10)])
+    desk = Desk()
+    *trimmers, keeper, _ = desk.reading._order
+    read: list[bytes] = []
+
+    def answer(replica: NodeId, follow: Follow | Allow) -> None:
+        limit = min(follow.limit, len(book.payloads))
+        if replica in trimmers:
+            if isinstance(follow, Follow) and follow.payloads:
+                desk.absent(replica, follow.offset)
+            at = max(start, limit)
+            words = Chained(T, 0, at, book.chains[at], start, len(book.payloads))
+            desk.reading.on_chained(replica, words, desk.connected)
+        elif replica == keeper:
+            if desk.lead == keeper and desk.reading.received < limit:
+                desk.entries(book, desk.reading.received, limit)
+            desk.chain(keeper, book, limit)
+        else:
+            desk.reading.on_chained(replica, FALSE.chained(4), desk.connected)
+
+    # When they answer whatever they are asked for a while
+    for _ in range(100):
+        ready = desk.take()
+        read += [entry.payload for entry in ready.deliver if isinstance(entry, Entry)]
+        for replica, message in ready.send:
+            if isinstance(message, Follow | Allow):
+                answer(replica, message)
+        desk.pass_time(LATE_AFTER_US // 4)
+
+    # Then all is read.
+    assert read == [*book.payloads]
+
+
 def test_who_lacked_something_elsewhere_may_have_what_a_reader_seeks() -> None:
     desk = Desk(CRASH)
     first = desk.lead

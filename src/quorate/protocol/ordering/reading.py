@@ -329,6 +329,8 @@ class Reading:
             was_wide, self._is_wide = self._is_wide, True
             if was_wide and self._skip_what_is_gone(connected, is_late=True):
                 return
+            if was_wide and self._reach_for_the_chain(connected):
+                return
             self._lacking.clear()
             if was_wide and self.end > self.position:
                 self._blame("is late", connected)
@@ -345,6 +347,21 @@ class Reading:
         self._moved_us = min(now_us, self._moved_us + for_us)
         self._late_since_us = min(now_us, self._late_since_us + for_us)
         self._due_since_us = min(now_us, self._due_since_us + for_us)
+
+    def _reach_for_the_chain(self, connected: "set[NodeId]") -> bool:
+        """Those who could confirm what we have may know the chain from later on only.
+
+        Retention took what came before from them. So we read on up to there, as far as we can hold
+        that: one that lies would otherwise keep us here, if only one correct replica has it still.
+        """
+        starts = sorted(self._starts.values(), reverse=True)
+        known_from = starts[self._others_needed] if len(starts) > self._others_needed else 0
+        limit = min(known_from, self.position + CREDIT_BATCHES)
+        if not self._unsettled or limit <= self._limit:
+            return False
+        self._limit = limit
+        self._ask_all(connected)
+        return True
 
     # Settling
 
