@@ -25,7 +25,7 @@ Invariants:
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
@@ -184,6 +184,9 @@ class Control:
 
     def assignment(self, group: str, node: NodeId) -> Assignment | None:
         return self._groups.assignment(group, node)
+
+    def assignments(self, group: str, nodes: Iterable[NodeId]) -> dict[NodeId, Assignment]:
+        return self._groups.assignments(group, nodes)
 
     def describe_group(self, group: str) -> GroupDescription | None:
         found = self.state.groups.get(group)

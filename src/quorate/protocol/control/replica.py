@@ -45,12 +45,11 @@ class Steward:
                 self._rendered = None
                 self.on_topology(self.control.cluster)
             for group, members in changes.groups.items():
-                for member in members:
-                    self._tell_assignment(group, member)
+                self._tell_assignments(group, members)
             session = self.control.state.sessions.get(publisher)
             for group in session.groups if session is not None else ():
                 # Whoever is here again may have missed something.
-                self._tell_assignment(group, publisher)
+                self._tell_assignments(group, [publisher])
         return self.control.cluster.replicas != before
 
     def start_over(self, state: ControlState) -> None:
@@ -82,16 +81,14 @@ class Steward:
         text = self.control.state.founding
         return 0, digest(text.encode()), text
 
-    def _tell_assignment(self, group: str, member: NodeId) -> None:
-        assignment = self.control.assignment(group, member)
-        if assignment is None:
-            return
-        partitions = [
-            (topic, partition, -1 if offset is None else offset)
-            for topic, partition, offset in assignment.partitions
-        ]
-        assigned = Assigned(group, assignment.epoch, assignment.revision, partitions)
-        self._outbox.send(member, assigned)
+    def _tell_assignments(self, group: str, members: list[NodeId]) -> None:
+        for member, assignment in self.control.assignments(group, members).items():
+            partitions = [
+                (topic, partition, -1 if offset is None else offset)
+                for topic, partition, offset in assignment.partitions
+            ]
+            assigned = Assigned(group, assignment.epoch, assignment.revision, partitions)
+            self._outbox.send(member, assigned)
 
 
 def _command_in(payload: bytes) -> bytes:
