@@ -1,15 +1,18 @@
 """What a member of a group makes of it when it is told which partitions are its own."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+
+import pytest
 
 from quorate.client import Consumer
 from quorate.client.sharing import OFFSETS_PER_COMMIT, Member, Place, Progress, Reader
 from quorate.core.batch import encode
 from quorate.core.contract import Contract
-from quorate.core.control import Command, Commit
-from quorate.core.errors import QuorumError
+from quorate.core.control import Command, Commit, Join, Leave
+from quorate.core.errors import QuorumError, RefusedError
 from quorate.core.event import Event
 from quorate.core.ids import node_of, topic_id
 from quorate.core.ordering import Partition
@@ -116,7 +119,7 @@ class Told(Reader):
     def end(self, place: Place) -> None:
         del self.reads[place]
 
-    async def update_topology(self) -> object:
+    async def update_topology(self, *, patiently: bool) -> object:
         await asyncio.sleep(0)
         self.meanwhile.pop(0)()
         return None
@@ -207,3 +210,192 @@ def test_who_comes_after_begins_where_a_member_was_however_much_it_gives_up() ->
     begins = asyncio.run(story())
     assert len(begins) == 2 * OFFSETS_PER_COMMIT
     assert begins == {number: 100 + number for number in begins}
+
+
+# What nobody has read yet
+
+
+def test_what_is_back_before_anybody_heard_where_it_began_does_not_begin_later() -> None:
+    async def story() -> dict[Place, int | None]:
+        reader = Told()
+        member = Member("g", reader, Progress(), lease_us=1, commits_by_itself=True)
+        member.on_shared(shared(1, (0, None)))
+        member.on_begun(("orders", 0), 8)
+        member.on_shared(shared(2))
+        member.on_shared(shared(3, (0, None)))
+        return reader.reads
+
+    assert asyncio.run(story()) == {("orders", 0): 8}
+
+
+class Group(Reader):
+    """A cluster with one log topic of two partitions, as members of one group see it."""
+
+    def __init__(self) -> None:
+        self.ends = [8, 8]
+        self.groups = Groups({})
+        self.contracts = {"orders": CONTRACT}
+        self.members: dict[int, Member] = {}
+        self.begun: dict[Place, int] = {}
+        self.commander = 0
+
+    def add(self, node: int) -> Member:
+        """A member that commits what its program says, and nothing else."""
+        member = Member("g", self, Progress(), lease_us=1, commits_by_itself=False)
+        self.members[node] = member
+        self.groups.join("g", node, ["orders"], self.contracts, 0)
+        return member
+
+    async def tell(self) -> None:
+        """All hear what is theirs, and do what follows, until there is nothing new."""
+        while self.groups.changed:
+            self.groups.changed = {}
+            for node, member in self.members.items():
+                assigned = self.groups.assignment("g", node)
+                assert assigned is not None
+                self.commander, self.begun = node, {}
+                member.on_shared(Shared("g", assigned.epoch, tuple(assigned.partitions)))
+                for place, offset in self.begun.items():
+                    member.on_begun(place, offset)
+                await asyncio.gather(*member._tasks)
+
+    def has(self, place: Place) -> bool:
+        return True
+
+    def begin(self, place: Place, offset: int | None) -> None:
+        self.begun[place] = self.ends[place[1]] if offset is None else offset
+
+    def end(self, place: Place) -> None: ...
+
+    async def update_topology(self, *, patiently: bool) -> object: ...
+
+    async def command(self, command: Command) -> None:
+        if isinstance(command, Commit):
+            self.groups.commit("g", self.commander, command.epoch, command.offsets, "one", 0)
+
+
+def test_whoever_comes_after_begins_where_the_group_began_though_only_the_program_commits() -> None:
+    async def story() -> list[tuple[str, int, int | None]]:
+        # Given a member that begins at the end of what nobody has read
+        group = Group()
+        group.add(1)
+        await group.tell()
+        # When events come, and half of it becomes another's before the program has said anything
+        group.ends = [20, 20]
+        group.add(2)
+        await group.tell()
+        assigned = group.groups.assignment("g", 2)
+        assert assigned is not None
+        return assigned.partitions
+
+    # Then none of them is left out.
+    assert asyncio.run(story()) == [("orders", 1, 8)]
+
+
+def consumer_story(
+    monkeypatch: pytest.MonkeyPatch,
+    story: Callable[[Consumer], Awaitable[None]],
+    answers: Sequence[BaseException | None] = (),
+    *,
+    auto_commit_s: float | None = None,
+) -> list[Command]:
+    """What a member commands meanwhile, if it is answered like this, and then with yes."""
+    commanded: list[Command] = []
+    left = list(answers)
+
+    async def command(_: Consumer, command: Command) -> None:
+        commanded.append(command)
+        await asyncio.sleep(0)
+        error = left.pop(0) if left else None
+        if error is not None:
+            raise error
+
+    async def granted(*_: object, **__: object) -> None: ...
+
+    monkeypatch.setattr(Consumer, "command", command)
+    monkeypatch.setattr(Consumer, "_answer", granted)
+
+    async def whole() -> None:
+        keys = LOCAL.identities["bob"]
+        made = Consumer(LOCAL.cluster, keys, group="g", auto_commit_s=auto_commit_s)
+        async with made as consumer:
+            consumer._is_current = True
+            consumer.subscribe(["orders"])
+            await story(consumer)
+
+    asyncio.run(whole())
+    return commanded
+
+
+def test_the_program_gets_nothing_of_what_nobody_read_before_the_cluster_knows_where_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[bool] = []
+
+    async def story(consumer: Consumer) -> None:
+        await consumer.subscribed()
+        consumer._on_outcomes([shared(1, (0, None)), begun(0, 3), entry(0, 3)])
+        member = consumer._membership
+        assert member is not None
+        record = await consumer.poll()
+        assert record is not None
+        seen.append(member._committed == {("orders", 0): 3})
+
+    commanded = consumer_story(monkeypatch, story)
+    assert seen == [True]
+    assert Commit("g", 1, [("orders", 0, 3)]) in commanded
+
+
+def test_a_member_that_nobody_answered_asks_to_join_again_when_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(consumer: Consumer) -> None:
+        with pytest.raises(QuorumError):
+            await consumer.poll(0.01)
+        assert consumer._lease is None
+        assert await consumer.poll(0.01) is None
+        assert consumer._lease is not None
+
+    commanded = consumer_story(monkeypatch, story, [QuorumError("nobody answered", {})])
+    assert [type(each) for each in commanded] == [Join, Join, Leave]
+
+
+def test_a_program_that_gives_up_waiting_while_it_joins_is_a_member_when_it_reads_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(consumer: Consumer) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await consumer.poll()
+        assert await consumer.poll(0.01) is None
+        assert consumer._lease is not None
+
+    commanded = consumer_story(monkeypatch, story, [asyncio.CancelledError()])
+    assert [type(each) for each in commanded] == [Join, Join, Leave]
+
+
+def test_a_member_leaves_though_what_it_says_last_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(consumer: Consumer) -> None:
+        await consumer.subscribed()
+        consumer._on_outcomes([shared(1, (0, None)), begun(0, 3)])
+
+    refusals = [None, *[RefusedError("not yours")] * 9]
+    commanded = consumer_story(monkeypatch, story, refusals, auto_commit_s=60.0)
+    assert Leave("g") in commanded
+
+
+def test_a_topic_that_was_given_back_is_read_again_when_it_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(consumer: Consumer) -> None:
+        for epoch in (1, 3):
+            await consumer.subscribed()
+            consumer._on_outcomes([shared(epoch, (0, 5), (1, 5))])
+            assert consumer._destination.reading("orders", 0) is not None
+            await consumer.unsubscribe("orders")
+            assert consumer.assignment() == []
+            assert consumer._destination.reading("orders", 0) is None
+            consumer.subscribe(["orders"])
+
+    consumer_story(monkeypatch, story)

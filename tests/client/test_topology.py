@@ -41,6 +41,25 @@ def test_a_client_does_not_go_back_to_what_the_cluster_was() -> None:
         assert asyncio.run(story(make)) == grown(3, revision=2)
 
 
+def test_a_topic_of_which_a_liar_and_a_laggard_know_nothing_is_found_all_the_same() -> None:
+    with_new = replace(
+        FOUNDING, topics={**FOUNDING.topics, "new": Contract.parse("new", LOG)}, revision=1
+    )
+
+    async def story() -> set[str]:
+        async with Producer(FOUNDING, KEYS["bob"]) as producer:
+            asked = asyncio.create_task(producer._know(["new"]))
+            for known in (FOUNDING, with_new):
+                await asyncio.sleep(0)
+                (number,) = producer._answers
+                producer._on_outcomes([Topology(known), Answered(number, "")])
+                await asyncio.sleep(0.01)
+            await asked
+            return set(producer.cluster.topics)
+
+    assert asyncio.run(story()) == {"orders", "new"}
+
+
 def test_a_consumer_reads_a_new_partition_once_whatever_replicas_that_lag_behind_say() -> None:
     async def story() -> tuple[int, int]:
         async with Consumer(FOUNDING, KEYS["bob"]) as consumer:

@@ -1,6 +1,7 @@
 """The subscribing end: each batch once, whatever the replicas say and in whatever order."""
 
 import itertools
+from collections.abc import Iterable
 
 import msgspec
 import pytest
@@ -37,7 +38,7 @@ from quorate.protocol.incoming import (
     RUN_PATIENCE_US,
 )
 from quorate.protocol.machine import Begun, Delivery, Skipped
-from quorate.protocol.ordering.reading import LATE_AFTER_US
+from quorate.protocol.ordering.reading import LATE_AFTER_US, Reading
 from quorate.protocol.subscription import (
     EARLY_BYTES_MAX,
     IDLE_STREAM_US,
@@ -828,6 +829,41 @@ def test_an_answer_to_where_a_reader_wanted_to_begin_before_is_not_where_it_begi
 
     # Then it misses nothing.
     assert begun == [2]
+
+
+def reader_with_more_to_read() -> tuple[Destination, Reading]:
+    """Its replicas have more than it was sent."""
+    log = topic({"protection": "byzantine", "order": "total"})
+    reader = Destination(D1, [log], pairwise_macs(D1), [S1])
+    for replica in log.members:
+        reader.connected(replica)
+    reader.tick(0)
+    reading = reader.read(log.name, 0, 0)
+    for replica in log.members:
+        reader.step(replica, Chained(T, 0, 4, digest(b"4"), 0, 4))
+    return reader, reading
+
+
+def blamed_in(reader: Destination, times_us: Iterable[int]) -> list[str]:
+    """What is reported if its machine is woken at these times only."""
+    blamed: list[str] = []
+    for now_us in times_us:
+        reader.tick(now_us)
+        blamed += [report.kind for report in reader.take().reports]
+    return blamed
+
+
+def test_no_lead_is_late_with_what_came_while_a_reader_did_something_else() -> None:
+    reader, reading = reader_with_more_to_read()
+    lead = reading.lead
+    # It is asked more widely when it is late for the first time, and is to blame the second time.
+    assert blamed_in(reader, [50_000, 3_000_000, 6_000_000, 9_000_000]) == []
+    assert reading.lead == lead
+
+
+def test_a_silent_lead_is_replaced_though_a_reader_does_something_else_most_of_the_time() -> None:
+    reader, _ = reader_with_more_to_read()
+    assert blamed_in(reader, range(0, 20_000_000, 200_000))[0] == "bad-lead"
 
 
 def test_no_lead_is_late_with_what_a_reader_does_not_take() -> None:

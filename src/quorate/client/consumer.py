@@ -359,6 +359,8 @@ class Consumer(Session):
                     while self._unbegun:
                         self._begun.clear()
                         await self._begun.wait()
+                        if self._closed:
+                            raise ClosedError("the consumer is closed")
         except TimeoutError:
             topic = self._names[next(iter(self._unbegun)).topic]
             members = len(self.cluster.placement(topic))
@@ -367,12 +369,16 @@ class Consumer(Session):
                 topic,
                 needed=members - self.cluster.f,
             ) from None
+        if self._membership is not None:
+            await self._membership.say_beginnings()
 
     async def unsubscribe(self, topic: str) -> None:
         self._wanted.pop(topic, None)
         self._asked.pop(topic, None)
         if self._membership is not None:
             await self._membership.drop(topic)
+            if not self._membership.topics:
+                self._destination.commands.leave(self._membership.group)
         if self.cluster.contract(topic).is_log:
             for partition in range(self.cluster.contract(topic).partitions):
                 self._drop_queued(topic, partition)
@@ -405,7 +411,7 @@ class Consumer(Session):
         found = [] if first is None else [first]
         while found and len(found) < count:
             if not self._records:
-                if not self._queue or not self._can_name_publisher:
+                if not self._queue or not self._can_name_publisher or self._is_beginning:
                     break
                 self._unpack()
                 continue
@@ -460,6 +466,7 @@ class Consumer(Session):
                     await self._membership.leave()
         await super().close()
         self._arrived.set()
+        self._begun.set()
 
     # Machine
 
@@ -532,7 +539,13 @@ class Consumer(Session):
             except TimeoutError:
                 return False
         await self._know_publisher()
-        return True
+        if self._membership is not None:
+            await self._membership.say_beginnings()
+        return bool(self._queue) or await self._more(timeout_s)
+
+    @property
+    def _is_beginning(self) -> bool:
+        return self._membership is not None and self._membership.is_beginning
 
     async def _know_publisher(self) -> None:
         """Who it is that published the next batch may be news to us."""

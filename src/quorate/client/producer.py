@@ -112,6 +112,8 @@ class Outlet:
             self.open_future.cancel()
         for closed in (*self.closed, *self.sent.values()):
             closed.future.cancel()
+        self.is_full = False
+        self.room.set()
 
 
 class Producer(Session):
@@ -142,6 +144,8 @@ class Producer(Session):
         # One of each topic, and of a log topic one for each partition.
         self._outlets: dict[str, list[Outlet]] = {}
         self._by_id: dict[TopicId, list[Outlet]] = {}
+        # Topics that we are asking to publish on.
+        self._registering: dict[str, asyncio.Task[None]] = {}
         self._next_partition = 0
         self._source = Source(self.node, topics_of(self.cluster), self._macs, session=1)
         self._checker: asyncio.Task[None] | None = None
@@ -159,19 +163,30 @@ class Producer(Session):
                 f"'{topic}' is the cluster's own log, which anybody may read; commands such as "
                 f"'quorate topic create' write it, and nobody publishes on it"
             )
+        asking = self._registering.get(topic)
+        if asking is None:
+            asking = self._registering[topic] = asyncio.create_task(self._register(topic))
+            asking.add_done_callback(lambda done: self._end_registering(topic, done))
+        # Whoever gives up waiting does not end what others wait for.
+        await asyncio.shield(asking)
+
+    async def _register(self, topic: str) -> None:
         await self._know([topic])
         number = self._source.register(topic)
+        self.driver.wake()
+        await self._answer(number, topic, f"to register on '{topic}'")
+        if self.cluster.topics[topic].is_log and self.cluster.control is not None:
+            await self.command(Register(topic))
+            self._keep_lease(LEASE_US)
+        # Nobody publishes before it is granted: what is refused would wait for ever.
         if topic not in self._outlets:
             self._by_id[topic_id(topic)] = self._outlets[topic] = self._make_outlets(topic)
-        self.driver.wake()
-        try:
-            await self._answer(number, topic, f"to register on '{topic}'")
-            if self.cluster.topics[topic].is_log and self.cluster.control is not None:
-                await self.command(Register(topic))
-                self._keep_lease(LEASE_US)
-        except Exception:
-            self._outlets.pop(topic, None)
-            raise
+
+    def _end_registering(self, topic: str, done: "asyncio.Task[None]") -> None:
+        del self._registering[topic]
+        if not done.cancelled():
+            # Nobody may be waiting any more, and that is fine.
+            done.exception()
 
     def _make_outlets(self, topic: str) -> list[Outlet]:
         contract = self.cluster.topics[topic]
@@ -314,9 +329,11 @@ class Producer(Session):
             self._checker.cancel()
         if self._driver is not None and flush:
             await self._give_back()
-        await super().close()
         for outlet in self._all_outlets():
             outlet.abandon()
+        # Whoever publishes from now on has to register, and hears that we are closed.
+        self._outlets.clear()
+        await super().close()
 
     async def _give_back(self) -> None:
         """Others need not wait for our lease to end before they take our place."""
@@ -505,6 +522,8 @@ class Producer(Session):
                 f"topic '{outlet.name}' took nothing for {self._timeout_s:g} s",
                 self._lags(outlet.name),
             ) from None
+        # There is also room when we are closed, which this says.
+        self.driver.wake()
 
     # Time-outs
 

@@ -171,16 +171,25 @@ class Session(ABC):
         # What to do, and with what topic, group or replica.
         words = " ".join(map(str, islice(msgspec.to_builtins(command).values(), 2)))
         what = f"to '{words}', which may still be carried out"
-        await self._answer(number, CONTROL_TOPIC, what, needed=self._orderers_needed())
-        self._answers.pop(number, None)
+        try:
+            await self._answer(number, CONTROL_TOPIC, what, needed=self._orderers_needed())
+        finally:
+            self._forget_answer(number)
 
-    async def update_topology(self, timeout_s: float | None = None) -> Cluster:
-        """Ask which topics and replicas there are now; they count from here on."""
-        number = self._commands().ask_topology()
+    async def update_topology(
+        self, timeout_s: float | None = None, *, patiently: bool = False
+    ) -> Cluster:
+        """Ask which topics and replicas there are now; they count from here on.
+
+        Where one lags behind and f lie, that may be what was so before, unless one asks patiently.
+        """
+        number = self._commands().ask_topology(patient=patiently)
         self.driver.wake()
-        await self._answer(number, CONTROL_TOPIC, "which topics there are", timeout_s)
+        try:
+            await self._answer(number, CONTROL_TOPIC, "which topics there are", timeout_s)
+        finally:
+            self._forget_answer(number)
         self._is_current = True
-        self._answers.pop(number, None)
         return self.cluster
 
     async def _watch_topology(self) -> None:
@@ -192,9 +201,10 @@ class Session(ABC):
     async def _know(self, topics: Iterable[str]) -> None:
         """Topics may have come about, or have got partitions, after our file was written."""
         topics = list(topics)
-        unknown = [topic for topic in topics if topic not in (*self.cluster.topics, CONTROL_TOPIC)]
-        if unknown and self.cluster.control is not None:
-            await self.update_topology()
+        for patiently in (False, True):
+            known = (*self.cluster.topics, CONTROL_TOPIC)
+            if self.cluster.control is not None and any(topic not in known for topic in topics):
+                await self.update_topology(patiently=patiently)
         contracts = [self.cluster.contract(topic) for topic in topics]
         has_logs = any(contract.is_log for contract in contracts)
         if has_logs and not self._is_current and self.cluster.control is not None:
@@ -276,6 +286,14 @@ class Session(ABC):
         if future is None:
             future = self._answers[number] = asyncio.get_running_loop().create_future()
         return future
+
+    def _forget_answer(self, number: int) -> None:
+        """We wait for it no more. If it has not come yet, it is forgotten when it does."""
+        future = self._answers.get(number)
+        if future is not None and not future.done():
+            future.add_done_callback(lambda _: self._answers.pop(number, None))
+        else:
+            self._answers.pop(number, None)
 
     def _on_answered(self, answered: Answered) -> None:
         future = self._expect_answer(answered.number)

@@ -6,7 +6,9 @@ is to give a partition up stops reading it, commits how far it came, and says wi
 that it has let go: its successor begins exactly there.
 
 An event counts as read when the program comes back for the next one; so after a crash the events
-that it was busy with come again, and none is left out.
+that it was busy with come again, and none is left out. Where a member begins with what nobody of
+the group has read is said before the program gets any of it, whoever commits the rest: whoever
+comes after would begin later.
 """
 
 import asyncio
@@ -64,7 +66,7 @@ class Reader(Protocol):
     def end(self, place: Place) -> None:
         """Read it no more, and drop what is queued of it."""
 
-    async def update_topology(self) -> object: ...
+    async def update_topology(self, *, patiently: bool) -> object: ...
 
     async def command(self, command: Command) -> None: ...
 
@@ -85,9 +87,13 @@ class Member:
         self.topics: list[str] = []
         # What is ours to read now.
         self.held: dict[Place, None] = {}
-        # Those of them of which nobody in the group has said yet how far it is.
+        # Those of them of which nobody in the group has said yet how far it is; then, where we
+        # began with them and have yet to say so.
         self._unread: set[Place] = set()
+        self._beginnings: dict[Place, int] = {}
+        # Whether we have yet to be granted all that we want, and whether we asked for anything.
         self.is_joining = False
+        self._has_asked = False
         self._reader = reader
         self._progress = progress
         self._lease_us = lease_us
@@ -110,33 +116,41 @@ class Member:
 
     async def drop(self, topic: str) -> None:
         self.topics = [name for name in self.topics if name != topic]
-        await (self.join() if self.topics else self._leave())
+        if self.topics:
+            await self.join()
+        else:
+            await self.leave()
+            self.is_joining = False
+            self._forget_share()
 
     async def join(self) -> None:
-        self.is_joining = False
-        await self._reader.command(Join(self.group, self.topics, self._lease_us))
+        topics, self._has_asked = self.topics, True
+        await self._reader.command(Join(self.group, topics, self._lease_us))
+        self.is_joining = self.topics != topics
 
     async def join_again(self) -> None:
         """Our lease ended: whatever we held is somebody else's."""
+        self._forget_share()
+        await self.join()
+
+    async def leave(self) -> None:
+        """Say how far we are, and that others may have what was ours."""
+        if not self._has_asked:
+            return
+        with contextlib.suppress(RefusedError):
+            await self._say(of_program=self._commits_by_itself)
+        await self._reader.command(Leave(self.group))
+        self._has_asked = False
+
+    def _forget_share(self) -> None:
         for place in list(self.held):
             self._lose(place)
             self._progress.forget(place)
         self.held.clear()
         self._committed.clear()
+        self._beginnings.clear()
         self._news_of_us = None
-        self._acknowledged = 0
-        await self.join()
-
-    async def leave(self) -> None:
-        """Say how far we are, and that others may have what was ours."""
-        if not self.topics or self.is_joining:
-            return
-        if self._commits_by_itself:
-            await self.commit()
-        await self._leave()
-
-    async def _leave(self) -> None:
-        await self._reader.command(Leave(self.group))
+        self._epoch = self._acknowledged = 0
 
     # Sharing
 
@@ -158,28 +172,44 @@ class Member:
         self._spawn(self._let_go(lost))
 
     def _gain(self, place: Place, offset: int | None) -> None:
-        if offset is None:
-            self._unread.add(place)
-        elif self._committed.get(place) == offset:
-            # It is back before anybody else said how far it is: we need not read again what we are
-            # through with.
+        if self._committed.get(place) == offset:
+            # It may be back before anybody else said how far it is: we need not read again what we
+            # are through with, nor begin later than we did.
             offset = self._progress.done.get(place, offset)
         else:
-            self._progress.forget(place)
-            self._committed[place] = offset
+            self._forget(place)
+            if offset is not None:
+                self._committed[place] = offset
+        if offset is None:
+            self._unread.add(place)
         self._reader.begin(place, offset)
 
     def on_begun(self, place: Place, offset: int) -> None:
         """What we begin with is how far the group is: whoever comes after us misses nothing."""
         if place in self._unread:
             self._unread.discard(place)
-            self._progress.done.setdefault(place, offset)
+            self._beginnings[place] = self._progress.done.setdefault(place, offset)
+            self._spawn(self.commit_quietly())
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether the cluster has yet to hear where we began."""
+        return bool(self._beginnings)
+
+    async def say_beginnings(self) -> None:
+        """Until this is through, the program gets nothing of what nobody has read."""
+        try:
+            while self.is_beginning:
+                await self._say(of_program=self._commits_by_itself)
+        except RefusedError as error:
+            # It is not ours any more, and we have yet to hear of that.
+            _log.warning("a member of group %s did not begin: %s", self.group, error)
 
     async def _learn_of_topics(self, shared: Shared) -> None:
         """A topic has more partitions than we knew of. We ask until we know, or are told else."""
         with contextlib.suppress(ClosedError):
             with contextlib.suppress(QuorumError):
-                await self._reader.update_topology()
+                await self._reader.update_topology(patiently=True)
             if shared is self._news_of_us:
                 self.on_shared(shared)
 
@@ -191,36 +221,44 @@ class Member:
         await self.commit_quietly()
         for place in lost:
             if place not in self.held:
-                self._progress.forget(place)
-                self._committed.pop(place, None)
+                self._forget(place)
+
+    def _forget(self, place: Place) -> None:
+        self._progress.forget(place)
+        self._committed.pop(place, None)
+        self._beginnings.pop(place, None)
 
     # Committing
 
     async def commit(self) -> None:
         """Say how far we are."""
-        await self._say(self._progress.done)
+        await self._say(of_program=True)
 
     async def commit_quietly(self) -> None:
         """The same, as far as we do that by ourselves; what cannot be said now is said later."""
         with contextlib.suppress(ClosedError):
             try:
-                await self._say(self._progress.done if self._commits_by_itself else {})
+                await self._say(of_program=self._commits_by_itself)
             except (QuorumError, RefusedError) as error:
                 _log.warning("a member of group %s did not commit: %s", self.group, error)
 
     async def renew(self) -> None:
         """Say that we are here, and what we have yet to say."""
         if self._acknowledged != self._epoch:
-            await self._say({})
-        else:
+            await self._say(of_program=False)
+        elif self.topics:
             await self._reader.command(Renew())
 
-    async def _say(self, done: dict[Place, int]) -> None:
+    async def _say(self, *, of_program: bool) -> None:
+        """How far the program is, or only where we began."""
         async with self._committing:
+            done = self._beginnings | (self._progress.done if of_program else {})
             for commit in self._news(done):
                 await self._reader.command(commit)
                 self._acknowledged = max(self._acknowledged, commit.epoch)
-                self._committed |= {(topic, at): offset for topic, at, offset in commit.offsets}
+                for topic, number, offset in commit.offsets:
+                    self._committed[topic, number] = offset
+                    self._beginnings.pop((topic, number), None)
 
     def _news(self, done: dict[Place, int]) -> list[Commit]:
         """How far we are where the cluster does not know, and that we hold only what is ours."""

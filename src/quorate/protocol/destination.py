@@ -54,6 +54,8 @@ from quorate.protocol.subscription import Subscription
 from quorate.protocol.topic import Topic, by_id, topics_of
 
 TICK_EVERY_US = 50_000
+# A tick that is so late says that we were away: the program did something else for so long.
+AWAY_US = 100_000
 # Replicas hear of our progress in steps of so many batches, and at every tick.
 PROGRESS_STEP = 128
 # About publishers whom we do not know we ask so often. Whoever is still unknown after this time is
@@ -185,6 +187,9 @@ class Destination:
         self._outbox.now_us = now_us
         if now_us < self._next_tick_us:
             return
+        if now_us - self._next_tick_us >= AWAY_US:
+            for reading in self._readings.values():
+                reading.was_away(now_us - self._next_tick_us)
         self._next_tick_us = now_us + TICK_EVERY_US
         self._outbox.wake_at(self._next_tick_us)
         self._requests.tick()

@@ -1,9 +1,12 @@
 """A client's end of the control plane: whose word it takes for what, and what it says again."""
 
+from dataclasses import replace
+
 import pytest
 
 from commands import ANNA, cluster
 from quorate.core.batch import Batch
+from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC, Command, Join, Leave, Renew, decode_command
 from quorate.core.errors import LocalProtocolError
 from quorate.core.messages import Message
@@ -174,6 +177,41 @@ def test_who_has_answered_is_not_asked_again_and_one_text_is_enough() -> None:
     assert office.taken()[0] == [(1, TopologyQuery(number, whole=False))]
 
 
+NEW, OLD = (replace(cluster(), revision=revision).render() for revision in (2, 1))
+
+
+def said(number: int, text: str) -> TopologyReport:
+    return TopologyReport(number, Cluster.parse(text).revision, digest(text.encode()), text)
+
+
+def test_whoever_asks_patiently_is_not_told_what_a_liar_and_a_laggard_say_first() -> None:
+    office = Office()
+    number = office.commands.ask_topology(patient=True)
+    assert {message for _, message in office.taken()[0]} == {TopologyQuery(number, whole=True)}
+    for replica, text in ((3, OLD), (2, OLD), (1, NEW)):
+        office.commands.on_report(replica, said(number, text))
+        assert office.taken()[1] == []
+    office.commands.on_report(0, said(number, NEW))
+    assert office.taken()[1] == [Topology(Cluster.parse(NEW)), Answered(number, "")]
+
+
+def test_whoever_asks_patiently_waits_for_a_while_only() -> None:
+    office = Office()
+    number = office.commands.ask_topology(patient=True)
+    for replica in (3, 2):
+        office.commands.on_report(replica, said(number, OLD))
+    assert office.later(ASK_AGAIN_US - 1)[1] == []
+    assert office.later(1)[1] == [Topology(Cluster.parse(OLD)), Answered(number, "")]
+
+
+def test_a_text_that_too_few_vouch_for_is_not_believed_though_it_is_newer() -> None:
+    office = Office()
+    number = office.commands.ask_topology(patient=True)
+    for replica, text in ((3, NEW), (2, OLD), (1, OLD), (0, OLD)):
+        office.commands.on_report(replica, said(number, text))
+    assert office.taken()[1] == [Topology(Cluster.parse(OLD)), Answered(number, "")]
+
+
 def test_how_a_cluster_began_and_what_it_is_now_can_be_asked_for_at_the_same_time() -> None:
     office = Office()
     text = cluster().render()
@@ -238,6 +276,45 @@ def test_what_is_said_of_a_group_that_a_client_left_is_no_news() -> None:
     for replica in (0, 1):
         office.commands.on_assigned(replica, late)
     assert office.taken()[1] == [Shared("ops", 1, (("orders", 0, None),))]
+
+
+def test_what_a_member_had_before_its_lease_ended_does_not_come_back_by_a_liar_and_a_laggard() -> (
+    None
+):
+    office = Office()
+    old = Assigned("ops", 5, 8, [("orders", 0, 3), ("orders", 1, 12)])
+    office.commands.give(Join("ops", ["orders"]), 0)
+    for replica in (0, 1):
+        office.commands.on_assigned(replica, old)
+    office.taken()
+    # Its lease ended, and it joins again.
+    office.commands.leave("ops")
+    office.commands.give(Join("ops", ["orders"]), 0)
+    for replica in (3, 2):
+        office.commands.on_assigned(replica, old)
+    assert office.taken()[1] == []
+    for replica in (0, 1):
+        office.commands.on_assigned(replica, Assigned("ops", 7, 11, [("orders", 1, 15)]))
+    assert office.taken()[1] == [Shared("ops", 7, (("orders", 1, 15),))]
+
+
+def test_a_group_that_was_forgotten_meanwhile_is_believed_when_all_correct_replicas_say_so() -> (
+    None
+):
+    office = Office()
+    office.commands.give(Join("ops", ["orders"]), 0)
+    for replica in (0, 1):
+        office.commands.on_assigned(replica, Assigned("ops", 5, 8, []))
+    office.taken()
+    office.commands.leave("ops")
+    office.commands.give(Join("ops", ["orders"]), 0)
+    for replica in (0, 1, 2):
+        assert office.taken()[1] == []
+        office.commands.on_assigned(replica, Assigned("ops", 1, 1, [("orders", 0, -1)]))
+    assert office.taken()[1] == [Shared("ops", 1, (("orders", 0, None),))]
+    for replica in (0, 1):
+        office.commands.on_assigned(replica, Assigned("ops", 2, 1, [("orders", 0, -1)]))
+    assert office.taken()[1] == [Shared("ops", 2, (("orders", 0, None),))]
 
 
 def test_a_stranger_s_word_counts_for_nothing() -> None:

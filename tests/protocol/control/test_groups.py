@@ -1,12 +1,32 @@
 """A group shares partitions out, hands them over without two readers, and keeps its offsets."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from commands import ACME, ANNA, BEN, CARL, LOG, SECOND_US, Commander, cluster
-from quorate.core.control import LEASE_US, AlterTopic, Commit, Join, Leave, Renew
-from quorate.core.ids import NodeId
+from quorate.core.batch import encode_one
+from quorate.core.control import (
+    LEASE_US,
+    AlterTopic,
+    Commit,
+    Join,
+    Leave,
+    Renew,
+    encode_command,
+)
+from quorate.core.ids import NodeId, member_of, node_of
+from quorate.core.ordering import Assigned
 from quorate.protocol.control import groups
-from quorate.protocol.control.state import MEMBERS_PER_GROUP_MAX, TOPICS_PER_MEMBER_MAX, Place
+from quorate.protocol.control.machine import Control
+from quorate.protocol.control.replica import Steward
+from quorate.protocol.control.state import (
+    MEMBERS_PER_GROUP_MAX,
+    TOPICS_PER_MEMBER_MAX,
+    Group,
+    Place,
+)
+from quorate.protocol.outbox import Outbox
 
 
 def orders(*partitions: int) -> list[tuple[str, int]]:
@@ -326,3 +346,30 @@ def test_a_group_is_described_for_people() -> None:
         (3, "anna", "ben", 30),
     ]
     assert commander.control.describe_group("h") is None
+
+
+def test_a_group_is_gone_through_as_often_for_many_members_as_for_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All are told whenever one joins: whoever has many sessions could keep replicas busy."""
+    walks = 0
+    places = groups._places
+
+    def counted(group: Group) -> Iterator[tuple[str, int, Place]]:
+        nonlocal walks
+        walks += 1
+        return places(group)
+
+    monkeypatch.setattr(groups, "_places", counted)
+    outbox = Outbox()
+    steward = Steward(Control(cluster()), outbox)
+    join = encode_one(None, encode_command(Join("g", ["orders"])), (), 0, False)
+    needed: list[int] = []
+    for session in range(1, 9):
+        walks = 0
+        steward.carry_out(node_of(member_of(ANNA), session), 1, [join], SECOND_US)
+        needed.append(walks)
+        told = [each for _, each in outbox.take().send if isinstance(each, Assigned)]
+        # Whoever joins hears it twice.
+        assert len(told) == session + 1
+    assert len(set(needed)) == 1

@@ -146,6 +146,36 @@ def test_a_lease_never_gets_shorter_than_it_was_granted() -> None:
     assert not commander.control.may_publish(ANNA, "orders")
 
 
+@pytest.mark.parametrize("grant", [Join("g", ["orders"], SECOND_US), Register("orders", SECOND_US)])
+def test_who_comes_back_after_its_lease_ended_has_the_lease_that_it_asks_for(
+    grant: Join | Register,
+) -> None:
+    """Its first word is refused, and the session that this makes would last longer."""
+    commander = Commander()
+    commander.ok(ANNA, grant)
+    commander.wait(2)
+    assert commander.does(ANNA, Renew()).startswith("this session of anna holds nothing")
+    commander.ok(ANNA, grant)
+    again = rebuilt(commander.control, commander.genesis)
+    # Then it dies.
+    for seconds, is_there in ((0.9, True), (0.2, False)):
+        commander.wait(seconds)
+        for control in (commander.control, again):
+            control.apply(BEN, commander.sequence, encode_command(Renew()), commander.now_us)
+            assert (ANNA in control.state.sessions) == is_there
+    assert encoded(again) == encoded(commander.control)
+
+
+def test_nothing_grows_with_a_session_that_takes_and_gives_back() -> None:
+    commander = Commander()
+    for _ in range(machine.ENDS_SPARE):
+        commander.ok(ANNA, Register("orders", LEASE_US_MAX))
+        commander.ok(ANNA, Unregister("orders"))
+        commander.ok(ANNA, Register("orders", LEASE_US_MIN))
+        commander.ok(ANNA, Unregister("orders"))
+    assert len(commander.control._ends) <= machine.ENDS_SPARE + 2
+
+
 def test_leases_end_in_their_order_however_long_ago_the_machine_was_made() -> None:
     commander = Commander()
     for node in (ANNA, BEN):

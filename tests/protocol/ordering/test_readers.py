@@ -255,6 +255,23 @@ def test_what_is_not_here_is_absent_and_sending_ends_there() -> None:
     assert desk.read() == [b"3"]
 
 
+@pytest.mark.parametrize("is_in_memory", [True, False])
+def test_a_reader_is_told_how_many_batches_are_not_here(
+    monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
+) -> None:
+    monkeypatch.setattr(module, "ABSENT_BATCHES_MAX", 4)
+    desk = Desk()
+    desk.decide(None, None)
+    desk.decide(None, b"4")
+    desk.decide(None)
+    desk.decide(*[None] * 9)
+    if not is_in_memory:
+        desk.forget()
+    for number, (offset, count) in enumerate([(0, 3), (2, 1), (4, 4), (12, 2), (13, 1)], 1):
+        desk.follow(offset, number=number)
+        assert Absent(*HERE, offset, count) in desk.sent()
+
+
 def test_a_reader_whose_link_is_full_is_sent_nothing_until_it_takes_more() -> None:
     desk = full_desk()
     desk.follow()

@@ -96,8 +96,8 @@ class Desk:
     def chain(self, sender: NodeId, book: Book, offset: int) -> None:
         self.reading.on_chained(sender, book.chained(offset), self.connected)
 
-    def absent(self, sender: NodeId, offset: int) -> None:
-        self.reading.on_absent(sender, Absent(T, 0, offset), self.connected)
+    def absent(self, sender: NodeId, offset: int, count: int = 1) -> None:
+        self.reading.on_absent(sender, Absent(T, 0, offset, count), self.connected)
 
     def pass_time(self, us: int) -> None:
         self.look.at(self.look.outbox.now_us + us)
@@ -820,7 +820,7 @@ def test_what_is_gone_where_it_was_stored_is_not_waited_for_from_those_who_never
         desk = Desk(table)
         stores, others = desk.reading._order[:2], desk.reading._order[2:]
         for _ in desk.topic.members:
-            desk.absent(desk.lead, 0)
+            desk.absent(desk.lead, 0, count=2)
             assert trimmed(desk) == []
         for replica in others:
             says_that_it_begins(desk, replica, 0)
@@ -834,7 +834,7 @@ def test_one_that_lies_and_says_nothing_does_not_keep_a_reader_at_what_is_gone()
     desk = Desk()
     stores = desk.reading._order[:2]
     for _ in range(3):
-        desk.absent(desk.lead, 0)
+        desk.absent(desk.lead, 0, count=2)
     silent = desk.lead
     for replica in desk.topic.members:
         if replica != silent:
@@ -843,6 +843,66 @@ def test_one_that_lies_and_says_nothing_does_not_keep_a_reader_at_what_is_gone()
     desk.pass_time(LATE_AFTER_US)
     desk.pass_time(2 * LATE_AFTER_US)
     assert trimmed(desk) == [(0, 2)]
+
+
+def test_what_others_have_behind_a_large_batch_that_is_gone_is_read() -> None:
+    """Retention by size took small ones too, but only from those who stored the large one."""
+    for table in (BYZANTINE, CRASH):
+        desk = Desk(table)
+        stores, others = desk.reading._order[:2], desk.reading._order[2:]
+        for _ in desk.topic.members:
+            desk.absent(desk.lead, 0, count=3 if desk.lead in stores else 1)
+        for replica in others:
+            says_that_it_begins(desk, replica, 0)
+        for replica in stores:
+            says_that_it_begins(desk, replica, 3)
+        assert trimmed(desk) == [(0, 1)]
+
+        while desk.lead in stores:
+            desk.absent(desk.lead, 1, count=2)
+        desk.entries(TRUE, 1, 4)
+        for replica in others:
+            desk.chain(replica, TRUE, 4)
+        assert desk.read() == [b"2", b"3", b"4"]
+
+
+def test_one_that_lies_does_not_keep_a_reader_at_what_one_correct_replica_has_and_two_lack() -> (
+    None
+):
+    """Large batches are with two, from which retention by size takes small ones earlier."""
+    # Given two that begin later than a reader lets its lead send, one that has all, and a liar
+    start = 2 * FIRST_CREDIT_BATCHES
+    book = Book(*[b"%d" % number for number in range(start + 10)])
+    desk = Desk()
+    *trimmers, keeper, _ = desk.reading._order
+    read: list[bytes] = []
+
+    def answer(replica: NodeId, follow: Follow | Allow) -> None:
+        limit = min(follow.limit, len(book.payloads))
+        if replica in trimmers:
+            if isinstance(follow, Follow) and follow.payloads:
+                desk.absent(replica, follow.offset)
+            at = max(start, limit)
+            words = Chained(T, 0, at, book.chains[at], start, len(book.payloads))
+            desk.reading.on_chained(replica, words, desk.connected)
+        elif replica == keeper:
+            if desk.lead == keeper and desk.reading.received < limit:
+                desk.entries(book, desk.reading.received, limit)
+            desk.chain(keeper, book, limit)
+        else:
+            desk.reading.on_chained(replica, FALSE.chained(4), desk.connected)
+
+    # When they answer whatever they are asked for a while
+    for _ in range(100):
+        ready = desk.take()
+        read += [entry.payload for entry in ready.deliver if isinstance(entry, Entry)]
+        for replica, message in ready.send:
+            if isinstance(message, Follow | Allow):
+                answer(replica, message)
+        desk.pass_time(LATE_AFTER_US // 4)
+
+    # Then all is read.
+    assert read == [*book.payloads]
 
 
 def test_who_lacked_something_elsewhere_may_have_what_a_reader_seeks() -> None:

@@ -54,21 +54,34 @@ class Given:
 
 
 class Inquiry:
-    """Which topics and replicas are there? The digest is voted on; one replica sends the text."""
+    """Which topics and replicas are there? The digest is voted on; one replica sends the text.
+
+    A replica that lags behind knows what was so before, and f that lie may say the same. Who asks
+    patiently has all send the text, waits a while for all of them, and gets the newest.
+    """
 
     def __init__(
-        self, number: int, members: tuple[NodeId, ...], outbox: Outbox, *, founding: bool
+        self,
+        number: int,
+        members: tuple[NodeId, ...],
+        outbox: Outbox,
+        *,
+        founding: bool = False,
+        patient: bool = False,
     ) -> None:
         self.number = number
         self.founding = founding
+        self.is_patient = patient
         # Whether somebody waits for an answer.
         self.is_awaited = True
         self.asked_us = outbox.now_us
+        self._patient_until_us = outbox.now_us + (ASK_AGAIN_US if patient else 0)
         self._members = members
         self._outbox = outbox
-        self._digests: dict[NodeId, Digest] = {}
-        # The last text that we were sent, and its digest.
-        self._text: tuple[Digest, str | None] = (b"", None)
+        # What each replica says last: a revision, and the digest of its text.
+        self._words: dict[NodeId, tuple[int, Digest]] = {}
+        # The texts that we were sent, of those, and by whom.
+        self._texts: dict[tuple[int, Digest], tuple[NodeId, str]] = {}
         self._texts_from = 0
 
     def ask(self) -> None:
@@ -77,25 +90,33 @@ class Inquiry:
         source = self._members[self._texts_from % len(self._members)]
         self._texts_from += 1
         for member in self._members:
-            self._ask(member, whole=member == source)
+            self._ask(member, whole=self.is_patient or member == source)
 
     def connected(self, member: NodeId) -> None:
         """It did not hear us before. If we have no text, that was perhaps to come from it."""
-        if member in self._members and member not in self._digests:
-            self._ask(member, whole=self._text[1] is None)
+        if member in self._members and member not in self._words:
+            self._ask(member, whole=self.is_patient or not self._texts)
 
     def _ask(self, member: NodeId, *, whole: bool) -> None:
         self._outbox.send(member, TopologyQuery(self.number, whole, self.founding))
 
-    def on_report(self, replica: NodeId, report: TopologyReport, needed: int) -> str | None:
-        """The text, once it is certain."""
+    def on_report(self, replica: NodeId, report: TopologyReport) -> None:
         if replica not in self._members:
-            return None
-        self._digests[replica] = report.digest
+            return
+        word = self._words[replica] = report.revision, report.digest
         if report.text and digest(report.text.encode()) == report.digest:
-            self._text = report.digest, report.text
-        content, text = self._text
-        return text if Counter(self._digests.values())[content] >= needed else None
+            self._texts[word] = replica, report.text
+        said = set(self._words.values())
+        self._texts = {word: text for word, text in self._texts.items() if word in said}
+
+    def text(self, needed: int) -> tuple[NodeId, str] | None:
+        """The newest text that so many vouch for, and who sent it, once we have waited for all."""
+        is_early = self._outbox.now_us < self._patient_until_us
+        if is_early and len(self._words) < len(self._members):
+            return None
+        voices = Counter(self._words.values())
+        certain = [word for word, count in voices.items() if count >= needed]
+        return self._texts.get(max(certain)) if certain else None
 
 
 class Commands:
@@ -114,6 +135,8 @@ class Commands:
         # By group that we joined: what each replica says that we read, and what we believe.
         self._said: dict[str, dict[NodeId, Assigned]] = {}
         self._believed: dict[str, tuple[int, int]] = {}
+        # By group that we were in and left, or lost our place in: the last epoch that we knew.
+        self._former: dict[str, int] = {}
         self._line: LineOutgoing | None = None
         self._needed = 1
         if topic is not None:
@@ -138,12 +161,12 @@ class Commands:
         self._give_next()
         return number
 
-    def ask_topology(self) -> int:
-        """Ask which topics, replicas and clients there are.
+    def ask_topology(self, *, patient: bool = False) -> int:
+        """Ask which topics, replicas and clients there are, and perhaps wait for all to say so.
 
         A `Topology` comes, and then an `Answered`.
         """
-        return self._inquire(founding=False).number
+        return self._inquire(patient=patient).number
 
     @property
     def can_ask(self) -> bool:
@@ -154,20 +177,20 @@ class Commands:
         """Ask the same if there is somebody to ask; only the `Topology` comes."""
         asked = any(not inquiry.founding for inquiry in self._inquiries.values())
         if self._topic is not None and not asked:
-            self._inquire(founding=False).is_awaited = False
+            self._inquire().is_awaited = False
 
     def ask_founding(self) -> int:
         """Ask how the cluster began: it is in `founding` when the `Answered` comes."""
         return self._inquire(founding=True).number
 
-    def _inquire(self, *, founding: bool) -> Inquiry:
+    def _inquire(self, *, founding: bool = False, patient: bool = False) -> Inquiry:
         topic = self._require_control()
         for inquiry in self._inquiries.values():
-            if inquiry.founding == founding:
+            if (inquiry.founding, inquiry.is_patient) == (founding, patient):
                 inquiry.is_awaited = True
                 return inquiry
         number = self._requests.take_number()
-        inquiry = Inquiry(number, topic.members, self._outbox, founding=founding)
+        inquiry = Inquiry(number, topic.members, self._outbox, founding=founding, patient=patient)
         self._inquiries[number] = inquiry
         inquiry.ask()
         return inquiry
@@ -175,7 +198,8 @@ class Commands:
     def leave(self, group: str) -> None:
         """What is said of this group from now on is no news any more."""
         self._said.pop(group, None)
-        self._believed.pop(group, None)
+        epoch, _ = self._believed.pop(group, (0, 0))
+        self._former[group] = max(epoch, self._former.get(group, 0))
 
     # Machine
 
@@ -183,8 +207,8 @@ class Commands:
         if self._line is not None:
             self._line.tick()
         now_us = self._outbox.now_us
-        for inquiry in self._inquiries.values():
-            if now_us - inquiry.asked_us >= ASK_AGAIN_US:
+        for inquiry in list(self._inquiries.values()):
+            if now_us - inquiry.asked_us >= ASK_AGAIN_US and not self._is_answered(inquiry):
                 inquiry.ask()
         given = self._given
         if given is None or self._topic is None:
@@ -232,8 +256,13 @@ class Commands:
         is_news = (assigned.epoch, assigned.revision) > self._believed.get(group, (0, -1))
         if not is_news:
             return
-        if sum(other == assigned for other in said.values()) >= self._needed:
+        # A replica that lags behind says now what was so before we left, and f that lie agree. A
+        # group that was forgotten meanwhile, though, counts its epochs from one again.
+        is_old = assigned.epoch <= self._former.get(group, 0)
+        needed = topic.quorum.reachable if is_old else self._needed
+        if sum(other == assigned for other in said.values()) >= needed:
             self._believed[group] = assigned.epoch, assigned.revision
+            self._former.pop(group, None)
             partitions = tuple(
                 (name, number, None if offset < 0 else offset)
                 for name, number, offset in assigned.partitions
@@ -242,16 +271,20 @@ class Commands:
 
     def on_report(self, replica: NodeId, report: TopologyReport) -> None:
         inquiry = self._inquiries.get(report.number)
-        if inquiry is None:
-            return
-        text = inquiry.on_report(replica, report, self._needed)
-        if text is None:
-            return
+        if inquiry is not None:
+            inquiry.on_report(replica, report)
+            self._is_answered(inquiry)
+
+    def _is_answered(self, inquiry: Inquiry) -> bool:
+        found = inquiry.text(self._needed)
+        if found is None:
+            return False
+        sender, text = found
         try:
             cluster = Cluster.parse(text)
         except QuorateError as error:
-            self._outbox.report(replica, "bad-topology", str(error))
-            return
+            self._outbox.report(sender, "bad-topology", str(error))
+            return False
         del self._inquiries[inquiry.number]
         if inquiry.founding:
             self.founding = cluster
@@ -259,6 +292,7 @@ class Commands:
             self._outbox.deliver(Topology(cluster))
         if inquiry.is_awaited:
             self._outbox.deliver(Answered(inquiry.number, ""))
+        return True
 
     # Parts
 

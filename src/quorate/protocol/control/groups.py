@@ -144,19 +144,25 @@ class Groups:
     # What is known of them
 
     def assignment(self, name: str, node: NodeId) -> Assignment | None:
+        return self.assignments(name, [node]).get(node)
+
+    def assignments(self, name: str, nodes: Iterable[NodeId]) -> dict[NodeId, Assignment]:
+        """Of those of them that are members.
+
+        Whoever joins or leaves makes every member's news: its places are gone through once for all.
+        """
         group = self._groups.get(name)
-        member = None if group is None else group.members.get(node)
-        if group is None or member is None:
-            return None
-        return Assignment(
-            group.epoch,
-            member.revision,
-            [
-                (topic, partition, place.offset)
-                for topic, partition, place in _places(group)
-                if _reader(place) == node
-            ],
-        )
+        if group is None:
+            return {}
+        members = {node: group.members[node] for node in nodes if node in group.members}
+        found = {
+            node: Assignment(group.epoch, member.revision, []) for node, member in members.items()
+        }
+        for topic, partition, place in _places(group):
+            reader = _reader(place)
+            if reader is not None and reader in found:
+                found[reader].partitions.append((topic, partition, place.offset))
+        return found
 
     # Inside
 

@@ -13,7 +13,7 @@ Rules:
   Whatever has ended is dropped before the next command takes effect, whoever that is from: its
   registrations are gone and its groups are shared out anew.
 - Every command of a session renews it, even one that is refused, so `renew` does nothing else. A
-  lease never gets shorter than it was granted.
+  lease never gets shorter than it was granted; a session that holds nothing was granted none.
 - A command is carried out whole or not at all, and is answered with a sentence, an empty one if it
   was carried out. The last answer is kept with the session, for a client that missed it.
 
@@ -25,9 +25,9 @@ Invariants:
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import msgspec
@@ -71,6 +71,8 @@ from quorate.protocol.control.state import (
 
 # How the answer begins to a request that is right, but waits for others to ask for the same.
 NOT_YET = "not yet: "
+# So many times to look at sessions that do not count any more are kept, beside as many as count.
+ENDS_SPARE = 64
 
 
 class Changes(NamedTuple):
@@ -136,13 +138,14 @@ class Control:
         # Those of them that publish.
         self._publishing: Counter[MemberId] = Counter()
         self._ends: list[tuple[int, NodeId]] = []
+        # Of these, the one of each session that counts.
+        self._looked_at: dict[NodeId, int] = {}
         for node, session in self.state.sessions.items():
             self._sessions[member_of(node)] += 1
             self._publishing[member_of(node)] += bool(session.topics)
-            self._ends.append((session.expires_us, node))
+            self._look_at(node, session.expires_us)
             for topic in session.topics:
                 self._publishers.setdefault(topic, set()).add(node)
-        heapify(self._ends)
 
     def from_state(self, state: ControlState) -> "Control":
         """A machine of the same cluster that goes on from there."""
@@ -189,6 +192,9 @@ class Control:
     def assignment(self, group: str, node: NodeId) -> Assignment | None:
         return self._groups.assignment(group, node)
 
+    def assignments(self, group: str, nodes: Iterable[NodeId]) -> dict[NodeId, Assignment]:
+        return self._groups.assignments(group, nodes)
+
     def describe_group(self, group: str) -> GroupDescription | None:
         found = self.state.groups.get(group)
         if found is None:
@@ -229,20 +235,38 @@ class Control:
             session = Session(LEASE_US, self.state.time_us)
             self.state.sessions[node] = session
             self._sessions[member_of(node)] += 1
-            heappush(self._ends, (session.expires_us, node))
+            self._look_at(node, session.expires_us)
         return session
 
+    def _look_at(self, node: NodeId, at_us: int) -> None:
+        """At this time, which is no later than its end, and at no other."""
+        self._looked_at[node] = at_us
+        heappush(self._ends, (at_us, node))
+        if len(self._ends) > 2 * len(self._looked_at) + ENDS_SPARE:
+            self._ends = [(at_us, node) for node, at_us in self._looked_at.items()]
+            heapify(self._ends)
+
+    def _begin_lease(self, node: NodeId, session: Session) -> None:
+        """What is granted to a session that holds nothing is granted for as long as it asks now.
+
+        Before, it was there only to remember an answer: so it is after a lease has ended.
+        """
+        if not session.topics and not session.groups:
+            session.expires_us = self.state.time_us
+            self._look_at(node, session.expires_us)
+
     def _drop_ended(self) -> None:
-        """Each session stands once among the ends, with a time at which it has to be looked at."""
         now_us = self.state.time_us
         ended: list[tuple[int, NodeId]] = []
         while self._ends and self._ends[0][0] <= now_us:
-            node = self._ends[0][1]
+            at_us, node = heappop(self._ends)
+            if self._looked_at.get(node) != at_us:
+                continue
             expires_us = self.state.sessions[node].expires_us
             if expires_us > now_us:
-                heapreplace(self._ends, (expires_us, node))
+                self._look_at(node, expires_us)
             else:
-                heappop(self._ends)
+                del self._looked_at[node]
                 ended.append((expires_us, node))
         groups: dict[str, list[NodeId]] = {}
         # In an order that does not depend on when each was looked at.
@@ -337,6 +361,7 @@ class Control:
                 )
             if not session.topics:
                 self._take_part_of_room(member_of(node), client)
+            self._begin_lease(node, session)
             publishers.add(node)
             session.topics.append(name)
         session.lease_us = command.lease_us
@@ -374,6 +399,7 @@ class Control:
             command.group, node, command.topics, self.cluster.topics, self.state.time_us
         )
         if is_new:
+            self._begin_lease(node, session)
             session.groups.append(command.group)
         session.lease_us = command.lease_us
 

@@ -48,8 +48,7 @@ class Steward:
                 self._rendered = None
                 self.on_topology(self.control.cluster)
             for group, members in changes.groups.items():
-                for member in members:
-                    self._tell_assignment(group, member)
+                self._tell_assignments(group, members)
             self._repeat_assignments(publisher)
         return self.control.cluster.replicas != before
 
@@ -92,18 +91,16 @@ class Steward:
                 return
             places = self.control.state.groups[group].places.values()
             self._outbox.charge(member, _PLACE_BYTES * sum(map(len, places)))
-            self._tell_assignment(group, member)
+            self._tell_assignments(group, [member])
 
-    def _tell_assignment(self, group: str, member: NodeId) -> None:
-        assignment = self.control.assignment(group, member)
-        if assignment is None:
-            return
-        partitions = [
-            (topic, partition, -1 if offset is None else offset)
-            for topic, partition, offset in assignment.partitions
-        ]
-        assigned = Assigned(group, assignment.epoch, assignment.revision, partitions)
-        self._outbox.send(member, assigned)
+    def _tell_assignments(self, group: str, members: list[NodeId]) -> None:
+        for member, assignment in self.control.assignments(group, members).items():
+            partitions = [
+                (topic, partition, -1 if offset is None else offset)
+                for topic, partition, offset in assignment.partitions
+            ]
+            assigned = Assigned(group, assignment.epoch, assignment.revision, partitions)
+            self._outbox.send(member, assigned)
 
 
 def _command_in(payload: bytes) -> bytes:

@@ -39,6 +39,8 @@ _WORD_BYTES = 128
 TELL_ONCE_BATCHES_MAX = 512
 TELL_EVERY_BATCHES = 64
 TURN_WORDS_MAX = 64
+# A reader is told of so many batches at once that are not here.
+ABSENT_BATCHES_MAX = 64
 READERS_MAX = 16_384
 # A search on disk takes as long as handing out so much.
 SEARCH_BYTES = 2 * 1024
@@ -253,7 +255,8 @@ class Readers:
                 break
             stretches = self.read(partition, reader.cursor, ENTRIES_BYTES_MAX)
             if not stretches:
-                self._outbox.send(node, Absent(*partition, reader.cursor))
+                absent = self._absent_from(partition, reader.cursor, end)
+                self._outbox.send(node, Absent(*partition, reader.cursor, absent))
                 # It asks another replica, and us again if it wants more.
                 reader.limit = reader.cursor
                 break
@@ -264,6 +267,13 @@ class Readers:
                     sent += sum(map(len, entries.payloads)) + _WORD_BYTES
                     reader.cursor = stretch.offset + len(entries.payloads)
         return sent
+
+    def _absent_from(self, partition: Partition, offset: int, end: int) -> int:
+        """How many batches from this one on are not here."""
+        start, _ = self._store.bounds(partition)
+        until = min(end, offset + ABSENT_BATCHES_MAX)
+        here = (at for at in range(max(start, offset + 1), until) if self.read(partition, at, 1))
+        return next(here, until) - offset
 
     def _tell_chain(self, node: NodeId, partition: Partition, reader: Reader, end: int) -> int:
         """How the chain goes on, as far as this reader wants to know; says how many bytes."""

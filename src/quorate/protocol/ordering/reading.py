@@ -130,10 +130,11 @@ class Reading:
         self._start: Digest | None = None
         # Who sent what is not settled.
         self._supplied_by: set[NodeId] = set()
-        # Who does not have what we want next.
-        self._lacking: set[NodeId] = set()
-        # Where our lead has nothing more for us.
+        # Who does not have what we want next, and before which offset it has nothing.
+        self._lacking: dict[NodeId, int] = {}
+        # Where our lead has nothing more for us, and up to where.
         self._absent: int | None = None
+        self._absent_until = 0
         # What the lead sent and we cannot place yet, by offset.
         self._early: dict[int, Entries] = {}
         # How much we hold of the lead's, in either way.
@@ -266,14 +267,17 @@ class Reading:
         starts = sorted(self._starts.values(), reverse=True)
         needed = len(self.topic.members) - self.topic.f
         kept = starts[needed - 1] if len(starts) >= needed else 0
-        lacking = set() if self._unsettled else self._lacking
+        lacking = {} if self._unsettled else self._lacking
         if self._others_needed:
             if kept <= self.position:
                 kept = self._kept_by_stores(starts, lacking, connected, is_late=is_late)
         elif kept > self.position:
-            there = [r for r in self._order if r in connected and r not in lacking]
-            heard = [self._starts[replica] for replica in there if replica in self._starts]
-            kept = min(heard, default=kept) if is_late or len(heard) == len(there) else 0
+            there = [replica for replica in self._order if replica in connected]
+            heard = [r for r in there if r in self._starts or r in lacking]
+            lowest = min(
+                (max(self._starts.get(r, 0), lacking.get(r, 0)) for r in heard), default=kept
+            )
+            kept = lowest if is_late or len(heard) == len(there) else 0
         if kept <= self.position:
             if len(starts) > self._others_needed and starts[self._others_needed] > self.position:
                 self._hear_everybody(connected)
@@ -283,20 +287,28 @@ class Reading:
         return True
 
     def _kept_by_stores(
-        self, starts: list[int], lacking: set[NodeId], connected: "set[NodeId]", *, is_late: bool
+        self,
+        starts: list[int],
+        lacking: dict[NodeId, int],
+        connected: "set[NodeId]",
+        *,
+        is_late: bool,
     ) -> int:
         """Where to go on if n - f lack what is next: some had it, and others never did.
 
         Large batches are with few replicas, and retention by size takes them from the others
         later. What is gone is said by so many that one of them is correct; and whoever is there
-        and may have it is asked first.
+        and may have it is asked first. Of what comes after it nothing is left out that f + 1 may
+        have: those who never had a large batch still have small ones behind it.
         """
-        gone = {replica for replica, start in self._starts.items() if start > self.position}
-        lacking = gone | lacking
-        is_asked = is_late or lacking.issuperset(connected & self.topic.index.keys())
-        if len(lacking) < len(self.topic.members) - self.topic.f or not is_asked:
+        until = {r: start for r, start in self._starts.items() if start > self.position}
+        for replica, end in lacking.items():
+            until[replica] = max(end, until.get(replica, 0))
+        is_asked = is_late or until.keys() >= connected & self.topic.index.keys()
+        silent, f = len(self.topic.members) - len(until), self.topic.f
+        if silent > f or len(starts) <= f or not is_asked:
             return 0
-        return starts[self.topic.f] if len(starts) > self.topic.f else 0
+        return min(starts[f], sorted(until.values())[f - silent])
 
     def stop(self) -> None:
         """Nobody need send us anything any more."""
@@ -306,7 +318,7 @@ class Reading:
 
     def on_absent(self, sender: NodeId, absent: Absent, connected: "set[NodeId]") -> None:
         if sender == self.lead:
-            self._absent = absent.offset
+            self._absent, self._absent_until = absent.offset, absent.offset + max(1, absent.count)
             self._pass_on(connected)
 
     def tick(self, connected: "set[NodeId]") -> None:
@@ -329,6 +341,8 @@ class Reading:
             was_wide, self._is_wide = self._is_wide, True
             if was_wide and self._skip_what_is_gone(connected, is_late=True):
                 return
+            if was_wide and self._reach_for_the_chain(connected):
+                return
             self._lacking.clear()
             if was_wide and self.end > self.position:
                 self._blame("is late", connected)
@@ -338,6 +352,28 @@ class Reading:
     def wait(self) -> None:
         """In place of a tick, while nothing is taken in: nobody is late with it."""
         self._moved_us = self._late_since_us = self._due_since_us = self._outbox.now_us
+
+    def was_away(self, for_us: int) -> None:
+        """So long we heard nobody, whatever was sent: that counts against no lead."""
+        now_us = self._outbox.now_us
+        self._moved_us = min(now_us, self._moved_us + for_us)
+        self._late_since_us = min(now_us, self._late_since_us + for_us)
+        self._due_since_us = min(now_us, self._due_since_us + for_us)
+
+    def _reach_for_the_chain(self, connected: "set[NodeId]") -> bool:
+        """Those who could confirm what we have may know the chain from later on only.
+
+        Retention took what came before from them. So we read on up to there, as far as we can hold
+        that: one that lies would otherwise keep us here, if only one correct replica has it still.
+        """
+        starts = sorted(self._starts.values(), reverse=True)
+        known_from = starts[self._others_needed] if len(starts) > self._others_needed else 0
+        limit = min(known_from, self.position + CREDIT_BATCHES)
+        if not self._unsettled or limit <= self._limit:
+            return False
+        self._limit = limit
+        self._ask_all(connected)
+        return True
 
     # Settling
 
@@ -487,7 +523,7 @@ class Reading:
             return
         former = self.lead
         self._absent = None
-        self._lacking.add(former)
+        self._lacking[former] = self._absent_until
         if self._skip_what_is_gone(connected):
             return
         there = [replica for replica in self._order if replica in connected]
