@@ -15,6 +15,7 @@ from clusters import (
     running_cluster,
     until,
 )
+from quorate.runtime.ports import is_listening
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -110,6 +111,18 @@ def test_if_one_replica_cannot_start_none_is_left_running(cluster: TestCluster) 
     assert outcome.code == 2
     assert f"r3 cannot start: another program listens on port {last.port}" in outcome.err
     assert running(cluster) == []
+
+
+def test_a_replica_whose_process_could_not_be_noted_is_not_started(cluster: TestCluster) -> None:
+    noted = cluster.directory / "run" / "r0.pid"
+    noted.mkdir(parents=True)
+
+    outcome = quorate("up", cluster.directory)
+
+    assert outcome.code == 2
+    assert outcome.err == f"r0 cannot start: {noted.resolve()} cannot be written: Is a directory\n"
+    first = cluster.launcher.cluster.replicas[0]
+    assert not is_listening(first.host, first.port)
 
 
 @pytest.mark.parametrize("options", [("--seconds", 5, "--detach"), ("--seconds", -1)])
