@@ -32,7 +32,7 @@ def cluster() -> Iterator[TestCluster]:
         yield made
 
 
-def publish(cluster: TestCluster, *arguments: object, stdin: bytes = b"") -> Outcome:
+def publish(cluster: TestCluster, *arguments: object, stdin: bytes | None = b"") -> Outcome:
     outcome = quorate("publish", *arguments, "--directory", cluster.directory, stdin=stdin)
     assert outcome.code == 0, outcome.err
     return outcome
@@ -72,8 +72,11 @@ def test_urgent_events_have_a_receipt_each(cluster: TestCluster) -> None:
     assert [row.split(",")[0] for row in words.splitlines()] == ["news: 1 event from alice"] * 2
 
 
-def test_an_empty_input_publishes_nothing_and_says_so(cluster: TestCluster) -> None:
-    outcome = publish(cluster, "news")
+@pytest.mark.parametrize("stdin", [b"", None], ids=["empty", "closed"])
+def test_an_empty_input_publishes_nothing_and_says_so(
+    cluster: TestCluster, stdin: bytes | None
+) -> None:
+    outcome = publish(cluster, "news", stdin=stdin)
 
     assert outcome.out == ""
     assert "nothing was published" in outcome.err

@@ -140,6 +140,9 @@ def _batches(values: list[str], file: Path | None) -> Iterator[list[bytes]]:
         return iter([[_content(file)]])
     if values:
         return iter([[os.fsencode(value) for value in values]])
+    # Python has no standard input where the shell closed it.
+    if sys.stdin is None:
+        return iter(())
     if sys.stdin.isatty():
         on_stderr().print("Every line is an event. Ctrl-D ends.")
     return _lines(cast(BufferedReader, sys.stdin.buffer))
