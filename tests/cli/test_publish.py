@@ -1,6 +1,8 @@
 """`quorate publish` and `quorate subscribe`: from the command line through real replicas."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
@@ -80,6 +82,18 @@ def test_an_empty_input_publishes_nothing_and_says_so(
 
     assert outcome.out == ""
     assert "nothing was published" in outcome.err
+
+
+def test_with_a_closed_standard_output_events_are_published_all_the_same(
+    cluster: TestCluster,
+) -> None:
+    """A socket that took the number of a closed stream ended the process."""
+    command = f'exec "$0" -P -m quorate publish news one -d {cluster.directory} >&-'
+    ended = subprocess.run(
+        ["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_what_is_published_is_printed_with_all_that_came_with_it(
