@@ -236,4 +236,5 @@ def test_a_line_that_does_not_end_is_refused_before_it_fills_the_memory(
     outcome = quorate("publish", "news", "-d", cluster.directory, stdin=b"x" * 5_000_000)
 
     assert outcome.code == 2
-    assert "a line of the input is longer than 4194304 bytes" in outcome.err
+    assert "a line of the input is longer than 4194304 bytes; shorten it, or" in outcome.err
+    assert "--file, which takes a little less than 8388608" in outcome.err

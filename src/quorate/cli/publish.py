@@ -154,7 +154,10 @@ def _lines(stream: BufferedReader) -> Iterator[list[bytes]]:
     while chunk := stream.read1(READ_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > LINE_BYTES_MAX:
-            raise ConfigError(f"a line of the input is longer than {LINE_BYTES_MAX} bytes")
+            raise ConfigError(
+                f"a line of the input is longer than {LINE_BYTES_MAX} bytes; shorten it, or "
+                f"publish it with --file, which takes a little less than {BATCH_BYTES_MAX}"
+            )
         for start in range(0, len(lines), BATCH_EVENTS):
             yield lines[start : start + BATCH_EVENTS]
     if rest:
