@@ -34,6 +34,21 @@ def test_without_a_cluster_it_says_how_to_make_one(tmp_path: Path) -> None:
     assert f"make one with 'quorate init {tmp_path / 'nowhere'}'" in outcome.err
 
 
+def test_what_is_said_to_make_a_cluster_can_be_copied(tmp_path: Path) -> None:
+    outcome = quorate("up", tmp_path / "my cluster")
+
+    assert f"make one with quorate init '{tmp_path / 'my cluster'}', or name" in outcome.err
+
+
+def test_a_file_is_no_cluster_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "README.md").touch()
+
+    outcome = quorate("status", "-d", tmp_path / "README.md")
+
+    assert outcome.code == 2
+    assert f"there is no cluster in {tmp_path / 'README.md'} (no file cluster.toml)" in outcome.err
+
+
 def test_for_some_seconds_it_runs_all_replicas_and_then_none(cluster: TestCluster) -> None:
     outcome = quorate("up", cluster.directory, "--seconds", 0.1)
 
