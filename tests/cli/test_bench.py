@@ -1,5 +1,6 @@
 """What can be picked from the experiments, and what is said of what is not there."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,16 @@ def test_what_is_no_word_of_an_option_is_refused_with_those_that_are(
     result = CliRunner().invoke(bench.app, ["ordering", *option.split()])
     assert result.exit_code == 2
     assert all(f"'{word}'" in result.output for word in allowed)
+    assert measured == []
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(
+    measured: list[Experiment], tmp_path: Path
+) -> None:
+    (tmp_path / "plots").touch()
+    result = CliRunner().invoke(bench.app, ["ordering", "--output", str(tmp_path / "plots")])
+    assert isinstance(result.exception, ConfigError)
+    assert f"--output {tmp_path / 'plots'} is no directory" in str(result.exception)
     assert measured == []
 
 

@@ -149,6 +149,28 @@ def test_init_twice_leaves_the_first_cluster_alone(shell: Shell, tmp_path: Path,
     assert contents(directory) == before
 
 
+def test_init_where_the_cluster_runs_speaks_of_that_and_not_of_ports(
+    shell: Shell, tmp_path: Path, port: int
+) -> None:
+    shell.succeed("init", tmp_path / "c", "--base-port", port)
+    with socket.socket() as replica:
+        replica.bind(("127.0.0.1", port))
+        replica.listen()
+
+        assert "there is a cluster in" in shell.fail("init", tmp_path / "c", "--base-port", port)
+
+
+def test_init_says_what_to_do_next_so_that_it_can_be_copied(
+    shell: Shell, tmp_path: Path, port: int
+) -> None:
+    directory = tmp_path / "my cluster"
+    said = shell.succeed("init", directory, "--base-port", port, "--replicas", 1, "--f", 0)
+
+    assert said.startswith("A cluster of one replica; f = 0")
+    assert f"Replicas   r0, on port {port}\n" in said
+    assert said.endswith(f"Next       quorate up '{directory}'\n")
+
+
 def test_init_refuses_a_directory_with_keys_and_no_cluster_file(
     shell: Shell, tmp_path: Path, port: int
 ) -> None:
@@ -172,6 +194,7 @@ def test_init_refuses_a_port_that_is_taken(shell: Shell, tmp_path: Path, port: i
         (("--replicas", 3), "takes at least 4 of them (3f + 1), but --replicas is 3"),
         (("--f", 2), "takes at least 7 of them (3f + 1), but --replicas is 4"),
         (("--f", -1), "--f is -1, but it must be 0 or more"),
+        (("--replicas", 0, "--f", 0), "--replicas is 0, but it must be 1 or more"),
         (("--replicas", 101), "a local cluster has 1 to 100 replicas, not 101"),
         (("--clients", "Alice"), "a name in --clients is 'Alice', but a name has 1 to 63"),
         (("--clients", "a,a"), "a and a share the name a"),

@@ -1,6 +1,8 @@
 """`quorate publish` and `quorate subscribe`: from the command line through real replicas."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
@@ -32,7 +34,7 @@ def cluster() -> Iterator[TestCluster]:
         yield made
 
 
-def publish(cluster: TestCluster, *arguments: object, stdin: bytes = b"") -> Outcome:
+def publish(cluster: TestCluster, *arguments: object, stdin: bytes | None = b"") -> Outcome:
     outcome = quorate("publish", *arguments, "--directory", cluster.directory, stdin=stdin)
     assert outcome.code == 0, outcome.err
     return outcome
@@ -72,11 +74,26 @@ def test_urgent_events_have_a_receipt_each(cluster: TestCluster) -> None:
     assert [row.split(",")[0] for row in words.splitlines()] == ["news: 1 event from alice"] * 2
 
 
-def test_an_empty_input_publishes_nothing_and_says_so(cluster: TestCluster) -> None:
-    outcome = publish(cluster, "news")
+@pytest.mark.parametrize("stdin", [b"", None], ids=["empty", "closed"])
+def test_an_empty_input_publishes_nothing_and_says_so(
+    cluster: TestCluster, stdin: bytes | None
+) -> None:
+    outcome = publish(cluster, "news", stdin=stdin)
 
     assert outcome.out == ""
     assert "nothing was published" in outcome.err
+
+
+def test_with_a_closed_standard_output_events_are_published_all_the_same(
+    cluster: TestCluster,
+) -> None:
+    """A socket that took the number of a closed stream ended the process."""
+    command = f'exec "$0" -P -m quorate publish news one -d {cluster.directory} >&-'
+    ended = subprocess.run(
+        ["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_what_is_published_is_printed_with_all_that_came_with_it(
@@ -219,4 +236,5 @@ def test_a_line_that_does_not_end_is_refused_before_it_fills_the_memory(
     outcome = quorate("publish", "news", "-d", cluster.directory, stdin=b"x" * 5_000_000)
 
     assert outcome.code == 2
-    assert "a line of the input is longer than 4194304 bytes" in outcome.err
+    assert "a line of the input is longer than 4194304 bytes; shorten it, or" in outcome.err
+    assert "--file, which takes a little less than 8388608" in outcome.err

@@ -15,6 +15,7 @@ from clusters import (
     running_cluster,
     until,
 )
+from quorate.runtime.ports import is_listening
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -31,6 +32,21 @@ def test_without_a_cluster_it_says_how_to_make_one(tmp_path: Path) -> None:
 
     assert outcome.code == 2
     assert f"make one with 'quorate init {tmp_path / 'nowhere'}'" in outcome.err
+
+
+def test_what_is_said_to_make_a_cluster_can_be_copied(tmp_path: Path) -> None:
+    outcome = quorate("up", tmp_path / "my cluster")
+
+    assert f"make one with quorate init '{tmp_path / 'my cluster'}', or name" in outcome.err
+
+
+def test_a_file_is_no_cluster_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "README.md").touch()
+
+    outcome = quorate("status", "-d", tmp_path / "README.md")
+
+    assert outcome.code == 2
+    assert f"there is no cluster in {tmp_path / 'README.md'} (no file cluster.toml)" in outcome.err
 
 
 def test_for_some_seconds_it_runs_all_replicas_and_then_none(cluster: TestCluster) -> None:
@@ -110,6 +126,18 @@ def test_if_one_replica_cannot_start_none_is_left_running(cluster: TestCluster) 
     assert outcome.code == 2
     assert f"r3 cannot start: another program listens on port {last.port}" in outcome.err
     assert running(cluster) == []
+
+
+def test_a_replica_whose_process_could_not_be_noted_is_not_started(cluster: TestCluster) -> None:
+    noted = cluster.directory / "run" / "r0.pid"
+    noted.mkdir(parents=True)
+
+    outcome = quorate("up", cluster.directory)
+
+    assert outcome.code == 2
+    assert outcome.err == f"r0 cannot start: {noted.resolve()} cannot be written: Is a directory\n"
+    first = cluster.launcher.cluster.replicas[0]
+    assert not is_listening(first.host, first.port)
 
 
 @pytest.mark.parametrize("options", [("--seconds", 5, "--detach"), ("--seconds", -1)])

@@ -111,12 +111,15 @@ class Outcome:
     err: str
 
 
-def quorate(*arguments: object, stdin: bytes = b"") -> Outcome:
-    """Run a `quorate` command in this process, as a user would without a terminal."""
+def quorate(*arguments: object, stdin: bytes | None = b"") -> Outcome:
+    """Run a `quorate` command in this process, as a user would without a terminal.
+
+    Where there is no standard input, the shell has closed it.
+    """
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch("sys.argv", ["quorate", *map(str, arguments)]),
-        mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin))),
+        mock.patch("sys.stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

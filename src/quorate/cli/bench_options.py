@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
@@ -133,6 +134,18 @@ def refuse_what_cannot_be_done(seconds: float | None, output: Path | None) -> No
         raise ConfigError(f"--seconds is {seconds:g}, but it must be at least {SECONDS_MIN:g}")
     if output is not None:
         require_matplotlib()
+        _refuse_what_cannot_be_written_into(output)
+
+
+def _refuse_what_cannot_be_written_into(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=output):
+            return
+    except OSError as error:
+        raise ConfigError(
+            f"--output {output} is no directory that can be written into: {error.strerror}"
+        ) from error
 
 
 @contextmanager

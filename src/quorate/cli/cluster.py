@@ -159,7 +159,8 @@ def replace(
 ) -> None:
     """Give a replica other keys, or another address. Its name says which one it is.
 
-    Only an operator of its own party can. A process that runs with the old keys ends; start the new
+    Only an operator of its own party can; where only one party has operators, they speak for those
+    that have none. A process that runs with the old keys ends; start the new
     one with the file that `quorate cluster current` writes.
     """
     launcher = opened(directory)

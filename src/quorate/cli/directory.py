@@ -5,6 +5,7 @@ directory. Where nobody is named, it takes the first client that may do what is 
 """
 
 import contextlib
+import shlex
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -17,7 +18,7 @@ from quorate.core.cluster import Client, Cluster
 from quorate.core.contract import EVERYONE
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, UnreachedError
-from quorate.runtime.files import CLUSTER_FILE, cluster_file, key_file
+from quorate.runtime.files import CLUSTER_FILE, key_file
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.loop import run
 
@@ -67,12 +68,20 @@ _Value = TypeVar("_Value")
 
 def opened(directory: Path) -> Launcher:
     """The cluster of a directory, or a sentence that says how to get one."""
-    if not cluster_file(directory).is_file():
+    # Whoever names the cluster file itself means the directory it is in.
+    inside = directory.parent if directory.name == CLUSTER_FILE else directory
+    if not (inside / CLUSTER_FILE).is_file():
         raise ConfigError(
-            f"there is no cluster in {directory} (no file {CLUSTER_FILE}): "
-            f"make one with 'quorate init {directory}', or name another directory"
+            f"there is no cluster in {inside} (no file {CLUSTER_FILE}): make one with "
+            f"{on_shell('quorate', 'init', inside)}, or name the directory of yours (--directory)"
         )
     return Launcher(directory)
+
+
+def on_shell(*words: object) -> str:
+    """A command to be copied, in a sentence; a path with a space in it has quotes of its own."""
+    command = shlex.join(map(str, words))
+    return command if "'" in command else f"'{command}'"
 
 
 def observer(launcher: Launcher) -> str:
@@ -151,7 +160,7 @@ def hint_if_unreached(launcher: Launcher) -> Iterator[None]:
         if launcher.held:
             is_all = len(launcher.held) == len(launcher.cluster.replicas)
             started = "them" if is_all else ", ".join(launcher.held)
-            hint += f" 'quorate up {launcher.directory}' starts {started}"
+            hint += f" {on_shell('quorate', 'up', launcher.directory)} starts {started}"
         raise UnreachedError(f"{error}; {hint}", error.causes) from None
 
 

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from quorate.runtime.local import (
     OPERATOR,
     make_local_cluster,
     refuse_busy_ports,
+    refuse_used_directory,
     write_local_cluster,
 )
 
@@ -53,6 +55,8 @@ def init(
         link_security=link_security.value,
         base_port=base_port,
     )
+    # Where this cluster runs already, its ports are taken by nobody else.
+    refuse_used_directory(directory)
     refuse_busy_ports(local.cluster)
     write_local_cluster(directory, local)
     _tell(directory, local.cluster)
@@ -61,6 +65,8 @@ def init(
 def _refuse_too_few(replicas: int, f: int) -> None:
     if f < 0:
         raise ConfigError(f"--f is {f}, but it must be 0 or more")
+    if replicas < 1:
+        raise ConfigError(f"--replicas is {replicas}, but it must be 1 or more")
     if replicas < 3 * f + 1:
         raise ConfigError(
             f"to tolerate {f} lying replica(s) takes at least {3 * f + 1} of them (3f + 1), but "
@@ -78,19 +84,26 @@ def _client_names(listed: str) -> list[str]:
 
 
 def _tell(directory: Path, cluster: Cluster) -> None:
-    first, last = cluster.replicas[0], cluster.replicas[-1]
+    names = _span([replica.name for replica in cluster.replicas])
+    ports = _span([str(replica.port) for replica in cluster.replicas])
+    is_one = len(cluster.replicas) == 1
     made = {
         f"{directory / CLUSTER_FILE}": "who takes part, and what each topic promises",
         f"{directory / 'keys'}/": "private keys, readable by you alone",
         f"{directory / 'certificates'}/": "the pinned certificates",
     }
     width = max(map(len, made))
-    typer.echo(f"A cluster of {len(cluster.replicas)} replicas; f = {cluster.f} may fail or lie:")
+    count = "one replica" if is_one else f"{len(cluster.replicas)} replicas"
+    typer.echo(f"A cluster of {count}; f = {cluster.f} may fail or lie:")
     for path, what in made.items():
         typer.echo(f"  {path:<{width}}   {what}")
     typer.echo(
-        f"Replicas   {first.name} to {last.name}, on ports {first.port} to {last.port}\n"
+        f"Replicas   {names}, on port{'' if is_one else 's'} {ports}\n"
         f"Clients    {', '.join(client.name for client in cluster.clients)}\n"
         f"Topics     {', '.join(cluster.topics)}\n"
-        f"Next       quorate up {directory}"
+        f"Next       quorate up {quote(str(directory))}"
     )
+
+
+def _span(values: list[str]) -> str:
+    return values[0] if len(values) == 1 else f"{values[0]} to {values[-1]}"

@@ -16,6 +16,7 @@ help (`retriable`). Any other exit code is the subcommand's own (`raise typer.Ex
 to stdout, everything else to stderr.
 """
 
+import os
 import re
 import sys
 from importlib import import_module, metadata
@@ -105,6 +106,7 @@ def quorate(
 
 def main() -> None:
     """Run the command line of this process, and exit."""
+    _open_standard_streams()
     try:
         typer.main.get_command(app)(prog_name="quorate")
     except QuorateError as error:
@@ -116,6 +118,16 @@ def main() -> None:
         _refuse(f"This needs the package {error.name}: install quorate[{extra}] and try again.")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _open_standard_streams() -> None:
+    """Whoever closed one gets nothing there; a socket in its place would get what we print."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest number that is free, which is this one.
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _refuse(sentence: str, code: int = EXIT_MISUSE) -> NoReturn:

@@ -140,6 +140,9 @@ def _batches(values: list[str], file: Path | None) -> Iterator[list[bytes]]:
         return iter([[_content(file)]])
     if values:
         return iter([[os.fsencode(value) for value in values]])
+    # Python has no standard input where the shell closed it.
+    if sys.stdin is None:
+        return iter(())
     if sys.stdin.isatty():
         on_stderr().print("Every line is an event. Ctrl-D ends.")
     return _lines(cast(BufferedReader, sys.stdin.buffer))
@@ -151,7 +154,10 @@ def _lines(stream: BufferedReader) -> Iterator[list[bytes]]:
     while chunk := stream.read1(READ_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > LINE_BYTES_MAX:
-            raise ConfigError(f"a line of the input is longer than {LINE_BYTES_MAX} bytes")
+            raise ConfigError(
+                f"a line of the input is longer than {LINE_BYTES_MAX} bytes; shorten it, or "
+                f"publish it with --file, which takes a little less than {BATCH_BYTES_MAX}"
+            )
         for start in range(0, len(lines), BATCH_EVENTS):
             yield lines[start : start + BATCH_EVENTS]
     if rest:

@@ -7,6 +7,7 @@ by an operator, and only where the cluster file allows it.
 from difflib import get_close_matches
 from pathlib import Path
 from random import Random
+from shlex import quote
 from signal import Signals
 from typing import Annotated
 
@@ -228,6 +229,6 @@ def _tell(names: list[str], order: Misbehave, directory: Path) -> None:
     for name in names:
         typer.echo(f"{name} behaves again" if words == "none" else f"{name} from now on: {words}")
     if words != "none":
-        where = "" if directory == DEFAULT else f" --directory {directory}"
+        where = "" if directory == DEFAULT else f" --directory {quote(str(directory))}"
         who = names[0] if len(names) == 1 else ALL
         on_stderr().print(f"To end it: quorate replica {who} behave{where}")

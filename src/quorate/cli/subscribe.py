@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -27,6 +28,8 @@ from quorate.client.consumer import Record, Start
 from quorate.core.errors import ConfigError
 
 RECORDS_AT_ONCE = 1000
+# Some screens full; a value may have megabytes.
+TERMINAL_VALUE_MAX = 4096
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -90,7 +93,7 @@ def subscribe(
             )
         try:
             for records in _arrivals(consumer, count, seconds):
-                typer.echo("\n".join(map(_as_json if as_json else _as_words, records)))
+                typer.echo("\n".join(map(_as_json if as_json else as_words, records)))
                 shown += len(records)
         except KeyboardInterrupt:
             # Without a count this is the way to end, and nothing went wrong.
@@ -155,7 +158,8 @@ def _arrivals(
             count -= len(records)
 
 
-def _as_words(record: Record) -> str:
+def as_words(record: Record) -> str:
+    """One line about a record; on a terminal, what would fill it many times over is cut."""
     notes = [
         *([] if record.key is None else [f"key {_shown(record.key)}"]),
         *(f"{printable(name)}={_shown(value)}" for name, value in record.headers),
@@ -167,7 +171,11 @@ def _as_words(record: Record) -> str:
         where = (
             f"{record.topic} {record.partition}@{record.offset}.{record.index} {record.publisher}"
         )
-    return f"{where}  {_shown(record.value)}  ({'; '.join(notes)})"
+    value = _shown(record.value)
+    if len(value) > TERMINAL_VALUE_MAX and sys.stdout.isatty():
+        value = f"{value[:TERMINAL_VALUE_MAX]}…"
+        notes.insert(0, f"{len(record.value):,} bytes, whole with --json or in a file")
+    return f"{where}  {value}  ({'; '.join(notes)})"
 
 
 def _as_json(record: Record) -> str:

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, TypeAlias
 
 import typer
@@ -65,7 +66,7 @@ def up(
         if not names:
             on_stderr().print(
                 "This only shows them. To end them: "
-                f"quorate replica all stop --directory {directory}"
+                f"quorate replica all stop --directory {quote(str(directory))}"
             )
         try:
             run(_watch(launcher, name, found, seconds, _caption(launcher, names)))
@@ -183,9 +184,10 @@ def _stop(launcher: Launcher, names: Sequence[str]) -> None:
 
 def _tell_detached(found: Sequence[Standing], directory: Path) -> None:
     _Lines()(found)
+    where = quote(str(directory))
     on_stderr().print(
-        f"They go on running. See how they are: quorate status {directory}\n"
-        f"End them: quorate replica all stop --directory {directory}"
+        f"They go on running. See how they are: quorate status {where}\n"
+        f"End them: quorate replica all stop --directory {where}"
     )
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from signal import Signals
-from typing import NoReturn
+from typing import BinaryIO, Literal, NoReturn
 
 from quorate.core.cluster import Cluster, Replica
 from quorate.core.errors import ConfigError, QuorateError
@@ -65,7 +65,8 @@ class Launcher:
     def start(self, name: str) -> None:
         """Start one replica; it is up when its port answers (`wait_until_up`)."""
         self._prepare(name)
-        with self._file(name, "log").open("ab") as output:
+        # Both files are open before there is a process that nobody could find without them.
+        with self._opened(name, "log", "ab") as output, self._opened(name, "pid", "wb") as noted:
             child = subprocess.Popen(
                 self._command(name),
                 stdin=subprocess.DEVNULL,
@@ -73,13 +74,14 @@ class Launcher:
                 stderr=output,
                 start_new_session=True,
             )
-        self._children[name] = child
-        self._file(name, "pid").write_text(str(child.pid))
+            self._children[name] = child
+            noted.write(b"%d" % child.pid)
 
     def become(self, name: str) -> NoReturn:
         """Turn this very process into the replica, for whoever supervises it."""
         self._prepare(name)
-        self._file(name, "pid").write_text(str(os.getpid()))
+        with self._opened(name, "pid", "wb") as noted:
+            noted.write(b"%d" % os.getpid())
         command = self._command(name)
         os.execv(command[0], command)
 
@@ -188,7 +190,16 @@ class Launcher:
                     f"{name} cannot start: another program listens on port {port} of "
                     f"{replica.host} already"
                 )
-        (self.directory / "run").mkdir(exist_ok=True)
+
+    def _opened(self, name: str, kind: str, mode: Literal["ab", "wb"]) -> BinaryIO:
+        path = self._file(name, kind)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            return path.open(mode)
+        except OSError as error:
+            raise LaunchError(
+                f"{name} cannot start: {path} cannot be written: {error.strerror}"
+            ) from error
 
     def _require_running(self, name: str) -> int:
         pid = self.pid(self.replica(name).name)

@@ -83,8 +83,8 @@ def make_local_cluster(
     return LocalCluster(cluster, {each.public.name: each for each in (*servers, *users)})
 
 
-def write_local_cluster(directory: Path, local: LocalCluster) -> None:
-    """Write the directory that `quorate.runtime.files` describes; refuse one that is in use."""
+def refuse_used_directory(directory: Path) -> None:
+    """Keys that are there are never written over."""
     for path in (directory / CLUSTER_FILE, directory / "keys"):
         if path.exists():
             raise ConfigError(
@@ -92,6 +92,11 @@ def write_local_cluster(directory: Path, local: LocalCluster) -> None:
                 f"cannot be brought back once they are gone; choose another directory, or "
                 f"remove this one yourself"
             )
+
+
+def write_local_cluster(directory: Path, local: LocalCluster) -> None:
+    """Write the directory that `quorate.runtime.files` describes; refuse one that is in use."""
+    refuse_used_directory(directory)
     for name, identity in local.identities.items():
         write_identity(key_file(directory, name), identity)
         write_certificate(certificate_file(directory, name), identity.public)

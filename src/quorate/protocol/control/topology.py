@@ -129,6 +129,12 @@ def remove_client(cluster: Cluster, command: RemoveClient, operator: Client) -> 
         raise RefusedError(f"there is no client named '{command.name}'; there are {known}")
     if not _may_speak_for(cluster, operator, present.party):
         raise RefusedError(_foreign(present.name, present.party, operator))
+    for topic, contract in cluster.topics.items():
+        if present.name in (*contract.publish, *contract.subscribe):
+            raise RefusedError(
+                f"{present.name} is on an access list of topic '{topic}'; "
+                f"alter the topic first, and then remove the client"
+            )
     clients = [each for each in cluster.clients if each is not present]
     former = Former(number=present.number, name=present.name, party=present.party)
     return _with_clients(cluster, clients, [*cluster.formers, former])
