@@ -12,6 +12,7 @@ from quorate.core.control import Command, Register, Renew
 from quorate.core.errors import ClosedError, RefusedError
 from quorate.protocol.machine import Answered
 from quorate.runtime.local import make_local_cluster
+from traffic import until
 
 LOG = Contract.parse("orders", {"protection": "crash", "order": "total"})
 LIVE = Contract.parse("ticks", {"protection": "crash"})
@@ -118,7 +119,8 @@ def test_a_consumer_that_waits_for_where_to_begin_hears_of_the_close() -> None:
             consumer.subscribe(["orders"])
             consumer._on_outcomes([Answered(consumer._asked["orders"], "")])
             waiting = asyncio.create_task(consumer.subscribed())
-            await asyncio.sleep(0.01)
+            # It has its answer, and listens for where the partition begins.
+            await until(lambda: consumer._waiting and not consumer._asked)
             await consumer.close()
             with pytest.raises(ClosedError):
                 await asyncio.wait_for(waiting, SOON_S)
@@ -132,7 +134,7 @@ def test_nothing_is_kept_of_commands_that_were_answered(sentence: str, is_late: 
     async def story() -> int:
         async with Consumer(LOCAL.cluster, LOCAL.identities["bob"]) as consumer:
             asked = asyncio.create_task(consumer.command(Renew()))
-            await asyncio.sleep(0)
+            await until(lambda: consumer._answers)
             (number,) = consumer._answers
             if is_late:
                 asked.cancel()

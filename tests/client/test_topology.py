@@ -12,6 +12,7 @@ from quorate.core.contract import Contract
 from quorate.core.control import Renew
 from quorate.protocol.machine import Answered, Topology
 from quorate.runtime.local import OPERATOR, make_local_cluster
+from traffic import until
 
 LOG = {"protection": "crash", "order": "total"}
 # Nobody listens at the ports of its replicas.
@@ -49,11 +50,12 @@ def test_a_topic_of_which_a_liar_and_a_laggard_know_nothing_is_found_all_the_sam
     async def story() -> set[str]:
         async with Producer(FOUNDING, KEYS["bob"]) as producer:
             asked = asyncio.create_task(producer._know(["new"]))
+            answered: set[int] = set()
             for known in (FOUNDING, with_new):
-                await asyncio.sleep(0)
-                (number,) = producer._answers
+                await until(lambda: producer._answers.keys() - answered)
+                (number,) = producer._answers.keys() - answered
                 producer._on_outcomes([Topology(known), Answered(number, "")])
-                await asyncio.sleep(0.01)
+                answered.add(number)
             await asked
             return set(producer.cluster.topics)
 
@@ -78,7 +80,7 @@ def test_clients_that_ask_now_and_then_keep_nothing_of_what_was_answered() -> No
         async with Consumer(FOUNDING, KEYS["bob"]) as consumer:
             for question in (consumer.update_topology(), consumer.command(Renew())):
                 asked = asyncio.create_task(question)
-                await asyncio.sleep(0)
+                await until(lambda: consumer._answers)
                 (number,) = consumer._answers
                 consumer._on_outcomes([Answered(number, "")])
                 await asked

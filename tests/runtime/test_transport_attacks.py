@@ -37,6 +37,7 @@ from quorate.runtime.links import STRANGERS_PER_HOST_MAX
 from quorate.runtime.records import RECORD_BYTES_MAX, RECORD_BYTES_USUAL, TaggedRecords
 from quorate.runtime.tls import Certificates, TlsSession
 from quorate.runtime.transport import Transport
+from traffic import until
 
 on_both_loops = pytest.mark.parametrize("loop", LOOPS)
 with_both_securities = pytest.mark.parametrize("security", SECURITIES)
@@ -489,9 +490,12 @@ def test_a_member_that_asks_for_new_keys_and_reads_no_answer_is_refused(
         async with Pair("tls", back_off_s=(60.0, 60.0)) as pair:
             pair.client.pause_reading(BROKER)
             is_answering = True
-            while not pair.at_broker.offences:
+
+            def asks_again() -> object:
                 pair.client.send(BROKER, [encode(publish(1, b"x"))])
-                await asyncio.sleep(0)
+                return pair.at_broker.offences
+
+            await until(asks_again)
             ((peer, sentence),) = pair.at_broker.offences
             assert peer == CLIENT
             assert sentence.startswith("asks for new keys and does not read the answers")

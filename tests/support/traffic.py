@@ -216,6 +216,15 @@ def lag_of(producer: Producer, topic: str, replica: str) -> int:
     return cast(Source, producer.driver.machine).progress(topic)[number][2]
 
 
+async def until(is_so: Callable[[], object]) -> None:
+    """Wait for something that is seen at once, wherever it happens in the same loop."""
+
+    async def look() -> object:
+        return is_so()
+
+    await eventually(look)
+
+
 async def eventually(
     look: Callable[[], Awaitable[Any]],
     is_right: Callable[[Any], object] = bool,
