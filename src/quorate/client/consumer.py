@@ -48,6 +48,7 @@ from quorate.protocol.machine import (
     Topology,
     Trimmed,
 )
+from quorate.protocol.ordering.validation import Validation
 from quorate.runtime.topics import client_names, topics_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     partition: int = 0
     # Of its batch, on a log topic.
     offset: int | None = None
+    # Whether its producer's signature, its position and its content all hold (K1, extended).
+    validated: bool = False
 
 
 # Where to begin with a log topic.
@@ -138,6 +141,7 @@ class Consumer(Session):
             topics_of(self.cluster),
             self._macs,
             client_names(self.cluster),
+            Validation.of(self.cluster, topics_of(self.cluster)),
         )
         self._wanted: dict[str, Filter] = {}
         self._asked: dict[str, int] = {}
@@ -633,10 +637,12 @@ class Consumer(Session):
             return
         if isinstance(delivery, Entry):
             number, source = delivery.partition.topic, delivery.publisher
-            place: tuple[int, int | None] = (delivery.partition.number, delivery.offset)
+            place: tuple[int, int | None, bool] = (
+                delivery.partition.number, delivery.offset, bool(delivery.seal),
+            )  # fmt: skip
         else:
             number, source = delivery.stream.topic, delivery.stream.publisher
-            place = (0, None)
+            place = (0, None, False)
         topic, publisher = self._names[number], self.cluster.name_of(source)
         vouchers = self._voucher_names(delivery.vouchers)
         wanted = self._wanted.get(topic)

@@ -8,6 +8,7 @@ fills no memory.
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,10 +32,12 @@ from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
 from quorate.core.table import from_table
 from quorate.crypto.digests import digest
+from quorate.crypto.sids import SALT_BYTES
 from quorate.protocol import machine
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Answered, Outcome
 from quorate.protocol.ordering.publisher import LineOutgoing
+from quorate.protocol.ordering.validation import Sealer
 from quorate.protocol.outgoing import Outgoing
 from quorate.protocol.source import Source
 from quorate.runtime.topics import topics_of
@@ -147,7 +150,13 @@ class Producer(Session):
         # Topics that we are asking to publish on.
         self._registering: dict[str, asyncio.Task[None]] = {}
         self._next_partition = 0
-        self._source = Source(self.node, topics_of(self.cluster), self._macs, session=1)
+        sealer = Sealer(
+            self.cluster.name, self._identity.public.sign_key, self._identity.sign,
+            wall_us=lambda: time.time_ns() // 1000, salt=lambda: secrets.token_bytes(SALT_BYTES),
+        )  # fmt: skip
+        self._source = Source(
+            self.node, topics_of(self.cluster), self._macs, session=1, sealer=sealer
+        )
         self._checker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -39,7 +39,7 @@ RETENTION_BYTES_MAX = 2**50
 CLIENTS = 1024
 CLIENTS_MAX = 1_000_000
 # Keys that a contract may have and that no replica keeps yet, so that nobody is offered them.
-NOT_YET = ("validated", "order_group")
+NOT_YET = ("order_group",)
 NAME_CHARACTERS_MAX = 200
 NAMES_SHOWN_MAX = 8
 
@@ -60,6 +60,7 @@ class Contract:
     broadcast: str
     history_every: int
     validated: bool
+    event_proofs: bool
     order_group: str
     partitions: int
     queue_events_max: int
@@ -100,7 +101,9 @@ class Contract:
     def terms(self) -> str:
         """What a client and the replicas must agree on before they can talk of a topic."""
         history = f", a history every {self.history_every}" if self.history_every else ""
-        return f"{self.protection}, {self.protocol}, order {self.order}{history}"
+        proofs = ", with a proof of each event" if self.event_proofs else ""
+        validated = f", validated{proofs}" if self.validated else ""
+        return f"{self.protection}, {self.protocol}, order {self.order}{history}{validated}"
 
     def replicas(self, f: int) -> int:
         """How many replicas it takes to keep this contract with f of them faulty."""
@@ -254,6 +257,7 @@ _READERS: dict[str, _Reader] = {
     "broadcast": _choice(BROADCASTS),
     "history_every": _number(0, HISTORY_EVERY_MAX),
     "validated": _flag,
+    "event_proofs": _flag,
     "order_group": _group,
     "partitions": _number(1, PARTITIONS_MAX),
     "queue_events_max": _number(1, QUEUE_EVENTS_MAX),
@@ -290,6 +294,7 @@ def _with_defaults(given: Mapping[str, object]) -> _Settings:
         "broadcast": broadcast,
         "history_every": HISTORY_EVERY if broadcast in _WITH_HISTORY else 0,
         "validated": False,
+        "event_proofs": False,
         "order_group": "",
         "partitions": 1,
         "queue_events_max": QUEUE_EVENTS if is_live else 0,
@@ -337,8 +342,15 @@ _RULES = (
     _Rule(
         "validated",
         lambda settings: _is_log(settings) and settings["protection"] == "byzantine",
-        "a validated topic proves positions to others, which only Byzantine replicas in total "
-        f"order can do, and {_LATER}; leave validated out",
+        "a validated topic proves to others what was published in which position, which takes "
+        "replicas that bear liars, in total order; leave validated out, or set protection to "
+        "'byzantine' and order to 'total'",
+    ),
+    _Rule(
+        "event_proofs",
+        lambda settings: bool(settings["validated"]),
+        "event_proofs proves one event without its neighbours, on a validated topic; leave it "
+        "out, or set validated to true",
     ),
     _Rule(
         "order_group",
@@ -384,6 +396,7 @@ _RULES = (
 _NEUTRAL: dict[str, object] = {
     "broadcast": "",
     "validated": False,
+    "event_proofs": False,
     "order_group": "",
     "partitions": 1,
     "queue_events_max": 0,

@@ -49,5 +49,9 @@ def member_of(node: NodeId) -> MemberId:
     return node & MEMBER_ID_MAX
 
 
+def session_of(node: NodeId) -> int:
+    return node >> 32
+
+
 def topic_id(name: str) -> TopicId:
     return int.from_bytes(blake3(name.encode()).digest(4), "little")

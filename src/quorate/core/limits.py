@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 BATCH_EVENTS_MAX = 1_000_000
+# With what a validated topic puts in front of a batch (`crypto/sids.py`).
+SEALED_BYTES_MAX = BATCH_BYTES_MAX + 1024
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 CONTROL_BYTES_MAX = 1024 * 1024
 RUN_BATCHES_MAX = 4096

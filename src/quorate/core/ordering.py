@@ -16,9 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from quorate.core.ids import NodeId, TopicId
-from quorate.core.limits import BATCH_BYTES_MAX, RUN_BATCHES_MAX
+from quorate.core.limits import RUN_BATCHES_MAX, SEALED_BYTES_MAX
 
 DIGEST_BYTES = 32
+# What a batch of a validated topic has in front of it (`crypto/sids.py`).
+SEAL_BYTES = 176
 SIGNATURE_BYTES_MAX = 64
 VALUE_BYTES_MAX = 1024 * 1024
 STATE_BYTES_MAX = 1024 * 1024
@@ -44,7 +46,8 @@ _PartitionNumber = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 _Time = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 _Value = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
-_Payload = Annotated[bytes, Meta(max_length=BATCH_BYTES_MAX)]
+_Payload = Annotated[bytes, Meta(max_length=SEALED_BYTES_MAX)]
+_Seal = Annotated[bytes, Meta(min_length=SEAL_BYTES, max_length=SEAL_BYTES)]
 _Payloads = Annotated[list[_Payload], Meta(min_length=1, max_length=RUN_BATCHES_MAX)]
 _Digests = Annotated[list[_Digest], Meta(min_length=1, max_length=RUN_BATCHES_MAX)]
 _Values = Annotated[list[_Value], Meta(max_length=VALUES_MAX)]
@@ -92,12 +95,16 @@ class Append(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
 
 
 class Announce(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
-    """Publisher to replica: others keep these batches, and you shall help to order them."""
+    """Publisher to replica: others keep these batches, and you shall help to order them.
+
+    Those of a validated topic are named by their seals, and others by their digests.
+    """
 
     topic: _Topic
     partition: _PartitionNumber
     first: _Number
-    digests: _Digests
+    digests: Annotated[list[_Digest], Meta(max_length=RUN_BATCHES_MAX)]
+    seals: Annotated[list[_Seal], Meta(max_length=RUN_BATCHES_MAX)] = []
 
 
 class Received(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):

@@ -48,6 +48,7 @@ from quorate.protocol.control.client import Commands
 from quorate.protocol.incoming import Incoming
 from quorate.protocol.machine import Begun, Ready
 from quorate.protocol.ordering.reading import Reading, Search
+from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import Requests
 from quorate.protocol.subscription import Subscription
@@ -76,8 +77,11 @@ class Destination:
         topics: Iterable[Topic],
         macs: PairwiseMacs,
         publishers: Iterable[MemberId],
+        validation: Validation | None = None,
     ) -> None:
+        """Who reads validated topics needs a `validation`."""
         self.me = me
+        self._validation = Validation("", (), {}) if validation is None else validation
         self._topics = {topic.name: topic for topic in topics}
         self._by_id = by_id(self._topics.values())
         self._macs = macs
@@ -147,6 +151,7 @@ class Destination:
         topics = {topic.name: topic for topic in topics_of(cluster)}
         self._topics = self._topics | topics
         self._by_id = by_id(self._topics.values())
+        self._validation.adopt(cluster, self._topics.values())
 
     def stop_reading_partition(self, name: str, partition: int) -> None:
         self._stop(self._partition(name, partition)[1])
@@ -354,7 +359,8 @@ class Destination:
         if reading is not None:
             reading.seek(offset, self._connected)
         else:
-            reading = Reading(topic, target, offset, self._outbox, self._numbers)
+            validation = self._validation if topic.contract.validated else None
+            reading = Reading(topic, target, offset, self._outbox, self._numbers, validation)
             self._readings[target] = reading
             reading.begin(self._connected)
         self._outbox.deliver(Begun(target, offset))

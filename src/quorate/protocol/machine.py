@@ -86,6 +86,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     time_us: int
     payload: bytes
     vouchers: tuple[NodeId, ...]
+    # What the producer signed, on a validated topic. The payload is what is behind that.
+    seal: bytes = b""
 
 
 class Trimmed(msgspec.Struct, frozen=True, gc=False):

@@ -30,6 +30,7 @@ from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Ready, Receipt
 from quorate.protocol.ordering.publisher import LineOutgoing, UnderWay
 from quorate.protocol.ordering.room import ROOMS, Rooms
+from quorate.protocol.ordering.validation import Sealer
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.outgoing import Outgoing
 from quorate.protocol.requests import Requests, Standing
@@ -104,8 +105,11 @@ class Source:
         *,
         session: Sequence,
         rooms: Rooms = ROOMS,
+        sealer: Sealer | None = None,
     ) -> None:
+        """Who publishes on validated topics needs a `sealer`."""
         self.me = me
+        self._sealer = sealer
         self._topics = {topic.name: topic for topic in topics}
         self._by_id = by_id(self._topics.values())
         self._fsync = next((topic.fsync for topic in self._topics.values()), "always")
@@ -189,7 +193,7 @@ class Source:
         if outgoing is None:
             line = Line(self.me, topic.id, partition)
             outgoing = self._lines[line.target] = LineOutgoing(
-                topic, line, self._outbox, self.under_way
+                topic, line, self._outbox, self.under_way, self._sealer
             )
         return outgoing
 

@@ -22,6 +22,7 @@ from quorate.protocol.broker import Broker
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.placement import GroupKind, group_of
 from quorate.protocol.ordering.replica import Found, Ordering
+from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 from quorate.runtime.metrics import Sample
@@ -98,6 +99,7 @@ class LogKeeper:
             wall_us=self._wall_us,
             outbox=outbox,
             cluster=self._founding,
+            validation=Validation.of(self._cluster, self._topics),
             snapshot_every=self._cluster.snapshot_every,
         )
         if recovered.replayed:

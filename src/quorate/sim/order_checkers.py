@@ -25,12 +25,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from quorate.core.control import CONTROL_TOPIC_ID
-from quorate.core.ids import NodeId, Sequence
+from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import Partition
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import digest, seal_digest
 from quorate.protocol.machine import Answered, Entry, Outcome, Recorded
 from quorate.protocol.misbehaviour import MADE_UP
 from quorate.sim.checkers import Conduct
+
+
+def content_of(entry: Entry) -> Digest:
+    """What stands for it in the log."""
+    return seal_digest(entry.seal) if entry.seal else digest(entry.payload)
 
 
 class LogBatch(NamedTuple):
@@ -111,7 +116,7 @@ class LogRecord:
         for reader, partitions in self.read.items():
             for partition, entries in partitions.items():
                 for entry in entries:
-                    content = Content(entry.publisher, entry.sequence, digest(entry.payload))
+                    content = Content(entry.publisher, entry.sequence, content_of(entry))
                     yield f"reader {reader}", partition, entry.offset, content
         for replica, logs in self.logs.items():
             for partition, log in logs.items():

@@ -39,7 +39,15 @@ from quorate.core.ids import topic_id
 from quorate.protocol.control.state import CLIENTS_MAX, TOPICS_MAX, Proposal
 
 # In the order in which a refusal names them.
-FIXED_KEYS = ("protection", "order", "broadcast", "history_every", "validated", "order_group")
+FIXED_KEYS = (
+    "protection",
+    "order",
+    "broadcast",
+    "history_every",
+    "validated",
+    "event_proofs",
+    "order_group",
+)
 
 
 def create_topic(cluster: Cluster, command: CreateTopic) -> Cluster:

@@ -40,7 +40,7 @@ from quorate.core.ordering import (
     Stored,
     Write,
 )
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import digest, seal_digest
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.ordering.backlog import Backlog, IsOpen, MayAppend
 from quorate.protocol.ordering.catching_up import CatchingUp
@@ -72,6 +72,7 @@ from quorate.protocol.ordering.retrieval import Retrieval
 from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.snapshots import Snapshots
 from quorate.protocol.ordering.transfer import Transfer
+from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import SPANS_MAX, Span, Value, value_digest
 from quorate.protocol.outbox import Outbox
 
@@ -96,6 +97,7 @@ class Group:
         is_open: IsOpen,
         wall_us: WallClock,
         outbox: Outbox,
+        validation: Validation,
         state: LogState | None = None,
         steward: Steward | None = None,
         regency: int = 1,
@@ -107,6 +109,7 @@ class Group:
         self.counters: Counter[str] = Counter()
         self.roster, self._others = roster, roster.others
         self._store, self._outbox, self._pace = store, outbox, pace
+        self._validation = validation
         self.log = log = OrderLog(roster.number, state, snapshot_every)
         self.commands = Commands(steward, log, store)
         self.clocks = Clocks(roster.me, roster.one_correct, wall_us, outbox)
@@ -249,6 +252,8 @@ class Group:
         if append.digests and append.digests != digests:
             self._outbox.report(sender, "altered", f"batches from {append.first} on")
             return
+        if self._validation.covers(append.topic) and not self._are_valid(line, append, digests):
+            return
         self.counters["batches_in"] += len(digests)
         waiting = self.backlog.take(line, append.first, digests, append.payloads)
         large = [len(payload) > INLINE_BYTES_MAX for payload in append.payloads]
@@ -260,8 +265,26 @@ class Group:
         if announce.topic == CONTROL_TOPIC_ID:
             self._outbox.report(sender, "rejected", "a command without its payload")
             return
-        unknown = [None] * len(announce.digests)
-        self.backlog.take(line, announce.first, announce.digests, unknown)
+        is_validated = self._validation.covers(announce.topic)
+        digests = [*map(seal_digest, announce.seals)] if is_validated else announce.digests
+        if not digests or (is_validated and not self._are_valid(line, announce, digests)):
+            return
+        self.backlog.take(line, announce.first, digests, [None] * len(digests))
+
+    def _are_valid(self, line: Line, message: Append | Announce, digests: list[Digest]) -> bool:
+        """Whether the publisher signed these batches. What we know already, we looked at."""
+        waiting, first = self.backlog.line(line), message.first
+        known = waiting.known_of(first, digests)
+        try:
+            if isinstance(message, Append):
+                payloads = message.payloads[known:]
+                self._validation.check_batches(line, first + known, payloads, digests[known:])
+            else:
+                self._validation.check_seals(line, first + known, message.seals[known:])
+        except RemoteProtocolError as error:
+            self._outbox.report(line.publisher, "bad-sid", str(error))
+            return False
+        return True
 
     def _say_received(self) -> None:
         """Tell the leader how far we have come; it proposes what enough of us have."""

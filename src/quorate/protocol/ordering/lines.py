@@ -168,6 +168,15 @@ class Waiting:
             return self.base
         return self.chains[at] if 0 <= at < len(self.chains) else None
 
+    def known_of(self, first: Sequence, digests: Seq[Digest]) -> int:
+        """How many of these batches, from the first on, are decided, or what we have already."""
+        known = max(0, min(len(digests), self.next - first))
+        for at, content in enumerate(digests[known:], first + known - self.next):
+            if at >= len(self.digests) or at < 0 or self.digests[at] != content:
+                break
+            known += 1
+        return known
+
     def extend(
         self,
         first: Sequence,

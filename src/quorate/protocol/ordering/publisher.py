@@ -8,19 +8,23 @@ replicas name the same position: one where nobody lies, f + 1 otherwise. Until t
 sent again, to whoever comes back and to all when nothing moves. Replicas recognise what they have
 by its sequence number, so that nothing is ordered twice.
 
+Batches of a validated topic are signed as they get their numbers (`validation.py`).
+
 What all lines of a source have under way is bounded together, and replicas have room for that
 (`room.py`).
 """
 
 from collections.abc import Callable, Iterator
 
+from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence
-from quorate.core.ordering import Announce, Append, Line, Ordered, Partition
+from quorate.core.ordering import SEAL_BYTES, Announce, Append, Line, Ordered, Partition
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, ROOMS
+from quorate.protocol.ordering.validation import Sealer
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size
 from quorate.protocol.topic import Topic
@@ -87,10 +91,18 @@ class LineOutgoing:
     """The publisher's end of one line."""
 
     def __init__(
-        self, topic: Topic, line: Line, outbox: Outbox, under_way: UnderWay | None = None
+        self,
+        topic: Topic,
+        line: Line,
+        outbox: Outbox,
+        under_way: UnderWay | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
-        """`under_way` is shared by all lines of a source."""
+        """`under_way` is shared by all lines of a source; a validated topic needs a `sealer`."""
+        if topic.contract.validated and sealer is None:
+            raise LocalProtocolError(f"topic '{topic.name}' is validated, and nobody here signs")
         self.topic, self.line = topic, line
+        self._sealer = sealer if topic.contract.validated else None
         self.under_way = UnderWay() if under_way is None else under_way
         self.next: Sequence = 1
         self.unreceipted: Sequence = 1
@@ -118,6 +130,9 @@ class LineOutgoing:
 
     def add(self, payload: bytes, events: int) -> Sequence:
         sequence = self.next
+        if self._sealer is not None:
+            me, _, partition = self.line
+            payload = self._sealer.seal(self.topic, me, partition, sequence, payload)
         if sequence == self.unreceipted:
             self._moved_us = self._outbox.now_us
             self.under_way.bytes += LINE_COST
@@ -200,11 +215,16 @@ class LineOutgoing:
             kept = [self._kept[sequence] for sequence in range(first, at)]
             digests = [k.digest for k in kept if k.digest is not None]
             if is_large and not is_store:
-                yield Announce(*target, first, digests)
+                yield self._announced(first, kept, digests)
                 continue
             for part, payloads in by_size(first, [k.payload for k in kept]):
                 start = part - first
                 yield Append(*target, part, payloads, digests[start : start + len(payloads)])
+
+    def _announced(self, first: Sequence, kept: list[Kept], digests: list[Digest]) -> Announce:
+        if self._sealer is None:
+            return Announce(*self.line.target, first, digests)
+        return Announce(*self.line.target, first, [], [k.payload[:SEAL_BYTES] for k in kept])
 
     def _is_large(self, sequence: Sequence) -> bool:
         return self._kept[sequence].digest is not None

@@ -17,9 +17,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import count
 
+import msgspec
+
+from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import (
     END_US,
+    SEAL_BYTES,
     Absent,
     Allow,
     Chained,
@@ -31,8 +35,10 @@ from quorate.core.ordering import (
     Partition,
 )
 from quorate.crypto.digests import digest
+from quorate.crypto.sids import batch_of
 from quorate.protocol.machine import Entry, Trimmed
 from quorate.protocol.ordering.placement import stores_of
+from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import chained, leaves_of
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
@@ -114,7 +120,10 @@ class Reading:
         offset: int,
         outbox: Outbox,
         numbers: "Iterator[int] | None" = None,
+        validation: Validation | None = None,
     ) -> None:
+        """A validated topic is read with a `validation`."""
+        self._validation = validation
         self.topic, self.partition = topic, partition
         # Of what we ask, so that replicas know what holds.
         self._numbers = count(1) if numbers is None else numbers
@@ -453,12 +462,13 @@ class Reading:
             early = bisect_left(self._unsettled, self._wanted_us, hi=looked_at, key=_time_of)
             if early < batches:
                 self._beginnings.clear()
-        self._outbox.ready.deliver.extend(
-            [
-                Entry(partition, offset + at, *batch, words)
-                for at, batch in enumerate(self._unsettled[early:batches], early)
-            ]
-        )
+        entries = [
+            Entry(partition, offset + at, *batch, words)
+            for at, batch in enumerate(self._unsettled[early:batches], early)
+        ]
+        if self._validation is not None:
+            entries = [*self._validated(self._validation, entries)]
+        self._outbox.ready.deliver.extend(entries)
         self._start = self._chains[batches - 1]
         del self._unsettled[:batches], self._chains[:batches]
         if not self._unsettled:
@@ -472,6 +482,18 @@ class Reading:
             # Replicas may send further ahead, in steps.
             self._limit = self.position + self._credit
             self._outbox.send_all(self.topic.members, Allow(*self.partition, self._limit))
+
+    def _validated(self, validation: Validation, entries: list[Entry]) -> Iterator[Entry]:
+        """Those that their producers signed. More than f replicas lie if one of them is not."""
+        for entry in entries:
+            line = Line(entry.publisher, *self.partition)
+            try:
+                validation.check_ordered(line, entry.sequence, entry.payload)
+            except RemoteProtocolError as error:
+                self._outbox.report(entry.publisher, "bad-sid", str(error))
+                continue
+            seal, payload = entry.payload[:SEAL_BYTES], batch_of(entry.payload)
+            yield msgspec.structs.replace(entry, payload=payload, seal=seal)
 
     def _begin_later(self, connected: "set[NodeId]") -> None:
         """All that we have read is older than what is wanted: take the next word on that."""

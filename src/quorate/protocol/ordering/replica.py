@@ -55,6 +55,7 @@ from quorate.protocol.ordering.placement import GroupKind, Roster, group_of, rul
 from quorate.protocol.ordering.records import Record, Snapshot, Store
 from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.rules import Rules
+from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.requests import GIVING_BACK, other_terms
 from quorate.protocol.topic import Topic, topics_of
@@ -84,12 +85,16 @@ class Ordering:
         wall_us: WallClock,
         outbox: Outbox,
         cluster: Cluster | None = None,
+        validation: Validation | None = None,
         rules: Callable[[GroupKind, Any], Rules] = rules_of,
         pace: Pace = PACE,
         rooms: Rooms = ROOMS,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
-        """`cluster` is what the cluster was when it began, if it has a control plane."""
+        """`cluster` is what the cluster was when it began, if it has a control plane.
+
+        Validated topics need a `validation`.
+        """
         self.me = me
         self.topics = {topic.id: topic for topic in topics if topic.contract.is_log}
         self.groups: dict[int, Group] = {}
@@ -97,6 +102,7 @@ class Ordering:
         # Told when topics, replicas or clients have changed.
         self.on_topology: Callable[[Cluster], None] | None = None
         self._names = names
+        self._validation = Validation("", (), {}) if validation is None else validation
         self._signer = signer
         self._notaries = notaries or {}
         self._store = store
@@ -139,6 +145,7 @@ class Ordering:
             is_open=self._is_open if topic.id == CONTROL_TOPIC_ID else _always,
             wall_us=self._wall_us,
             outbox=self._outbox,
+            validation=self._validation,
             state=states.get(kind),
             steward=self.steward if topic.id == CONTROL_TOPIC_ID else None,
             regency=found.snapshots[kind].regency if kind in found.snapshots else 1,
@@ -157,6 +164,7 @@ class Ordering:
         self._names = {client.number: client.name for client in cluster.clients}
         self.topics = {topic.id: topic for topic in topics_of(cluster) if topic.contract.is_log}
         self._signer.adopt(cluster)
+        self._validation.adopt(cluster, self.topics.values())
         for notary in self._notaries.values():
             notary.adopt(cluster)
         for group in self.groups.values():

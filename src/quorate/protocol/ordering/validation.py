@@ -1,0 +1,142 @@
+"""Validated topics: a batch is ordered only if its producer signed it for just this place.
+
+Source: Kabis 2023, sections 3.1.2 and 3.3; DESIGN section 4 (SIDs).
+
+A replica looks at every seal that a publisher hands in, before it says that it received the batch,
+stores it, or votes for it. What it takes on the word of others, f + 1 received: one of those is
+correct, and looked. So the predicate of the consensus is that the seal holds, whoever leads; that
+sequence numbers neither repeat nor leave gaps, and that payloads are available, is so for every log
+(`lines.py`).
+
+A seal holds if its key is the one that is pinned for the producer, the signature is right for the
+line and the number, the body is what it names, and it has the tree of events that the contract asks
+for. Whether that tree is right only those see who look at each event: auditors, and whoever proves
+one.
+
+Readers look at seals as well. There f + 1 replicas already say that the batch was ordered, so that
+the key was the producer's then; it may have another one now.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
+
+from quorate.core.batch import Batch, count_of
+from quorate.core.cluster import Cluster
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import Digest, MemberId, NodeId, Sequence, TopicId, member_of
+from quorate.core.ordering import SEAL_BYTES, Line
+from quorate.crypto.events import events_root
+from quorate.crypto.sids import (
+    NO_ROOT,
+    Place,
+    Seal,
+    Sign,
+    batch_of,
+    check_body,
+    check_seal,
+    sealed,
+)
+from quorate.protocol.topic import Topic
+
+
+class Validation:
+    """What it takes to look at the seals of one cluster's validated topics."""
+
+    def __init__(
+        self, cluster: str, topics: Iterable[Topic], keys: Mapping[MemberId, bytes]
+    ) -> None:
+        """`keys` are those that are pinned for clients."""
+        self._cluster = cluster
+        self._topics = _validated(topics)
+        self._keys = dict(keys)
+
+    @staticmethod
+    def of(cluster: Cluster, topics: Iterable[Topic]) -> "Validation":
+        return Validation(cluster.name, topics, _keys(cluster))
+
+    def adopt(self, cluster: Cluster, topics: Iterable[Topic]) -> None:
+        """These are the clients and topics from now on."""
+        self._topics, self._keys = _validated(topics), _keys(cluster)
+
+    def covers(self, topic: TopicId) -> bool:
+        return topic in self._topics
+
+    def check_seals(self, line: Line, first: Sequence, seals: Seq[bytes]) -> None:
+        """The producer of this line signed these batches, or `RemoteProtocolError`."""
+        contract = self._topics[line.topic].contract
+        pinned = self._keys.get(member_of(line.publisher))
+        place = self.place(line)
+        for sequence, encoded in enumerate(seals, first):
+            seal = Seal.decode(encoded)
+            if seal.public_key != pinned:
+                raise RemoteProtocolError(
+                    f"batch {sequence} on '{place.topic}' has another key than client "
+                    f"{place.producer}"
+                )
+            if seal.has_event_proofs is not contract.event_proofs:
+                has = "a tree of events" if seal.has_event_proofs else "no tree of events"
+                raise RemoteProtocolError(
+                    f"batch {sequence} of client {place.producer} has {has}, and "
+                    f"event_proofs of '{place.topic}' is {str(contract.event_proofs).lower()}"
+                )
+            check_seal(place, sequence, seal)
+
+    def check_batches(
+        self, line: Line, first: Sequence, payloads: Seq[bytes], contents: Seq[Digest]
+    ) -> None:
+        """The same for whole batches, whose bodies must be what their seals name."""
+        self.check_seals(line, first, [payload[:SEAL_BYTES] for payload in payloads])
+        for payload, content in zip(payloads, contents, strict=True):
+            check_body(payload, content)
+            if count_of(batch_of(payload)) != Seal.decode(payload).events:
+                raise RemoteProtocolError("a batch with more or fewer events than its seal says")
+
+    def check_ordered(self, line: Line, sequence: Sequence, payload: bytes) -> Seal:
+        """The seal of a batch that was ordered and hashes to what was agreed on."""
+        seal = Seal.decode(payload)
+        check_seal(self.place(line), sequence, seal)
+        return seal
+
+    def place(self, line: Line) -> Place:
+        return Place.of(
+            self._cluster, self._topics[line.topic].name, line.partition, line.publisher
+        )
+
+
+def _keys(cluster: Cluster) -> dict[MemberId, bytes]:
+    return {client.number: client.sign_key for client in cluster.clients}
+
+
+def _validated(topics: Iterable[Topic]) -> dict[TopicId, Topic]:
+    return {topic.id: topic for topic in topics if topic.contract.validated}
+
+
+class Sealer:
+    """Signs what one session of a producer publishes."""
+
+    def __init__(
+        self,
+        cluster: str,
+        public_key: bytes,
+        sign: Sign,
+        *,
+        wall_us: Callable[[], int],
+        salt: Callable[[], bytes],
+    ) -> None:
+        """`salt` draws 32 bytes that nobody can guess."""
+        self._cluster, self._public_key, self._sign = cluster, public_key, sign
+        self._wall_us, self._salt = wall_us, salt
+
+    def seal(
+        self, topic: Topic, me: NodeId, partition: int, sequence: Sequence, payload: bytes
+    ) -> bytes:
+        """The batch as it travels and is stored."""
+        body, root, count = payload, NO_ROOT, count_of(payload)
+        if topic.contract.event_proofs:
+            salt = self._salt()
+            body, root = salt + payload, events_root(salt, Batch(payload).events())
+        place = Place.of(self._cluster, topic.name, partition, me)
+        return sealed(
+            place, sequence, body, events=count, time_us=self._wall_us(), root=root,
+            public_key=self._public_key, sign=self._sign,
+        )  # fmt: skip
