@@ -15,10 +15,19 @@ What all lines of a source have under way is bounded together, and replicas have
 """
 
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence
-from quorate.core.ordering import SEAL_BYTES, Announce, Append, Line, Ordered, Partition
+from quorate.core.ordering import (
+    SEAL_BYTES,
+    Announce,
+    AnnounceSealed,
+    Append,
+    Line,
+    Ordered,
+    Partition,
+)
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
@@ -28,6 +37,8 @@ from quorate.protocol.ordering.validation import Sealer
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size
 from quorate.protocol.topic import Topic
+
+Requested: TypeAlias = Append | Announce | AnnounceSealed
 
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
@@ -154,7 +165,7 @@ class LineOutgoing:
 
     def flush(self, can_send: Callable[[NodeId], bool]) -> None:
         """Send to each replica what it has not been sent; mostly the same to all."""
-        cut: dict[tuple[Sequence, bool], list[Append | Announce]] = {}
+        cut: dict[tuple[Sequence, bool], list[Requested]] = {}
         stores = frozenset(self._stores[: self._stores_used])
         for replica, start in self._next.items():
             start = max(start, self.unreceipted)
@@ -205,7 +216,7 @@ class LineOutgoing:
             )
         )  # fmt: skip
 
-    def _messages(self, start: Sequence, is_store: bool) -> Iterator[Append | Announce]:
+    def _messages(self, start: Sequence, is_store: bool) -> Iterator[Requested]:
         """What a replica is sent, from here on: runs of payloads, and of digests."""
         at, target = start, self.line.target
         while at < self.next:
@@ -221,10 +232,10 @@ class LineOutgoing:
                 start = part - first
                 yield Append(*target, part, payloads, digests[start : start + len(payloads)])
 
-    def _announced(self, first: Sequence, kept: list[Kept], digests: list[Digest]) -> Announce:
+    def _announced(self, first: Sequence, kept: list[Kept], digests: list[Digest]) -> Requested:
         if self._sealer is None:
             return Announce(*self.line.target, first, digests)
-        return Announce(*self.line.target, first, [], [k.payload[:SEAL_BYTES] for k in kept])
+        return AnnounceSealed(*self.line.target, first, [k.payload[:SEAL_BYTES] for k in kept])
 
     def _is_large(self, sequence: Sequence) -> bool:
         return self._kept[sequence].digest is not None
