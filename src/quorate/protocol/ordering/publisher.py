@@ -28,7 +28,7 @@ from quorate.core.ordering import (
     Ordered,
     Partition,
 )
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import digest, seal_digest
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
@@ -92,10 +92,13 @@ class Kept:
 
     __slots__ = ("digest", "events", "payload")
 
-    def __init__(self, payload: bytes, events: int) -> None:
+    def __init__(self, payload: bytes, events: int, *, is_sealed: bool = False) -> None:
         self.payload = payload
         self.events = events
-        self.digest: Digest | None = digest(payload) if len(payload) > INLINE_BYTES_MAX else None
+        self.digest: Digest | None = None
+        if len(payload) > INLINE_BYTES_MAX:
+            # The body of a sealed one was hashed as it was sealed.
+            self.digest = seal_digest(payload[:SEAL_BYTES]) if is_sealed else digest(payload)
 
 
 class LineOutgoing:
@@ -147,7 +150,7 @@ class LineOutgoing:
         if sequence == self.unreceipted:
             self._moved_us = self._outbox.now_us
             self.under_way.bytes += LINE_COST
-        self._kept[sequence] = Kept(payload, events)
+        self._kept[sequence] = Kept(payload, events, is_sealed=self._sealer is not None)
         self.under_way.bytes += BATCH_COST + len(payload)
         self.next += 1
         return sequence
