@@ -2,8 +2,9 @@
 
 Source: FIT-Broker 2013, sections 4.4.2 to 4.4.4; Mod-SMaRt (Sousa and Bessani 2012).
 
-Three conversations: clients hand in batches and hear of their positions; replicas agree on an
-order, slot by slot, and change their leader; whoever reads follows a partition.
+Four conversations: clients hand in batches and hear of their positions; replicas agree on an
+order, slot by slot, and change their leader; whoever reads follows a partition; whoever audits
+walks the slots.
 
 A *line* is the batches of one publisher for one partition, numbered without gaps. Digests of a
 line are chained (`chain` of a batch covers all batches before it), so that one hash says what a
@@ -33,6 +34,11 @@ TOPOLOGY_CHARACTERS_MAX = 4 * 1024 * 1024
 # A checkpoint is a text with a signature of each replica; a snapshot travels in parts.
 CHECKPOINT_CHARACTERS_MAX = 256 * 1024
 PART_BYTES_MAX = 256 * 1024
+# What an auditor is told of at a time: the order that slots decided, without what was in it.
+WALKED_SLOTS_MAX = 16_384
+SLOT_SPANS_MAX = 4096
+SLOT_DIGESTS_BYTES_MAX = 4096 * DIGEST_BYTES
+EDGE_MAX = 63
 
 # Times that no event has.
 BEGIN_US = -(2**63)
@@ -468,6 +474,47 @@ class TopologyReport(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
     text: Annotated[str, Meta(max_length=TOPOLOGY_CHARACTERS_MAX)]
 
 
+# Auditing
+
+
+class Walk(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=37):
+    """Client to replica: how did you decide the slots of this group, from this one on?
+
+    Slot 0 asks for the first that is kept.
+    """
+
+    group: _Number
+    number: _Number
+    slot: _Number
+
+
+class Slot(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What one slot decided: its value, the digests of its batches, and where each span went."""
+
+    value: _Value
+    digests: Annotated[bytes, Meta(max_length=SLOT_DIGESTS_BYTES_MAX)]
+    offsets: Annotated[list[_Number], Meta(max_length=SLOT_SPANS_MAX)]
+
+
+class Walked(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=38):
+    """Replica to client: these slots, from `slot` on; `start` is the first that is kept, and `end`
+    the one after the last.
+
+    `size` and `edge` are the tree before the first of them, `checkpoints` the last ones that we
+    have.
+    """
+
+    group: _Number
+    number: _Number
+    slot: _Number
+    slots: Annotated[list[Slot], Meta(max_length=WALKED_SLOTS_MAX)]
+    start: _Number
+    end: _Number
+    size: _Number
+    edge: Annotated[list[_Digest], Meta(max_length=EDGE_MAX)]
+    checkpoints: Annotated[list[_Checkpoint], Meta(max_length=2)]
+
+
 OrderMessage: TypeAlias = (
     Append
     | Announce
@@ -501,4 +548,6 @@ OrderMessage: TypeAlias = (
     | Assigned
     | TopologyQuery
     | TopologyReport
+    | Walk
+    | Walked
 )

@@ -74,6 +74,7 @@ from quorate.protocol.ordering.snapshots import Snapshots
 from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import SPANS_MAX, Span, Value, value_digest
+from quorate.protocol.ordering.walking import Walking
 from quorate.protocol.outbox import Outbox
 
 # A slot orders up to so much.
@@ -151,6 +152,7 @@ class Group:
             roster, log, self.commands, self.consensus, self.backlog, self.cosigning,
             self.transfer, outbox,
         )  # fmt: skip
+        self.walking = Walking(log, store, self.cosigning, outbox)
         self.catching_up = CatchingUp(
             roster, self.consensus, self.change, backlog=self.backlog, commands=self.commands,
             clocks=self.clocks, transfer=self.transfer, store=store, outbox=outbox,

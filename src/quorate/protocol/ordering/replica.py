@@ -40,6 +40,7 @@ from quorate.core.ordering import (
     Stored,
     Sync,
     TopologyQuery,
+    Walk,
     Write,
 )
 from quorate.crypto.identity import check_keys
@@ -102,6 +103,7 @@ class Ordering:
         # Told when topics, replicas or clients have changed.
         self.on_topology: Callable[[Cluster], None] | None = None
         self._names = names
+        self._operators = _operators_of(cluster)
         self._validation = Validation("", (), {}) if validation is None else validation
         self._signer = signer
         self._notaries = notaries or {}
@@ -162,6 +164,7 @@ class Ordering:
     def _adopt(self, cluster: Cluster) -> None:
         """These are the topics, replicas and clients from now on."""
         self._names = {client.number: client.name for client in cluster.clients}
+        self._operators = _operators_of(cluster)
         self.topics = {topic.id: topic for topic in topics_of(cluster) if topic.contract.is_log}
         self._signer.adopt(cluster)
         self._validation.adopt(cluster, self.topics.values())
@@ -288,6 +291,13 @@ class Ordering:
         else:
             self.steward.on_query(sender, message)
 
+    def _on_walk(self, sender: NodeId, walk: Walk) -> None:
+        group = self.groups.get(walk.group)
+        if group is None or not self._may_walk(sender, walk.group):
+            self._refuse(sender, f"may not walk the slots of group {walk.group}")
+            return
+        group.walking.on_walk(sender, walk)
+
     # Guards
 
     def _may_say(self, sender: NodeId, message: Message, group: Group) -> bool:
@@ -311,6 +321,16 @@ class Ordering:
         is_client = name is not None and (allowed == EVERYONE or name in allowed)
         return is_client or sender in topic.index
 
+    def _may_walk(self, sender: NodeId, kind: int) -> bool:
+        """Slots tell who published how much and when, on all topics of a group.
+
+        So operators may walk them, and whoever may read all of these topics anyway.
+        """
+        member = member_of(sender)
+        ordered = [topic for topic in self.topics.values() if group_of(topic.contract) == kind]
+        is_reader = member in self._names and all(self._may_read(sender, each) for each in ordered)
+        return is_reader or (member in self._operators and member in self._names)
+
     def _group_of(self, topic: TopicId) -> Group | None:
         known = self.topics.get(topic)
         return None if known is None else self.groups.get(group_of(known.contract))
@@ -321,6 +341,11 @@ class Ordering:
 
 def _always(_: Line) -> bool:
     return True
+
+
+def _operators_of(cluster: Cluster | None) -> frozenset[MemberId]:
+    clients = () if cluster is None else cluster.clients
+    return frozenset(client.number for client in clients if client.operator)
 
 
 _FOLLOWERS_SAY = (Standing, Fill, Retrieve, AskPart)
@@ -357,4 +382,5 @@ HANDLERS: dict[type, Callable[[Ordering, NodeId, Any], None]] = {
     Allow: Ordering._on_reading,
     Recall: Ordering._on_control,
     TopologyQuery: Ordering._on_control,
+    Walk: Ordering._on_walk,
 }
