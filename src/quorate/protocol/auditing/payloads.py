@@ -22,6 +22,7 @@ from itertools import pairwise
 
 from quorate.core.batch import Batch, count_of
 from quorate.core.cluster import Cluster
+from quorate.core.columns import HEADER_BYTES
 from quorate.core.control import CONTROL_TOPIC_ID, PutClient, decode_command
 from quorate.core.errors import QuorateError, RemoteProtocolError
 from quorate.core.ids import Digest, MemberId, NodeId, member_of
@@ -36,6 +37,7 @@ from quorate.protocol.ordering.records import DIGEST_BYTES
 from quorate.protocol.ordering.value import chained, leaves_of
 from quorate.protocol.topic import Topic
 
+_BEGINNING_BYTES = SEAL_BYTES + SALT_BYTES + HEADER_BYTES
 # Kept in place of a seal that was not seen.
 _NO_SEAL = bytes(SEAL_BYTES)
 
@@ -198,11 +200,17 @@ class PartitionAudit:
         if b"".join(digests) == agreed:
             self._look_into(offset, payloads)
             return
+        # Of large payloads a link protects what they hash to, and not themselves.
+        is_its_word = self._fits_itself(entries, digests)
+        what = "sends other bytes than were agreed on"
+        if not is_its_word:
+            what += ", and than it says itself (its disk or its link alters them),"
         for at, found in enumerate(digests):
             if found == agreed[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
                 self._look_into(offset + at, payloads[at : at + 1])
             else:
-                self._altered(replica, entries, digests, at)
+                self._accuse(replica, "altered-payload", offset + at, what)
+                self._look_for_rival(offset + at, payloads[at])
 
     def _stands_as_agreed(self, entries: Entries) -> bool:
         offset, end = entries.offset, entries.offset + len(entries.payloads)
@@ -252,13 +260,13 @@ class PartitionAudit:
         self._seals[at : at + SEAL_BYTES] = payload[:SEAL_BYTES]
         self._check_key(place, offset, seal)
         try:
-            batch = batch_of(payload)
-            count = count_of(batch)
+            # The header is enough to count, and the whole too much to copy.
+            count = count_of(batch_of(payload[:_BEGINNING_BYTES]))
             if count != seal.events:
                 raise RemoteProtocolError(f"a batch of {count} events, and its seal says {seal[0]}")
             if seal.has_event_proofs:
                 salt = body_of(payload)[:SALT_BYTES]
-                if events_root(salt, Batch(batch).events()) != seal.root:
+                if events_root(salt, Batch(batch_of(payload)).events()) != seal.root:
                     raise RemoteProtocolError("a batch whose events are not those of its seal's")
         except QuorateError as error:
             self._find("bad-batch", who, offset, f"{who} signed {error}")
@@ -279,14 +287,14 @@ class PartitionAudit:
                 f"what was ordered of {who} is signed with a key that {who} never had",
             )  # fmt: skip
 
-    def _altered(self, replica: NodeId, entries: Entries, digests: list[Digest], at: int) -> None:
-        offset, payload = entries.offset + at, entries.payloads[at]
+    def _fits_itself(self, entries: Entries, digests: list[Digest]) -> bool:
+        """Whether these payloads are those that the message is about."""
         line = Line(entries.publisher, *self.ledger.partition)
         leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, digests)
-        is_its_word = chained(entries.before, leaves)[-1] == entries.after
-        # Of large payloads a link protects what they hash to, and not themselves.
-        why = "" if is_its_word else ", nor what it says itself: its disk or its link alters them"
-        self._accuse(replica, "altered-payload", offset, f"sends other bytes than were agreed{why}")
+        return chained(entries.before, leaves)[-1] == entries.after
+
+    def _look_for_rival(self, offset: int, payload: bytes) -> None:
+        """What is wrong may be signed all the same, and as what was agreed on."""
         if not self._is_validated:
             return
         place, sequence = self._place(offset)
@@ -325,17 +333,16 @@ class PartitionAudit:
     def _judge_missing(self, silent: int) -> list[Missing]:
         found: list[Missing] = []
         for missing in self._missing(silent):
-            # So many have had it before it was ordered.
+            # So many had it before it was ordered.
             stores = self.topic.quorum.one_correct
             if missing.gone >= stores:
                 continue
-            if missing.gone + missing.silent >= stores:
+            if missing.silent:
                 found.append(missing)
                 continue
             last = missing.end - 1
-            batches = (
-                f"batch {last}" if missing.start == last else f"batches {missing.start}-{last}"
-            )
+            is_one = missing.start == last
+            batches = f"batch {last}" if is_one else f"batches {missing.start} to {last}"
             self._find(
                 "gap", "", missing.start,
                 f"nobody has the payload of {batches} of partition "
