@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 from quorate.client.session import ClusterLike, IdentityLike, Session
-from quorate.core.cluster import Cluster
+from quorate.core.cluster import Client, Cluster
 from quorate.core.contract import EVERYONE
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, QuorumError
@@ -54,8 +54,9 @@ from quorate.protocol.topic import Topic
 from quorate.runtime.signing import origin_of
 from quorate.runtime.topics import topics_of
 
-# Replicas that are up are connected within this time.
-CONNECT_S = 3.0
+# Nobody was at the address of a replica for so long: it is down.
+UNREACHED_S = 1.0
+LOOK_EVERY_S = 0.1
 ASK_AGAIN_S = 2.0
 # A replica that brings nothing new for so long does not answer.
 SILENT_S = 15.0
@@ -271,6 +272,7 @@ class Auditor(Session):
         for topic in topics:
             kind = group_of(topic.contract)
             if kind not in found:
+                self._refuse_if_not_told(kind)
                 replicas = self.cluster.replicas
                 found[kind] = Orderers(
                     self.cluster.name,
@@ -286,13 +288,32 @@ class Auditor(Session):
                 )
         return list(found.values())
 
+    def _refuse_if_not_told(self, kind: GroupKind) -> None:
+        """Replicas would not answer, and nobody would know why."""
+        ordered = [t for t in topics_of(self.cluster) if t.contract.is_log]
+        closed = [t for t in ordered if group_of(t.contract) is kind and not self._may_read(t)]
+        member = self.cluster.named(self.member.name)
+        if closed and not (isinstance(member, Client) and member.operator):
+            raise ConfigError(
+                f"{member.name} may not audit the {kind.name.lower()} group, which orders "
+                f"'{closed[0].name}': that is for operators, and for those who may subscribe to "
+                f"all of its topics"
+            )
+
     async def _connect(self) -> None:
+        """Wait for all replicas; for one that nobody finds at its address, a little only."""
         self._tell("connecting")
         nodes = [replica.number for replica in self.cluster.replicas]
-        links = [asyncio.ensure_future(self.driver.until_connected(node)) for node in nodes]
-        await asyncio.wait(links, timeout=CONNECT_S)
-        for node, link in zip(nodes, links, strict=True):
-            if not link.done():
+        links = {asyncio.ensure_future(self.driver.until_connected(node)): node for node in nodes}
+        pending = set(links)
+        began_s = time.monotonic()
+        while pending and (waited_s := time.monotonic() - began_s) < SILENT_S:
+            is_in_vain = all(self.transport.why_unreached(links[link]) for link in pending)
+            if is_in_vain and waited_s >= UNREACHED_S:
+                break
+            _, pending = await asyncio.wait(pending, timeout=LOOK_EVERY_S)
+        for link, node in links.items():
+            if link in pending:
                 link.cancel()
                 self._give_up(node, self.transport.why_down(node) or "it cannot be reached")
 

@@ -49,6 +49,7 @@ from quorate.core.ordering import (
     Retrieved,
     Stored,
     TopologyReport,
+    Walked,
     Write,
 )
 from quorate.crypto.digests import digest
@@ -251,6 +252,16 @@ def _wrong_chain(message: Message, how: int) -> Message:
     return msgspec.structs.replace(message, chain=_flip(message.chain, how))
 
 
+def _wrong_walk(message: Message, how: int) -> Message:
+    """Other batches in the first slot than were decided."""
+    assert isinstance(message, Walked)
+    if not message.slots:
+        return message
+    first, *others = message.slots
+    wrong = msgspec.structs.replace(first, digests=_flip(first.digests, how))
+    return msgspec.structs.replace(message, slots=[wrong, *others])
+
+
 def _wrong_slot(message: Message, _: int) -> Message:
     assert isinstance(message, Propose | Write | Accept | Decision)
     return msgspec.structs.replace(message, slot=message.slot + 1)
@@ -338,6 +349,7 @@ _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
     (Assigned, "topic"): _wrong_group,
     (Assigned, "content"): _wrong_share,
     (TopologyReport, "content"): _wrong_topology,
+    (Walked, "content"): _wrong_walk,
     (Cosign, "sequence"): _wrong_size,
     (Cosign, "content"): _wrong_signature,
     (Frontier, "sequence"): _wrong_frontier,
