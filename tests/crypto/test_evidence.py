@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.ordering import EVIDENCE_CHARACTERS_MAX
 from quorate.crypto.checkpoint import Checkpoint, Cosignature, Head, cosigned_bytes
 from quorate.crypto.digests import digest, link
 from quorate.crypto.evidence import (
-    EVIDENCE_CHARACTERS_MAX,
     Evidence,
     FalseReceipt,
     Keys,

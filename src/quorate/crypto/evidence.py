@@ -37,14 +37,13 @@ from quorate.core.cluster import Cluster
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.ids import MEMBER_ID_MAX, SESSION_MAX, MemberId
 from quorate.core.limits import RUN_BATCHES_MAX
-from quorate.core.ordering import DIGEST_BYTES, SEAL_BYTES
+from quorate.core.ordering import DIGEST_BYTES, EVIDENCE_CHARACTERS_MAX, SEAL_BYTES
 from quorate.crypto.checkpoint import SIZE_MAX, TIME_S_MAX, Checkpoint, Head, cosigned_bytes
 from quorate.crypto.digests import link
 from quorate.crypto.identity import SIGNATURE_BYTES
 from quorate.crypto.receipts import Receipt, Refusal, is_signed
 from quorate.crypto.sids import Place, Seal, check_seal, sid
 
-EVIDENCE_CHARACTERS_MAX = 1024 * 1024
 _EXTENSIONS_MAX = 16
 
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
