@@ -169,7 +169,9 @@ class Proof(
             raise ProofError(1, "it has to have either a body or an event")
         if proof.render() != data:
             raise ProofError(
-                1, "it is not written in the one way in which these things are written in a proof"
+                1,
+                "it is not written as a proof is, to the byte: the order of keys, spaces, numbers, "
+                "letters and base64 have one way each",
             )
         return proof
 
