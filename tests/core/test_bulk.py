@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quorate.core.bulk import Bulk, Bulky, decode_bulk, encode_bulk, is_bulky
 from quorate.core.codec import for_link
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.core.limits import BATCH_BYTES_MAX, RUN_BATCHES_MAX
+from quorate.core.limits import RUN_BATCHES_MAX, SEALED_BYTES_MAX
 from quorate.core.ordering import Announce, Append, Entries
 from quorate.crypto.digests import digest
 
@@ -56,7 +56,7 @@ def test_only_what_proves_its_payloads_and_is_large_travels_in_two_parts() -> No
 
 def test_more_than_a_frame_may_hold_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError, match="a message of"):
-        encode_bulk(append(*[bytes(BATCH_BYTES_MAX)] * 2))
+        encode_bulk(append(*[bytes(SEALED_BYTES_MAX)] * 2))
 
 
 def headed(message: Bulky, lengths: list[bytes], data: bytes = b"") -> memoryview:
@@ -89,7 +89,7 @@ REFUSED = {
     "no digests": headed(Append(7, 1, 3, [b"abc"]), [packed(3)], b"abc"),
     "too many payloads": headed(entries(b""), [packed(*[0] * (RUN_BATCHES_MAX + 1))]),
     "a payload over its bound": headed(
-        entries(b""), [packed(BATCH_BYTES_MAX + 1)], bytes(BATCH_BYTES_MAX + 1)
+        entries(b""), [packed(SEALED_BYTES_MAX + 1)], bytes(SEALED_BYTES_MAX + 1)
     ),
 }
 

@@ -19,14 +19,16 @@ from frames import (
 )
 from quorate.core import codec
 from quorate.core.errors import LocalProtocolError
-from quorate.core.limits import BATCH_BYTES_MAX, FRAME_BYTES_MAX, RUN_BATCHES_MAX
+from quorate.core.limits import FRAME_BYTES_MAX, RUN_BATCHES_MAX, SEALED_BYTES_MAX
 from quorate.core.ordering import (
     CHECKPOINT_CHARACTERS_MAX,
     PART_BYTES_MAX,
+    SEAL_BYTES,
     STATE_BYTES_MAX,
     VALUE_BYTES_MAX,
     Accept,
     Announce,
+    AnnounceSealed,
     Append,
     AskPart,
     Entries,
@@ -105,11 +107,14 @@ def test_digests_have_their_length(length: int) -> None:
 OVER: dict[str, Any] = {
     "no payloads": Append(1, 0, 1, []),
     "no digests": Announce(1, 0, 1, []),
+    "no seals": AnnounceSealed(1, 0, 1, []),
+    "a short seal": AnnounceSealed(1, 0, 1, [bytes(SEAL_BYTES - 1)]),
+    "too many seals": AnnounceSealed(1, 0, 1, [bytes(SEAL_BYTES)] * (RUN_BATCHES_MAX + 1)),
     "too many payloads": Append(1, 0, 1, [b""] * (RUN_BATCHES_MAX + 1)),
     "too many digests": Announce(1, 0, 1, [D] * (RUN_BATCHES_MAX + 1)),
     "too many entries": Entries(1, 1, 0, 0, 1, 0, D, D, [b""] * (RUN_BATCHES_MAX + 1)),
-    "a payload over its bound": Append(1, 0, 1, [bytes(BATCH_BYTES_MAX + 1)]),
-    "an entry over its bound": Entries(1, 1, 0, 0, 1, 0, D, D, [bytes(BATCH_BYTES_MAX + 1)]),
+    "a payload over its bound": Append(1, 0, 1, [bytes(SEALED_BYTES_MAX + 1)]),
+    "an entry over its bound": Entries(1, 1, 0, 0, 1, 0, D, D, [bytes(SEALED_BYTES_MAX + 1)]),
     "a value over its bound": Propose(1, 1, 1, bytes(VALUE_BYTES_MAX + 1)),
     "a state over its bound": StopData(1, 1, bytes(STATE_BYTES_MAX + 1), b"", []),
     "a signature over its bound": StopData(1, 1, b"", bytes(65), []),
@@ -133,7 +138,7 @@ def test_what_is_over_its_bound_is_refused(message: Any) -> None:
 def test_what_is_just_within_its_bound_is_taken() -> None:
     for message in (
         Append(1, 0, 1, [b""] * RUN_BATCHES_MAX),
-        Append(1, 0, 1, [bytes(BATCH_BYTES_MAX)]),
+        Append(1, 0, 1, [bytes(SEALED_BYTES_MAX)]),
         Propose(1, 1, 1, bytes(VALUE_BYTES_MAX)),
         StopData(1, 1, bytes(STATE_BYTES_MAX), bytes(64), []),
         OfferSnapshot(1, 8, "x" * CHECKPOINT_CHARACTERS_MAX),
@@ -143,7 +148,7 @@ def test_what_is_just_within_its_bound_is_taken() -> None:
 
 
 def test_a_frame_over_the_bound_is_refused_on_both_sides() -> None:
-    half = bytes(BATCH_BYTES_MAX)
+    half = bytes(SEALED_BYTES_MAX)
     with pytest.raises(LocalProtocolError, match="is over"):
         codec.encode(Append(1, 0, 1, [half, half]))
     assert is_refusal(message_or_error(bytes([ORDER]) + bytes(FRAME_BYTES_MAX)))

@@ -148,7 +148,7 @@ def test_a_gap_breaks_the_order() -> None:
 
 
 def replace_offset(each: Entry, offset: int) -> Entry:
-    return entry(offset, each.publisher, each.sequence, each.payload)
+    return entry(offset, each.publisher, each.sequence, bytes(each.payload))
 
 
 def test_batches_of_a_publisher_out_of_their_order_break_it() -> None:

@@ -34,15 +34,15 @@ class Values:
     def make(self, counter: int, stamp_ns: int) -> bytes:
         return self._body + _TAIL.pack(counter, stamp_ns ^ self._guard, stamp_ns)
 
-    def read(self, payload: bytes, events: int) -> tuple[int, int] | None:
+    def read(self, payload: bytes | memoryview, events: int) -> tuple[int, int] | None:
         """Counter and stamp of a batch of equal values, or None if it is none of this run."""
         size = self.event_bytes
         start = len(payload) - size
-        if start < 0 or not payload.startswith(self._body, start):
+        if start < 0 or payload[start : start + len(self._body)] != self._body:
             return None
         counter, guarded, stamp_ns = _unpack_tail(payload, len(payload) - _TAIL.size)
         if guarded ^ self._guard != stamp_ns:
             return None
-        if events > 1 and payload[-size * events :] != payload[start:] * events:
+        if events > 1 and bytes(payload[-size * events :]) != bytes(payload[start:]) * events:
             return None
         return counter, stamp_ns

@@ -28,6 +28,7 @@ from quorate.core.columns import (
     VERSION,
     Columns,
     Parts,
+    Payload,
     bad_count,
     bitmap,
     booleans,
@@ -97,7 +98,7 @@ def encode_values(
         raise LocalProtocolError(_misuse(events, error)) from None
 
 
-def count_of(payload: bytes) -> int:
+def count_of(payload: Payload) -> int:
     """How many events a payload says it has, read from its header alone."""
     if len(payload) < HEADER_BYTES or payload[0] != VERSION:
         raise no_header(payload)
@@ -107,14 +108,14 @@ def count_of(payload: bytes) -> int:
     return count
 
 
-def urgent_of(payload: bytes) -> bool:
+def urgent_of(payload: Payload) -> bool:
     """Whether any event of a payload is urgent, read from its header alone."""
     if len(payload) < HEADER_BYTES or payload[0] != VERSION:
         raise no_header(payload)
     return payload[1] & URGENT != 0
 
 
-def oldest_us_of(payload: bytes) -> int:
+def oldest_us_of(payload: Payload) -> int:
     """The time of a payload's oldest event, read from its header alone."""
     if len(payload) < HEADER_BYTES or payload[0] != VERSION:
         raise no_header(payload)
@@ -122,7 +123,7 @@ def oldest_us_of(payload: bytes) -> int:
     return oldest_us
 
 
-def compression_of(payload: bytes) -> str:
+def compression_of(payload: Payload) -> str:
     """How a payload's body is compressed, read from its header alone."""
     if len(payload) < HEADER_BYTES or payload[0] != VERSION:
         raise no_header(payload)
@@ -138,7 +139,7 @@ class Batch:
 
     __slots__ = ("_head", "_known", "count", "oldest_us", "payload", "urgent")
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: Payload) -> None:
         self._head = head = checked_head(payload)
         self.payload = payload
         self.count = head.events

@@ -61,6 +61,8 @@ _BITS = tuple(tuple(bool(byte >> bit & 1) for bit in range(8)) for byte in range
 MISUSES = (TypeError, AttributeError, ValueError, OverflowError, StructError)
 
 Buffer: TypeAlias = "bytes | memoryview | array[int]"
+# What is read; it may be a part of something larger.
+Payload: TypeAlias = bytes | memoryview
 
 
 class Head(NamedTuple):
@@ -267,7 +269,7 @@ class _Reader:
 _Take: TypeAlias = Callable[[int], memoryview]
 
 
-def checked_head(payload: bytes) -> Head:
+def checked_head(payload: Payload) -> Head:
     if not HEADER_BYTES <= len(payload) <= BATCH_BYTES_MAX or payload[0] != VERSION:
         raise no_header(payload)
     head = Head._make(_HEADER.unpack_from(payload))
@@ -291,14 +293,15 @@ def checked_head(payload: bytes) -> Head:
     return head
 
 
-def is_even(payload: bytes, head: Head) -> bool:
+def is_even(payload: Payload, head: Head) -> bool:
     """Whether a payload is values of one length and nothing else: then its columns are good."""
     size, rest = divmod(head.value_bytes, head.events)
     if rest or not _EVEN_EVENTS_MIN <= head.events <= _EVEN_EVENTS_MAX:
         return False
     if head.flags > URGENT or head.compression:
         return False
-    return payload.startswith(_even_offsets(head.events, size), HEADER_BYTES)
+    offsets = _even_offsets(head.events, size)
+    return bytes(payload[HEADER_BYTES : HEADER_BYTES + len(offsets)]) == offsets
 
 
 @lru_cache(maxsize=64)
@@ -306,7 +309,7 @@ def _even_offsets(count: int, size: int) -> bytes:
     return Struct(f"<{count + 1}i").pack(*(number * size for number in range(count + 1)))
 
 
-def read(payload: bytes, head: Head) -> Parts:
+def read(payload: Payload, head: Head) -> Parts:
     """The columns of a payload whose header has been checked."""
     if head.flags > URGENT or head.compression:
         parts = _taken_apart(head, _Reader(_body(payload, head)).take)
@@ -344,13 +347,13 @@ def _check_parts(head: Head, parts: Parts) -> None:
             raise RemoteProtocolError("a batch with flags of events that it does not have")
 
 
-def _body(payload: bytes, head: Head) -> memoryview:
+def _body(payload: Payload, head: Head) -> memoryview:
     if head.compression:
         return _decompressed(payload, COMPRESSIONS[head.compression], _body_bytes(head))
     return memoryview(payload)[HEADER_BYTES:]
 
 
-def _decompressed(payload: bytes, compression: str, size: int) -> memoryview:
+def _decompressed(payload: Payload, compression: str, size: int) -> memoryview:
     import pyarrow
 
     if size > BODY_BYTES_MAX:
@@ -446,7 +449,7 @@ def bad_count(count: int) -> RemoteProtocolError:
     return RemoteProtocolError(f"a batch of {count} events; allowed are 1 to {BATCH_EVENTS_MAX}")
 
 
-def no_header(payload: bytes) -> RemoteProtocolError:
+def no_header(payload: Payload) -> RemoteProtocolError:
     if len(payload) < HEADER_BYTES:
         return RemoteProtocolError(
             f"a batch of {len(payload)} bytes, where its header alone takes {HEADER_BYTES}"

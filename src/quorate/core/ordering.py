@@ -97,16 +97,21 @@ class Append(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
 
 
 class Announce(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
-    """Publisher to replica: others keep these batches, and you shall help to order them.
-
-    Those of a validated topic are named by their seals, and others by their digests.
-    """
+    """Publisher to replica: others keep these batches, and you shall help to order them."""
 
     topic: _Topic
     partition: _PartitionNumber
     first: _Number
-    digests: Annotated[list[_Digest], Meta(max_length=RUN_BATCHES_MAX)]
-    seals: Annotated[list[_Seal], Meta(max_length=RUN_BATCHES_MAX)] = []
+    digests: _Digests
+
+
+class AnnounceSealed(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=49):
+    """The same on a validated topic: seals say what batches hash to, and who signed them."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    first: _Number
+    seals: Annotated[list[_Seal], Meta(min_length=1, max_length=RUN_BATCHES_MAX)]
 
 
 class Received(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
@@ -505,6 +510,7 @@ class TopologyReport(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
 OrderMessage: TypeAlias = (
     Append
     | Announce
+    | AnnounceSealed
     | Received
     | Stored
     | Retrieve

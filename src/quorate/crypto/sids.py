@@ -140,10 +140,10 @@ def body_of(payload: bytes) -> bytes:
     return payload[SEAL_BYTES:]
 
 
-def batch_of(payload: bytes) -> bytes:
-    """The batch as its producer made it."""
+def batch_of(payload: bytes) -> memoryview:
+    """The batch as its producer made it, on the same memory."""
     has_salt = payload[_ROOT_AT : _ROOT_AT + len(NO_ROOT)] != NO_ROOT
-    return payload[SEAL_BYTES + SALT_BYTES if has_salt else SEAL_BYTES :]
+    return memoryview(payload)[SEAL_BYTES + SALT_BYTES if has_salt else SEAL_BYTES :]
 
 
 def check_body(payload: bytes, content: Digest) -> None:

@@ -84,7 +84,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     publisher: NodeId
     sequence: Sequence
     time_us: int
-    payload: bytes
+    payload: bytes | memoryview
     vouchers: tuple[NodeId, ...]
     # What the producer signed, on a validated topic. The payload is what is behind that.
     seal: bytes = b""

@@ -66,7 +66,7 @@ def test_an_operator_creates_a_topic() -> None:
         ("t", {"partition": 2}, "did you mean 'partitions'?"),
         ("t", {"partitions": 2.5}, "partitions is 2.5; allowed are 1 to 4096"),
         ("t", {"publish": ["nobody"]}, "publish names 'nobody', which is no client"),
-        ("t", {**LOG, "validated": True}, "topic 't' asks for validated, which this version of"),
+        ("t", {**LOG, "event_proofs": True}, "event_proofs proves one event without its"),
         ("t", {**LOG, "order_group": "x"}, "topic 't' asks for order_group, which this version of"),
         ("t", {"placed_over": 3}, "a contract has no key 'placed_over'"),
     ],
@@ -156,8 +156,12 @@ def test_an_alter_that_changes_nothing_makes_no_revision() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["protection", "order", "broadcast", "history_every", "validated", "order_group"]
-)
+    "key",
+    [
+        "protection", "order", "broadcast", "history_every", "validated", "event_proofs",
+        "order_group",
+    ],
+)  # fmt: skip
 def test_what_events_were_promised_does_not_change(key: str) -> None:
     sentence = Commander().does(ACME, AlterTopic("orders", {key: "crash"}))
     assert sentence == (

@@ -109,7 +109,7 @@ class Desk:
         return ready
 
     def read(self) -> list[bytes]:
-        return [entry.payload for entry in self.take().deliver if isinstance(entry, Entry)]
+        return [bytes(entry.payload) for entry in self.take().deliver if isinstance(entry, Entry)]
 
     def asked(self) -> dict[NodeId, Follow]:
         return {node: m for node, m in self.take().send if isinstance(m, Follow)}
@@ -895,7 +895,7 @@ def test_one_that_lies_does_not_keep_a_reader_at_what_one_correct_replica_has_an
     # When they answer whatever they are asked for a while
     for _ in range(100):
         ready = desk.take()
-        read += [entry.payload for entry in ready.deliver if isinstance(entry, Entry)]
+        read += [bytes(entry.payload) for entry in ready.deliver if isinstance(entry, Entry)]
         for replica, message in ready.send:
             if isinstance(message, Follow | Allow):
                 answer(replica, message)

@@ -26,6 +26,7 @@ from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
     Accept,
     Announce,
+    AnnounceSealed,
     Append,
     AskPart,
     Cosign,
@@ -267,13 +268,23 @@ class Group:
         if announce.topic == CONTROL_TOPIC_ID:
             self._outbox.report(sender, "rejected", "a command without its payload")
             return
-        is_validated = self._validation.covers(announce.topic)
-        digests = [*map(seal_digest, announce.seals)] if is_validated else announce.digests
-        if not digests or (is_validated and not self._are_valid(line, announce, digests)):
+        if self._validation.covers(announce.topic):
+            self._outbox.report(sender, "bad-sid", f"no seals of batches from {announce.first} on")
             return
-        self.backlog.take(line, announce.first, digests, [None] * len(digests))
+        unknown = [None] * len(announce.digests)
+        self.backlog.take(line, announce.first, announce.digests, unknown)
 
-    def _are_valid(self, line: Line, message: Append | Announce, digests: list[Digest]) -> bool:
+    def on_announce_sealed(self, sender: NodeId, announce: AnnounceSealed) -> None:
+        line = Line(sender, announce.topic, announce.partition)
+        digests = [*map(seal_digest, announce.seals)]
+        if not self._validation.covers(announce.topic):
+            self._outbox.report(sender, "rejected", "seals, on a topic that is not validated")
+        elif self._are_valid(line, announce, digests):
+            self.backlog.take(line, announce.first, digests, [None] * len(digests))
+
+    def _are_valid(
+        self, line: Line, message: Append | AnnounceSealed, digests: list[Digest]
+    ) -> bool:
         """Whether the publisher signed these batches. What we know already, we looked at."""
         waiting, first = self.backlog.line(line), message.first
         known = waiting.known_of(first, digests)

@@ -15,11 +15,20 @@ What all lines of a source have under way is bounded together, and replicas have
 """
 
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence
-from quorate.core.ordering import SEAL_BYTES, Announce, Append, Line, Ordered, Partition
-from quorate.crypto.digests import digest
+from quorate.core.ordering import (
+    SEAL_BYTES,
+    Announce,
+    AnnounceSealed,
+    Append,
+    Line,
+    Ordered,
+    Partition,
+)
+from quorate.crypto.digests import digest, seal_digest
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
@@ -28,6 +37,8 @@ from quorate.protocol.ordering.validation import Sealer
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size
 from quorate.protocol.topic import Topic
+
+Requested: TypeAlias = Append | Announce | AnnounceSealed
 
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
@@ -81,10 +92,13 @@ class Kept:
 
     __slots__ = ("digest", "events", "payload")
 
-    def __init__(self, payload: bytes, events: int) -> None:
+    def __init__(self, payload: bytes, events: int, *, is_sealed: bool = False) -> None:
         self.payload = payload
         self.events = events
-        self.digest: Digest | None = digest(payload) if len(payload) > INLINE_BYTES_MAX else None
+        self.digest: Digest | None = None
+        if len(payload) > INLINE_BYTES_MAX:
+            # The body of a sealed one was hashed as it was sealed.
+            self.digest = seal_digest(payload[:SEAL_BYTES]) if is_sealed else digest(payload)
 
 
 class LineOutgoing:
@@ -136,7 +150,7 @@ class LineOutgoing:
         if sequence == self.unreceipted:
             self._moved_us = self._outbox.now_us
             self.under_way.bytes += LINE_COST
-        self._kept[sequence] = Kept(payload, events)
+        self._kept[sequence] = Kept(payload, events, is_sealed=self._sealer is not None)
         self.under_way.bytes += BATCH_COST + len(payload)
         self.next += 1
         return sequence
@@ -154,7 +168,7 @@ class LineOutgoing:
 
     def flush(self, can_send: Callable[[NodeId], bool]) -> None:
         """Send to each replica what it has not been sent; mostly the same to all."""
-        cut: dict[tuple[Sequence, bool], list[Append | Announce]] = {}
+        cut: dict[tuple[Sequence, bool], list[Requested]] = {}
         stores = frozenset(self._stores[: self._stores_used])
         for replica, start in self._next.items():
             start = max(start, self.unreceipted)
@@ -205,7 +219,7 @@ class LineOutgoing:
             )
         )  # fmt: skip
 
-    def _messages(self, start: Sequence, is_store: bool) -> Iterator[Append | Announce]:
+    def _messages(self, start: Sequence, is_store: bool) -> Iterator[Requested]:
         """What a replica is sent, from here on: runs of payloads, and of digests."""
         at, target = start, self.line.target
         while at < self.next:
@@ -221,10 +235,10 @@ class LineOutgoing:
                 start = part - first
                 yield Append(*target, part, payloads, digests[start : start + len(payloads)])
 
-    def _announced(self, first: Sequence, kept: list[Kept], digests: list[Digest]) -> Announce:
+    def _announced(self, first: Sequence, kept: list[Kept], digests: list[Digest]) -> Requested:
         if self._sealer is None:
             return Announce(*self.line.target, first, digests)
-        return Announce(*self.line.target, first, [], [k.payload[:SEAL_BYTES] for k in kept])
+        return AnnounceSealed(*self.line.target, first, [k.payload[:SEAL_BYTES] for k in kept])
 
     def _is_large(self, sequence: Sequence) -> bool:
         return self._kept[sequence].digest is not None

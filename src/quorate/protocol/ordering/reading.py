@@ -16,8 +16,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import count
-
-import msgspec
+from typing import TypeAlias
 
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence
@@ -62,6 +61,9 @@ WORDS_MAX = 256
 LATE_AFTER_US_MAX = 3_000_000
 # A replica that restarted has forgotten who reads: without a broken link, only asking tells.
 ASK_AGAIN_US = 3_000_000
+
+# Publisher, sequence, time and payload.
+Batch: TypeAlias = tuple[NodeId, Sequence, int, bytes]
 
 
 class Search:
@@ -134,7 +136,7 @@ class Reading:
         self._order = stores_of(topic.members, partition)
         # What the lead sent and nobody confirmed yet (publisher, sequence, time and payload), with
         # the chain after each.
-        self._unsettled: list[tuple[NodeId, Sequence, int, bytes]] = []
+        self._unsettled: list[Batch] = []
         self._chains: list[Digest] = []
         self._start: Digest | None = None
         # Who sent what is not settled.
@@ -462,12 +464,11 @@ class Reading:
             early = bisect_left(self._unsettled, self._wanted_us, hi=looked_at, key=_time_of)
             if early < batches:
                 self._beginnings.clear()
-        entries = [
-            Entry(partition, offset + at, *batch, words)
-            for at, batch in enumerate(self._unsettled[early:batches], early)
-        ]
+        settled = enumerate(self._unsettled[early:batches], offset + early)
         if self._validation is not None:
-            entries = [*self._validated(self._validation, entries)]
+            entries = [*self._validated(self._validation, settled, words)]
+        else:
+            entries = [Entry(partition, at, *batch, words) for at, batch in settled]
         self._outbox.ready.deliver.extend(entries)
         self._start = self._chains[batches - 1]
         del self._unsettled[:batches], self._chains[:batches]
@@ -483,17 +484,23 @@ class Reading:
             self._limit = self.position + self._credit
             self._outbox.send_all(self.topic.members, Allow(*self.partition, self._limit))
 
-    def _validated(self, validation: Validation, entries: list[Entry]) -> Iterator[Entry]:
+    def _validated(
+        self,
+        validation: Validation,
+        settled: "Iterable[tuple[int, Batch]]",
+        words: tuple[NodeId, ...],
+    ) -> Iterator[Entry]:
         """Those that their producers signed. More than f replicas lie if one of them is not."""
-        for entry in entries:
-            line = Line(entry.publisher, *self.partition)
+        for offset, (publisher, sequence, time_us, payload) in settled:
             try:
-                validation.check_ordered(line, entry.sequence, entry.payload)
+                validation.check_ordered(Line(publisher, *self.partition), sequence, payload)
             except RemoteProtocolError as error:
-                self._outbox.report(entry.publisher, "bad-sid", str(error))
+                self._outbox.report(publisher, "bad-sid", str(error))
                 continue
-            seal, payload = entry.payload[:SEAL_BYTES], batch_of(entry.payload)
-            yield msgspec.structs.replace(entry, payload=payload, seal=seal)
+            yield Entry(
+                self.partition, offset, publisher, sequence, time_us, batch_of(payload), words,
+                payload[:SEAL_BYTES],
+            )  # fmt: skip
 
     def _begin_later(self, connected: "set[NodeId]") -> None:
         """All that we have read is older than what is wanted: take the next word on that."""
@@ -624,7 +631,7 @@ class Reading:
         self._start = None
 
 
-def _time_of(batch: tuple[NodeId, Sequence, int, bytes]) -> int:
+def _time_of(batch: Batch) -> int:
     return batch[2]
 
 

@@ -18,6 +18,7 @@ from quorate.core.ordering import (
     Accept,
     Allow,
     Announce,
+    AnnounceSealed,
     Append,
     AskPart,
     Cosign,
@@ -242,7 +243,7 @@ class Ordering:
 
     # Messages
 
-    def _on_request(self, sender: NodeId, message: Append | Announce) -> None:
+    def _on_request(self, sender: NodeId, message: Append | Announce | AnnounceSealed) -> None:
         line = Line(sender, message.topic, message.partition)
         group = self._group_of(message.topic)
         if group is None or not self.may_append(line):
@@ -252,6 +253,8 @@ class Ordering:
             group.counters["unregistered"] += 1
         elif isinstance(message, Append):
             group.on_append(sender, message)
+        elif isinstance(message, AnnounceSealed):
+            group.on_announce_sealed(sender, message)
         else:
             group.on_announce(sender, message)
 
@@ -367,6 +370,7 @@ _AGREEMENT: dict[type, Callable[[Group, NodeId, Any], None]] = {
 HANDLERS: dict[type, Callable[[Ordering, NodeId, Any], None]] = {
     Append: Ordering._on_request,
     Announce: Ordering._on_request,
+    AnnounceSealed: Ordering._on_request,
     **dict.fromkeys(_WORDS, Ordering._on_word),
     **dict.fromkeys(_AGREEMENT, Ordering._on_agreement),
     Locate: Ordering._on_reading,
