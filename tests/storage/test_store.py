@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from quorate.protocol.ordering.records import (
     Store,
     Voted,
 )
+from quorate.storage.checkpoint import load_checkpoint, save_checkpoint
 from quorate.storage.errors import DiskFullError, StorageError
 from quorate.storage.store import DiskStore
 from stores import (
@@ -537,3 +539,16 @@ def test_any_history_is_as_the_oracle_says(tmp_path: Path) -> None:
     run_state_machine_as_test(
         AnyHistory, settings=settings(max_examples=100, stateful_step_count=40)
     )
+
+
+def test_index_files_of_another_version_are_refused_in_a_sentence(disk: Disk) -> None:
+    disk.hold(LINES[0], 3)
+    disk.decide({LINES[0]: 3})
+    disk.checkpoint()
+    copied = disk.image()
+    saved = load_checkpoint(copied)
+    assert saved is not None
+    save_checkpoint(copied, msgspec.structs.replace(saved, version=1))
+
+    with pytest.raises(StorageError, match="index files of version 1, and this program reads"):
+        DiskStore(copied, **disk.options)

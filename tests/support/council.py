@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from quorate.core.cluster import Cluster
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import SEAL_BYTES, Announce, Append, Line
+from quorate.core.ordering import SEAL_BYTES, Append, Line
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready, Report
 from quorate.protocol.misbehaviour import Rewrite, behave
@@ -192,7 +192,7 @@ class Council:
         """A publisher hands in large batches of a validated topic: whole to these replicas, and
         their seals to the others."""
         whole = Append(T, 0, first, [*payloads], [*map(digest, payloads)])
-        named = Announce(T, 0, first, [], [payload[:SEAL_BYTES] for payload in payloads])
+        named = AnnounceSealed(T, 0, first, [payload[:SEAL_BYTES] for payload in payloads])
         keeping = set(stores)
         for replica in self.seats:
             self.step(publisher, replica, whole if replica in keeping else named)

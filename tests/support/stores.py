@@ -24,6 +24,7 @@ from quorate.protocol.ordering.records import (
     Placed,
     Record,
     Snapshot,
+    Spot,
     Stretch,
     Voted,
 )
@@ -192,6 +193,13 @@ class Oracle:
         chain: bytes = self.entries[partition][offset - 1][3] if offset else START
         return chain
 
+    def spot(self, partition: Partition, offset: int) -> Spot | None:
+        if not self.starts[partition] <= offset < len(self.entries[partition]):
+            return None
+        publisher, sequence, time_us = self.entries[partition][offset][:3]
+        leaves = self.leaves[group_of(Line(publisher, *partition))]
+        return Spot(publisher, sequence, time_us, leaves.index(hashed("leaf", partition, offset)))
+
     def bounds(self, partition: Partition) -> tuple[int, int]:
         return self.starts[partition], len(self.entries[partition])
 
@@ -234,6 +242,7 @@ def check(store: DiskStore, oracle: Oracle) -> None:
             assert surplus == oracle.surplus(partition, bytes_max, absent_bytes=30)
         for offset in range(-1, end + 2):
             assert store.chain(partition, offset) == oracle.chain(partition, offset)
+            assert store.spot(partition, offset) == oracle.spot(partition, offset)
             for bytes_max in (0, 40, 10**6):
                 expected = oracle.read(partition, offset, bytes_max)
                 assert store.read(partition, offset, bytes_max) == expected

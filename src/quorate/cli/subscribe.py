@@ -76,7 +76,7 @@ def subscribe(
     shown = 0
     with (
         hint_if_unreached(launcher),
-        _suspicions_on_stderr(),
+        suspicions_on_stderr(),
         BlockingConsumer(launcher.directory, who) as consumer,
     ):
         with on_stderr().status("Waiting for the replicas ..."):
@@ -121,7 +121,7 @@ def start_of(text: str) -> Start:
 
 
 @contextlib.contextmanager
-def _suspicions_on_stderr() -> Iterator[None]:
+def suspicions_on_stderr() -> Iterator[None]:
     """Show there what our client holds against whom, once each, and what it warns of."""
 
     class Shown(logging.Handler):

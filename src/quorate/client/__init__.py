@@ -1,4 +1,4 @@
-"""Producer, Consumer and Admin: what programs use.
+"""Producer, Consumer, Prover and Admin: what programs use.
 
     async with Producer("cluster", "alice") as producer:
         receipt = await producer.send("alerts", b"disk full", key=b"host-7")
@@ -8,20 +8,27 @@
         async for record in consumer:
             print(record.value)
 
-`BlockingProducer` and `BlockingConsumer` are the same for programs without an event loop.
+    proof = await prove("cluster", "bob", "payments", 0, 4711)
+
+`BlockingProducer`, `BlockingConsumer` and `BlockingProver` are the same for programs without an
+event loop.
 """
 
 from quorate.client.admin import Admin
-from quorate.client.blocking import BlockingConsumer, BlockingProducer
+from quorate.client.blocking import BlockingConsumer, BlockingProducer, BlockingProver
 from quorate.client.consumer import Consumer, Record
 from quorate.client.producer import Producer, Receipt
+from quorate.client.proving import Prover, prove
 
 __all__ = [
     "Admin",
     "BlockingConsumer",
     "BlockingProducer",
+    "BlockingProver",
     "Consumer",
     "Producer",
+    "Prover",
     "Receipt",
     "Record",
+    "prove",
 ]

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from quorate.client.consumer import AUTO_COMMIT_S, Consumer, Record, Start
 from quorate.client.producer import Producer, Receipt
+from quorate.client.proving import Prover
 from quorate.client.queue import QUEUE_EVENTS
-from quorate.client.session import ClusterLike, IdentityLike, Session
+from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
 from quorate.core.cluster import Cluster
 from quorate.core.errors import ClosedError
 from quorate.core.event import Event
+from quorate.crypto.proofs import Proof
 from quorate.runtime.loop import loop_factory
 
 if TYPE_CHECKING:
@@ -277,6 +279,28 @@ class BlockingConsumer(_Blocking[Consumer]):
         # arrive in the moment of a Ctrl-C would be lost.
         self._ahead.extend(
             await self._client.poll_many(max(count, self._read_ahead_events), timeout_s)
+        )
+
+
+class BlockingProver(_Blocking[Prover]):
+    """Makes proofs of what stands in validated topics of one cluster."""
+
+    def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
+        super().__init__(lambda: Prover(cluster, identity))
+
+    def prove(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        event: int | None = None,
+        *,
+        whole: bool = False,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> Proof:
+        """A proof of what stands there: one event of the batch, or all of it."""
+        return self._call(
+            self._client.prove(topic, partition, offset, event, whole=whole, timeout_s=timeout_s)
         )
 
 

@@ -34,6 +34,8 @@ TOPOLOGY_CHARACTERS_MAX = 4 * 1024 * 1024
 # A checkpoint is a text with a signature of each replica; a snapshot travels in parts.
 CHECKPOINT_CHARACTERS_MAX = 256 * 1024
 PART_BYTES_MAX = 256 * 1024
+# A tree of 2^63 leaves is so high.
+PATH_HASHES_MAX = 63
 # What an auditor is told of at a time: the order that slots decided, without what was in it.
 WALKED_SLOTS_MAX = 16_384
 SLOT_SPANS_MAX = 4096
@@ -512,6 +514,38 @@ class Receipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=44):
     evidence: Annotated[list[_Evidence], Meta(max_length=RECEIPTS_MAX)]
 
 
+# Proving
+
+
+class Prove(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=33):
+    """Reader to replica: show me that what stands at this offset stands there."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    offset: _Number
+
+
+class Proven(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=34):
+    """Replica to reader: whose batch that is, its leaf, and how that leads to a checkpoint's root.
+
+    With a sentence it says why not; `is_final` then means that asking again does not help.
+    """
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    offset: _Number
+    publisher: _Node
+    sequence: _Number
+    time_us: _Time
+    leaf: _Number
+    path: Annotated[list[_Digest], Meta(max_length=PATH_HASHES_MAX)]
+    checkpoint: _Checkpoint
+    sentence: _Sentence = ""
+    is_final: bool = False
+
+
 # Control
 
 
@@ -631,6 +665,8 @@ OrderMessage: TypeAlias = (
     | Entries
     | Chained
     | Absent
+    | Prove
+    | Proven
     | Challenge
     | Refusal
     | AskReceipts

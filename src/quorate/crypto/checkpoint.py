@@ -150,6 +150,11 @@ class Checkpoint:
     cosignatures: tuple[Cosignature, ...]
 
 
+def log_origin(cluster: str, group: str) -> str:
+    """What the order log of a group of replicas is called, by the name of its protection."""
+    return f"quorate/{cluster}/{group}"
+
+
 def cosigned_bytes(head: Head, time_s: int) -> bytes:
     """What a cosigner signs."""
     if not 0 <= time_s <= TIME_S_MAX:

@@ -45,6 +45,7 @@ from quorate.core.ordering import (
     Located,
     Ordered,
     Propose,
+    Proven,
     Received,
     Retrieved,
     Stored,
@@ -343,6 +344,18 @@ def _wrong_size(message: Message, how: int) -> Message:
     return msgspec.structs.replace(message, size=message.size + 1 + how)
 
 
+def _wrong_path(message: Message, how: int) -> Message:
+    assert isinstance(message, Proven)
+    path = [_flip(each, how) for each in message.path] or [bytes(32)]
+    return msgspec.structs.replace(message, path=path)
+
+
+def _wrong_leaf(message: Message, how: int) -> Message:
+    """Another leaf of the same tree, if it has one."""
+    assert isinstance(message, Proven)
+    return msgspec.structs.replace(message, leaf=message.leaf ^ (1 + how % 7))
+
+
 def _no_authenticators(message: Message, _: int) -> Message:
     assert isinstance(message, Link)
     return msgspec.structs.replace(message, authenticators=[])
@@ -370,6 +383,8 @@ _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
     (Walked, "content"): _wrong_walk,
     (Cosign, "sequence"): _wrong_size,
     (Cosign, "content"): _wrong_signature,
+    (Proven, "sequence"): _wrong_leaf,
+    (Proven, "content"): _wrong_path,
     (Frontier, "sequence"): _wrong_frontier,
     (Ack, "sequence"): _wrong_ack,
     (Link, "authenticators"): _no_authenticators,

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from quorate.core.cluster import Cluster
 from quorate.core.ids import NodeId
-from quorate.crypto.checkpoint import Cosigner
+from quorate.crypto.checkpoint import Cosigner, log_origin
 from quorate.crypto.identity import Identity
 from quorate.crypto.receipts import is_signed
 from quorate.protocol.ordering.placement import GroupKind
@@ -118,4 +118,4 @@ class ClusterNotary:
 
 def origin_of(cluster: Cluster, kind: GroupKind) -> str:
     """What a group's order log is called in its checkpoints."""
-    return f"quorate/{cluster.name}/{kind.name.lower()}"
+    return log_origin(cluster.name, kind.name.lower())

@@ -20,6 +20,7 @@ from quorate.protocol.ordering.records import (
     Placed,
     Record,
     Snapshot,
+    Spot,
     Stretch,
     Voted,
 )
@@ -142,6 +143,16 @@ class SimStore:
         if offset == kept.end:
             return kept.chain
         return kept.slots[offset - kept.start].before if kept.start <= offset < kept.end else None
+
+    def spot(self, partition: Partition, offset: int) -> Spot | None:
+        self._catch_up()
+        kept = self._partition(partition)
+        if not kept.start <= offset < kept.end:
+            return None
+        slot = kept.slots[offset - kept.start]
+        placed = slot.placed
+        leaf = placed.leaf + slot.sequence - placed.first
+        return Spot(placed.publisher, slot.sequence, slot.time_us, leaf)
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         self._catch_up()

@@ -22,6 +22,9 @@ from quorate.storage.index import IndexState
 from quorate.storage.pending import Run, Source
 from quorate.storage.usage import SegmentUse
 
+# Of the index files: since version 2 a run has its leaf.
+FORMAT_VERSION = 2
+
 _SNAPSHOT = re.compile(r"snapshot-(\d+)")
 _CHECKPOINT = "checkpoint"
 
@@ -38,6 +41,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     pending: list[tuple[Source, Run]] = []
     absents: list[tuple[Source, Gap]] = []
     segments: list[SegmentUse] = []
+    version: int = 1
 
 
 class SavedSnapshot(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from quorate.core.ordering import Partition
 from quorate.protocol.ordering.log import LogState
 from quorate.protocol.ordering.records import Decided, Dropped, Installed, Placed, Voted
 from quorate.storage.absents import Absents, Gap
-from quorate.storage.checkpoint import Checkpoint
+from quorate.storage.checkpoint import FORMAT_VERSION, Checkpoint
 from quorate.storage.columns import Column
 from quorate.storage.files import Files, sync_directory
 from quorate.storage.groups import Group, GroupState
@@ -164,6 +164,7 @@ class Derived:
             list(self.pending),
             list(self._absents),
             self.usage.uses,
+            FORMAT_VERSION,
         )
 
     def saved(self) -> None:

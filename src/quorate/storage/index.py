@@ -21,20 +21,21 @@ import msgspec
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import Partition
-from quorate.protocol.ordering.records import DIGEST_BYTES, Placed
+from quorate.protocol.ordering.records import DIGEST_BYTES, Placed, Spot
 from quorate.protocol.ordering.value import CHAIN_START
 from quorate.storage.columns import Column, Extent
 from quorate.storage.files import Files
 from quorate.storage.places import PLACE_BYTES, Numbers, absent_count, payload_bytes, unpack
 
-_RUN = Struct("<QQQq")
+_RUN = Struct("<QQQqQ")
 _OFFSET = itemgetter(0)
 _RUNS_READ = 64
 _EMPTY = Extent(0, 0, 0)
 
 # Consecutive batches of one publisher that were decided together: the first one's offset and
-# sequence number, publisher, time. A plain tuple, as it is made for every one that is read.
-Run: TypeAlias = tuple[int, Sequence, NodeId, int]
+# sequence number, publisher, time, and the first one's leaf. A plain tuple, as it is made for every
+# one that is read.
+Run: TypeAlias = tuple[int, Sequence, NodeId, int, int]
 
 
 class IndexState(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +104,9 @@ class Index:
         placed, places = zip(*batches, strict=True)
         pack = _RUN.pack
         self._runs.append(
-            b"".join([pack(run.offset, run.first, run.publisher, time_us) for run in placed])
+            b"".join(
+                [pack(run.offset, run.first, run.publisher, time_us, run.leaf) for run in placed]
+            )
         )
         self._chains.append(b"".join([run.chains for run in placed]))
         stand = b"".join(places)
@@ -157,6 +160,12 @@ class Index:
             yield from runs
             number += len(runs)
             runs = self._block(number)
+
+    def spot(self, offset: int) -> Spot:
+        """Whose batch stands at this offset, which is kept, and its leaf in the order log."""
+        _, (run, *_) = self._find(offset)
+        start, first, publisher, time_us, leaf = run
+        return Spot(publisher, first + offset - start, time_us, leaf + offset - start)
 
     def offset_at(self, time_us: int) -> int:
         """The first offset that was decided then or later; times never decrease."""

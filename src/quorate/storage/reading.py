@@ -40,7 +40,7 @@ def stretches(index: Index, offset: int, payloads: list[bytes]) -> list[Stretch]
         return found
     end = offset + len(payloads)
     chains = index.chains(offset, len(payloads) + 1)
-    for (start, first, publisher, time_us), run_end in _bounded(index.runs_from(offset), end):
+    for (start, first, publisher, time_us, _), run_end in _bounded(index.runs_from(offset), end):
         at = max(start, offset)
         low, high = at - offset, run_end - offset
         before = chains[low * DIGEST_BYTES : (low + 1) * DIGEST_BYTES]

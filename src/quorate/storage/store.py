@@ -29,10 +29,12 @@ from quorate.protocol.ordering.records import (
     Placed,
     Record,
     Snapshot,
+    Spot,
     Stretch,
 )
 from quorate.protocol.ordering.value import CHAIN_START
 from quorate.storage.checkpoint import (
+    FORMAT_VERSION,
     Checkpoint,
     SavedSnapshot,
     load_certified,
@@ -212,6 +214,13 @@ class DiskStore:
         if index is None:
             return CHAIN_START if offset == 0 else None
         return index.chain(offset) if index.start <= offset <= index.end else None
+
+    def spot(self, partition: Partition, offset: int) -> Spot | None:
+        """Whose batch stands there, if this offset is kept."""
+        index = self._derived.indexes.get(partition)
+        if index is None or not index.start <= offset < index.end:
+            return None
+        return index.spot(offset)
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""
@@ -396,7 +405,13 @@ class DiskStore:
 
 
 def _checkpoint(directory: Path, chunk_entries: int) -> Checkpoint:
-    checkpoint = load_checkpoint(directory) or Checkpoint(0, chunk_entries)
+    checkpoint = load_checkpoint(directory) or Checkpoint(0, chunk_entries, version=FORMAT_VERSION)
+    if checkpoint.version != FORMAT_VERSION:
+        raise StorageError(
+            f"{directory} has index files of version {checkpoint.version}, and this program reads "
+            f"version {FORMAT_VERSION}: with an empty disk, the replica takes what it had from the "
+            "others"
+        )
     if checkpoint.chunk_entries != chunk_entries:
         raise StorageError(
             f"{directory} has index chunks of {checkpoint.chunk_entries} entries, "

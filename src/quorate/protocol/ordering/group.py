@@ -57,6 +57,7 @@ from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting
 from quorate.protocol.ordering.log import SEAL_EVERY_US, Content, LogState, OrderLog
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import Roster
+from quorate.protocol.ordering.proving import Proving
 from quorate.protocol.ordering.readers import Readers
 from quorate.protocol.ordering.receipts import Receipting
 from quorate.protocol.ordering.records import (
@@ -157,6 +158,7 @@ class Group:
                 outbox=outbox, undecided=lambda: self.consensus.slot, install=self._install,
             )  # fmt: skip
             self.transfer.resume(log, signs=roster.takes_part)
+        self.proving = Proving(roster.number, log, store, self.cosigning, outbox)
         self.snapshots = Snapshots(
             roster, log, self.commands, self.consensus, self.backlog, self.cosigning,
             self.transfer, outbox,

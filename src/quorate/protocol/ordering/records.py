@@ -8,7 +8,7 @@ record rests on stands before it: a `Decided` after the `Held` of its batches, s
 quorum has the votes that led to it on disk, and they lead to it again.
 """
 
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -192,6 +192,15 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
         )  # fmt: skip
 
 
+class Spot(NamedTuple):
+    """Whose batch stands at an offset, when that was decided, and its leaf in the order log."""
+
+    publisher: NodeId
+    sequence: Sequence
+    time_us: int
+    leaf: int
+
+
 class Store(Protocol):
     """What a machine may ask of the disk. Its records take effect here when they are written."""
 
@@ -202,6 +211,9 @@ class Store(Protocol):
 
     def chain(self, partition: Partition, offset: int) -> Digest | None:
         """The partition's chain before this offset, if that is still known."""
+
+    def spot(self, partition: Partition, offset: int) -> Spot | None:
+        """Whose batch stands there, if this offset is kept."""
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""

@@ -32,6 +32,7 @@ from quorate.core.ordering import (
     Locate,
     OfferSnapshot,
     Propose,
+    Prove,
     Recall,
     Received,
     Refusal,
@@ -57,6 +58,7 @@ from quorate.protocol.ordering.leader_change import Signer
 from quorate.protocol.ordering.log import LogState
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import GroupKind, Roster, group_of, rules_of
+from quorate.protocol.ordering.proving import refuse
 from quorate.protocol.ordering.records import Record, Snapshot, Store
 from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.rules import Rules
@@ -287,6 +289,21 @@ class Ordering:
         else:
             _READING[type(message)](group, sender, message)
 
+    def _on_prove(self, sender: NodeId, prove: Prove) -> None:
+        """Whoever may not know hears so: it waits for an answer, and not for a stream."""
+        topic, group = self.topics.get(prove.topic), self._group_of(prove.topic)
+        if topic is None or group is None:
+            refuse(sender, prove, "there is no such log topic here", self._outbox)
+        elif not self._may_read(sender, topic):
+            name = self._names.get(member_of(sender)) or f"client {sender}"
+            refusal = not_listed(name, "subscribe to", topic.name, topic.contract.subscribe)
+            self._refuse(sender, f"may not read topic {prove.topic}")
+            refuse(sender, prove, refusal, self._outbox)
+        elif prove.partition >= topic.contract.partitions:
+            refuse(sender, prove, f"there is no partition {prove.partition}", self._outbox)
+        else:
+            group.proving.on_prove(sender, prove)
+
     def _on_control(self, sender: NodeId, message: Recall | TopologyQuery) -> None:
         if self.steward is None or member_of(sender) not in self._names:
             self._refuse(sender, f"{type(message).__name__} where there is no control plane")
@@ -391,6 +408,7 @@ HANDLERS: dict[type, Callable[[Ordering, NodeId, Any], None]] = {
     **dict.fromkeys(_WORDS, Ordering._on_word),
     **dict.fromkeys(_AGREEMENT, Ordering._on_agreement),
     **dict.fromkeys(_READING, Ordering._on_reading),
+    Prove: Ordering._on_prove,
     Recall: Ordering._on_control,
     TopologyQuery: Ordering._on_control,
     Walk: Ordering._on_walk,

@@ -21,6 +21,7 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence, TopicId
 from quorate.core.ordering import Line
 from quorate.crypto.digests import link
+from quorate.crypto.leaves import LEAF, LEAF_VERSION
 
 DIGEST_BYTES = 32
 CHAIN_START = bytes(DIGEST_BYTES)
@@ -33,9 +34,6 @@ _DECODED_MAX = 4
 _HEAD = Struct("<qH")
 # publisher, topic, partition, first, count, chain
 _SPAN = Struct(f"<QIHQH{DIGEST_BYTES}s")
-# The leaf of a batch: version, topic, partition, offset, publisher, sequence, time, digest
-_LEAF = Struct(f">4sIHQQQq{DIGEST_BYTES}s")
-_LEAF_VERSION = b"qbl1"
 
 
 class Span(NamedTuple):
@@ -95,7 +93,7 @@ def leaves_of(
 ) -> list[bytes]:
     """The leaf hashes, in the order log's tree, of consecutive batches at consecutive offsets."""
     publisher, topic, partition = line
-    pack, version = _LEAF.pack, _LEAF_VERSION
+    pack, version = LEAF.pack, LEAF_VERSION
     return [
         sha256(
             b"\x00"

@@ -1,0 +1,93 @@
+"""Where a batch stands, for whoever has to show it to others.
+
+Source: RFC 6962, section 2.1.1; DESIGN section 6 (proof).
+
+A replica answers with what its index knows of an offset, and the way from that batch's leaf to the
+root of the last checkpoint. Nobody has to believe it: a checkpoint is signed by a quorum, and leaf
+and way either lead to its root or they do not (`crypto/proofs.py`). So the word of one correct
+replica is enough, and whoever asks goes on to the next one if it is not that of a correct one.
+
+The payload is no part of it: readers have that from any store.
+"""
+
+from quorate.core.errors import LocalProtocolError
+from quorate.core.ids import NodeId
+from quorate.core.ordering import Partition, Prove, Proven
+from quorate.crypto.merkle import inclusion_proof
+from quorate.protocol.ordering.cosigning import Cosigning
+from quorate.protocol.ordering.log import OrderLog
+from quorate.protocol.ordering.records import Store
+from quorate.protocol.outbox import Outbox
+
+# To find an offset and to fold the hashes of its way takes as long as handing out so much.
+SEARCH_BYTES = 128 * 1024
+
+
+class Proving:
+    """One replica's answers about the order log of one group."""
+
+    def __init__(
+        self, group: int, log: OrderLog, store: Store, cosigning: Cosigning | None, outbox: Outbox
+    ) -> None:
+        self._group = group
+        self._log = log
+        self._store = store
+        self._cosigning = cosigning
+        self._outbox = outbox
+
+    def on_prove(self, node: NodeId, prove: Prove) -> None:
+        if not self._outbox.may_answer(node):
+            # It asks again.
+            return
+        if self._cosigning is None:
+            refuse(node, prove, "nobody signs the heads of this log", self._outbox)
+            return
+        partition = Partition(prove.topic, prove.partition)
+        spot = self._store.spot(partition, prove.offset)
+        if spot is None:
+            self._say_why(node, prove, partition)
+            return
+        size, checkpoint = self._cosigning.size, self._cosigning.checkpoint
+        if spot.leaf >= size:
+            self._put_off(node, prove, "no checkpoint covers this offset yet")
+            return
+        try:
+            path = inclusion_proof(self._node, spot.leaf, size)
+        except LocalProtocolError as error:
+            # Our disk is a little behind, or the log began here with a snapshot.
+            self._put_off(node, prove, str(error))
+            return
+        proven = Proven(
+            *partition, prove.number, prove.offset, spot.publisher, spot.sequence, spot.time_us,
+            spot.leaf, path, checkpoint,
+        )  # fmt: skip
+        self._outbox.answer(node, proven, SEARCH_BYTES + len(checkpoint))
+
+    def _node(self, level: int, number: int) -> bytes:
+        return self._store.node(self._group, level, number)
+
+    def _say_why(self, node: NodeId, prove: Prove, partition: Partition) -> None:
+        start, _ = self._store.bounds(partition)
+        end = self._log.partition(partition).end
+        if prove.offset < start:
+            sentence = f"offset {prove.offset} is not kept here any more; offset {start} is"
+            refuse(node, prove, sentence, self._outbox)
+        elif prove.offset >= end:
+            sentence = f"offset {prove.offset} is not there yet; the partition ends at {end}"
+            refuse(node, prove, sentence, self._outbox)
+        else:
+            self._put_off(node, prove, "this offset is yet to be written to the disk here")
+
+    def _put_off(self, node: NodeId, prove: Prove, sentence: str) -> None:
+        self._outbox.answer(node, _without(prove, sentence, is_final=False), SEARCH_BYTES)
+
+
+def refuse(node: NodeId, prove: Prove, sentence: str, outbox: Outbox) -> None:
+    """Say that there is nothing to be proved here, and why; asking again does not help."""
+    if outbox.may_answer(node):
+        outbox.answer(node, _without(prove, sentence, is_final=True), SEARCH_BYTES)
+
+
+def _without(prove: Prove, sentence: str, *, is_final: bool) -> Proven:
+    place = (prove.topic, prove.partition, prove.number, prove.offset)
+    return Proven(*place, 0, 0, 0, 0, [], "", sentence, is_final)

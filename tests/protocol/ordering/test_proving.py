@@ -1,0 +1,160 @@
+"""What replicas say of where a batch stands: it can be checked, and asking is bounded."""
+
+import pytest
+
+from council import BYZANTINE, CRASH, READER, A, B, Council, T
+from quorate.core.ids import NodeId, topic_id
+from quorate.core.ordering import Line, Partition, Prove, Proven
+from quorate.crypto.checkpoint import read
+from quorate.crypto.digests import digest
+from quorate.crypto.merkle import check_inclusion
+from quorate.protocol.ordering.value import leaves_of
+from quorate.protocol.outbox import ANSWERS_BYTES_MAX
+from quorate.sim.order_stage import SimNotary
+
+SECOND_US = 1_000_000
+STRANGER = 1700
+
+
+def ask(council: Council, offset: int, *, of: NodeId = 0, by: NodeId = READER) -> list[Proven]:
+    """What one replica answers."""
+    council.sent.clear()
+    council.say(by, [of], Prove(T, 0, 7, offset))
+    return council.messages(Proven, sender=of, receiver=by)
+
+
+def filled(batches: int = 5) -> Council:
+    council = Council(signs=True)
+    for number in range(1, batches + 1):
+        council.publish((A, B)[number % 2], (number + 1) // 2)
+        council.settle()
+    council.run(0.2)
+    return council
+
+
+def check(council: Council, proven: Proven) -> None:
+    """The batch that this replica reads to others stands where it says."""
+    payload = council.log(0)[proven.offset]
+    line = Line(proven.publisher, T, 0)
+    (leaf,) = leaves_of(line, proven.sequence, proven.offset, proven.time_us, [digest(payload)])
+    cosigners = SimNotary(0, council.members).cosigners.values()
+    head = read(proven.checkpoint, cosigners, 3).head
+    check_inclusion(leaf, proven.leaf, head.size, proven.path, head.root)
+
+
+def test_every_replica_shows_where_each_batch_stands() -> None:
+    council = filled(9)
+
+    for replica in council.seats:
+        for offset in range(9):
+            (proven,) = ask(council, offset, of=replica)
+            assert (proven.sentence, proven.number, proven.offset) == ("", 7, offset)
+            check(council, proven)
+
+
+def test_what_is_not_covered_by_a_checkpoint_yet_is_put_off() -> None:
+    council = Council(signs=True)
+    council.publish(A, 1)
+    council.settle(lambda flight: type(flight.message).__name__ != "Cosign")
+
+    (early,) = ask(council, 0)
+    council.run(0.2)
+    (later,) = ask(council, 0)
+
+    assert (early.sentence, early.is_final) == ("no checkpoint covers this offset yet", False)
+    assert early.checkpoint == ""
+    check(council, later)
+
+
+def test_an_offset_that_is_not_there_is_refused_for_good() -> None:
+    (proven,) = ask(filled(3), 3)
+
+    assert proven.is_final
+    assert proven.sentence == "offset 3 is not there yet; the partition ends at 3"
+
+
+def test_what_came_before_a_snapshot_with_which_a_replica_started_over_is_refused() -> None:
+    council = Council(signs=True, snapshot_every=4, slots_kept=2)
+    council.publish(A, 1)
+    council.settle()
+    absent = council.seats.pop(3)
+    for number in range(2, 20):
+        council.publish(A, number)
+        council.run(0.05)
+    council.restart(3, absent.disk)
+    council.run(3)
+    start, end = council.seats[3].store.bounds(Partition(T, 0))
+    assert 0 < start < end, "it started over"
+
+    (gone,) = ask(council, 0, of=3)
+    council.publish(A, 20)
+    council.run(0.5)
+
+    assert gone.is_final
+    assert gone.sentence == f"offset 0 is not kept here any more; offset {start} is"
+    for offset in range(start, 20):
+        (proven,) = ask(council, offset, of=3)
+        check(council, proven)
+
+
+def test_where_nobody_signs_nothing_is_proved() -> None:
+    council = Council()
+    council.publish(A, 1)
+    council.settle()
+
+    (proven,) = ask(council, 0)
+
+    assert (proven.sentence, proven.is_final) == ("nobody signs the heads of this log", True)
+
+
+LIMITED = {**BYZANTINE, "subscribe": ["reader"]}
+
+
+def test_only_those_who_may_read_a_topic_are_told_and_the_others_hear_why() -> None:
+    council = Council(LIMITED, signs=True)
+    council.publish(A, 1)
+    council.run(0.2)
+
+    (allowed,) = ask(council, 0)
+    (refused,) = ask(council, 0, by=A)
+    (unknown,) = ask(council, 0, by=STRANGER)
+
+    assert allowed.sentence == ""
+    assert (refused.sentence, refused.is_final) == ("a may not subscribe to 't'; reader may", True)
+    assert "may not subscribe" in unknown.sentence
+    assert [refused.path, refused.checkpoint, unknown.path, unknown.checkpoint] == [[], "", [], ""]
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "sentence"),
+    [(topic_id("u"), 0, "there is no such log topic here"), (T, 1, "there is no partition 1")],
+)
+def test_what_does_not_exist_is_refused(topic: int, partition: int, sentence: str) -> None:
+    council = filled(1)
+    council.sent.clear()
+    council.say(READER, [0], Prove(topic, partition, 7, 0))
+
+    (proven,) = council.messages(Proven, sender=0)
+    assert (proven.sentence, proven.is_final) == (sentence, True)
+
+
+def test_whoever_asks_a_thousand_times_at_once_gets_a_few_answers() -> None:
+    council = filled(3)
+    council.sent.clear()
+    for number in range(1000):
+        council.step(READER, 0, Prove(T, 0, number, number % 5))
+    council.collect()
+
+    answers = council.messages(Proven, sender=0)
+
+    assert 0 < len(answers) < ANSWERS_BYTES_MAX / (100 * 1024)
+
+
+def test_a_log_under_crash_faults_has_positions_too() -> None:
+    council = Council(CRASH, signs=True)
+    council.publish(A, 1)
+    council.run(0.2)
+
+    (proven,) = ask(council, 0)
+
+    assert (proven.sentence, proven.leaf) == ("", 0)

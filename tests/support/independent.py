@@ -1,0 +1,165 @@
+"""Another verifier of proofs, that shares no line with ours.
+
+It is written from the texts (C2SP signed-note, tlog-checkpoint and tlog-cosignature; RFC 6962,
+section 2.1) and from what docs/ARCHITECTURE.md says of seals and leaves. It uses nothing of this
+project: Ed25519 and BLAKE3 come from their libraries, all else from Python's.
+
+It looks at one proof with a JSON parser that takes anything, so it is not strict about how that is
+written. What it insists on is what is signed: `check` returns who cosigned, or raises
+`AssertionError`.
+"""
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+
+def check(file: bytes, origin: str, cosigners: dict[str, bytes], needed: int) -> set[str]:
+    """The names of those cosigners who vouch for the position of what this proof is about."""
+    proof = json.loads(file)
+    check_producer(proof)
+    said_origin, size, root, names = checkpoint(proof["checkpoint"], cosigners)
+    assert said_origin == origin, "a checkpoint of another log"
+    assert len(names) >= needed, f"only {sorted(names)} have signed"
+    path = [base64.b64decode(each) for each in proof["path"]]
+    assert root_over(leaf_hash(proof), proof["leaf"], size, path) == root, "not in the tree"
+    if "event" in proof:
+        check_event(proof)
+    return names
+
+
+# C2SP
+
+
+def checkpoint(note: str, cosigners: dict[str, bytes]) -> tuple[str, int, bytes, set[str]]:
+    """Origin, size and root of a checkpoint, and which of these cosigners signed it."""
+    # "the text is separated from the signatures by the last empty line in the note"
+    at = note.rindex("\n\n")
+    text, signatures = note[: at + 1], note[at + 2 :]
+    assert signatures.endswith("\n")
+    origin, size, root, *extensions = text.removesuffix("\n").split("\n")
+    assert origin
+    assert all(extensions), "extension lines are not empty"
+    assert size == str(int(size)), "no leading zeroes"
+    names = set()
+    for line in signatures.removesuffix("\n").split("\n"):
+        dash, name, signature = line.split(" ")
+        assert dash == "\u2014"
+        decoded = base64.b64decode(signature, validate=True)
+        key = cosigners.get(name)
+        if key is not None and decoded[:4] == key_id(name, key):
+            check_cosignature(text, key, decoded[4:])
+            names.add(name)
+    return origin, int(size), base64.b64decode(root, validate=True), names
+
+
+def key_id(name: str, key: bytes) -> bytes:
+    # SHA-256(<name> || "\n" || 0x04 || 32-byte Ed25519 cosigner public key)[:4]
+    return hashlib.sha256(name.encode() + b"\n" + b"\x04" + key).digest()[:4]
+
+
+def check_cosignature(text: str, key: bytes, timestamped: bytes) -> None:
+    # struct { u64 timestamp; opaque ed25519_signature[64]; }, the timestamp in big-endian order
+    assert len(timestamped) == 8 + 64
+    timestamp = int.from_bytes(timestamped[:8], "big")
+    assert timestamp < 2**63
+    message = f"cosignature/v1\ntime {timestamp}\n{text}".encode()
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(timestamped[8:], message)
+    except InvalidSignature:
+        raise AssertionError("a cosignature of a known key that does not verify") from None
+
+
+# RFC 6962
+
+
+def root_over(leaf: bytes, index: int, size: int, path: list[bytes]) -> bytes:
+    """The root that PATH(m, D[n]) leads to: its definition in section 2.1.1, read backwards."""
+    assert 0 <= index < size
+    if size == 1:
+        assert not path, "a path that is too long"
+        return leaf
+    assert path, "a path that is too short"
+    # "Let k be the largest power of two smaller than n"
+    k = 1
+    while 2 * k < size:
+        k *= 2
+    *rest, last = path
+    if index < k:
+        return node_hash(root_over(leaf, index, k, rest), last)
+    return node_hash(last, root_over(leaf, index - k, size - k, rest))
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+# What this project says
+
+
+def leaf_hash(proof: dict[str, Any]) -> bytes:
+    """ "qbl1", then topic, partition, offset, publisher, sequence, time and digest, big-endian."""
+    leaf = b"".join(
+        [
+            b"qbl1",
+            topic_number(proof["topic"]).to_bytes(4, "big"),
+            proof["partition"].to_bytes(2, "big"),
+            proof["offset"].to_bytes(8, "big"),
+            proof["session"].to_bytes(4, "big") + proof["producer"].to_bytes(4, "big"),
+            proof["sequence"].to_bytes(8, "big"),
+            proof["time_us"].to_bytes(8, "big", signed=True),
+            sealed_digest(base64.b64decode(proof["seal"])),
+        ]
+    )
+    return hashlib.sha256(b"\x00" + leaf).digest()
+
+
+def topic_number(name: str) -> int:
+    return int.from_bytes(blake3(name.encode()).digest(4), "little")
+
+
+def sealed_digest(seal: bytes) -> bytes:
+    context = "quorate 2026-11-16 the seal of a batch"
+    return blake3(seal, derive_key_context=context).digest()
+
+
+def check_producer(proof: dict[str, Any]) -> None:
+    """The key in the seal signed the SID of this batch, and the body is the one that it names."""
+    seal = base64.b64decode(proof["seal"])
+    assert len(seal) == 176
+    assert seal[:4] == b"qsd1"
+    events, time_us, digest = seal[4:8], seal[8:16], seal[16:48]
+    root, key, signature = seal[48:80], seal[80:112], seal[112:]
+    sid = b"quorate sid v1\n"
+    for name in (proof["cluster"], proof["topic"]):
+        sid += len(name.encode()).to_bytes(2, "little") + name.encode()
+    for field, width in (("partition", 2), ("producer", 4), ("session", 4), ("sequence", 8)):
+        sid += proof[field].to_bytes(width, "little")
+    sid += events + time_us + digest + root + key
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, sid)
+    except InvalidSignature:
+        raise AssertionError("the producer did not sign this") from None
+    if "body" in proof:
+        assert blake3(base64.b64decode(proof["body"])).digest() == digest
+
+
+def check_event(proof: dict[str, Any]) -> None:
+    """The event is in the tree whose root the seal names."""
+    seal, event = base64.b64decode(proof["seal"]), proof["event"]
+    count, root = int.from_bytes(seal[4:8], "little"), seal[48:80]
+    key = event.get("key")
+    parts = [base64.b64decode(key or ""), base64.b64decode(event["value"])]
+    for name, value in event["headers"]:
+        parts += [name.encode(), base64.b64decode(value)]
+    flags = event["urgent"] + 2 * (key is not None)
+    written = event["timestamp_us"].to_bytes(8, "little", signed=True) + bytes([flags])
+    written += b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    leaf = hashlib.sha256(b"\x00" + base64.b64decode(event["salt"]) + written).digest()
+    path = [base64.b64decode(each) for each in event["path"]]
+    assert root_over(leaf, event["index"], count, path) == root, "not an event of this batch"
