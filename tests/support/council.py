@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from quorate.core.cluster import Cluster
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import SEAL_BYTES, Append, Line
+from quorate.core.ordering import SEAL_BYTES, AnnounceSealed, Append, Line
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready, Report
 from quorate.protocol.misbehaviour import Rewrite, behave
