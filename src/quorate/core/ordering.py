@@ -242,12 +242,16 @@ class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=12):
 
 
 class Cosign(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=23):
-    """Replica to replica: I sign the head of our log at this size."""
+    """Replica to replica: I sign the head of our log at this size.
+
+    With `asks`, I lack the signatures of others: say yours again.
+    """
 
     group: _Number
     size: _Number
     time_s: _Number
     signature: _Signature
+    asks: bool = False
 
 
 # Starting over

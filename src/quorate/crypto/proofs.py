@@ -230,7 +230,7 @@ class Keys:
 
 
 class Voucher(msgspec.Struct, frozen=True):
-    """A replica that signed the checkpoint, and what its clock said."""
+    """A replica that signed the checkpoint, and the time in its signature, which is the log's."""
 
     name: str
     time_s: int

@@ -2,9 +2,9 @@
 
 import pytest
 
-from council import BYZANTINE, CRASH, READER, A, B, Council, T
+from council import BYZANTINE, CRASH, READER, A, B, Council, Flight, T
 from quorate.core.ids import NodeId, topic_id
-from quorate.core.ordering import Line, Partition, Prove, Proven
+from quorate.core.ordering import Cosign, Line, Partition, Prove, Proven
 from quorate.crypto.checkpoint import read
 from quorate.crypto.digests import digest
 from quorate.crypto.merkle import check_inclusion
@@ -12,7 +12,6 @@ from quorate.protocol.ordering.value import leaves_of
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX
 from quorate.sim.order_stage import SimNotary
 
-SECOND_US = 1_000_000
 STRANGER = 1700
 
 
@@ -52,18 +51,51 @@ def test_every_replica_shows_where_each_batch_stands() -> None:
             check(council, proven)
 
 
+def is_no_signature(flight: Flight) -> bool:
+    return not isinstance(flight.message, Cosign)
+
+
 def test_what_is_not_covered_by_a_checkpoint_yet_is_put_off() -> None:
     council = Council(signs=True)
     council.publish(A, 1)
-    council.settle(lambda flight: type(flight.message).__name__ != "Cosign")
+    council.settle(is_no_signature)
 
     (early,) = ask(council, 0)
-    council.run(0.2)
-    (later,) = ask(council, 0)
 
     assert (early.sentence, early.is_final) == ("no checkpoint covers this offset yet", False)
     assert early.checkpoint == ""
-    check(council, later)
+
+
+def test_signatures_that_were_lost_are_said_again_though_nothing_follows() -> None:
+    council = Council(signs=True)
+    council.publish(A, 1)
+    council.run(0.3, is_no_signature)
+
+    council.run(1)
+
+    for replica in council.seats:
+        (proven,) = ask(council, 0, of=replica)
+        check(council, proven)
+
+
+def test_a_replica_that_was_restarted_has_a_checkpoint_of_an_idle_log_again() -> None:
+    council = filled(3)
+    council.reboot(2)
+
+    council.run(1)
+
+    (proven,) = ask(council, 1, of=2)
+    check(council, proven)
+
+
+def test_an_idle_log_is_silent_about_signatures_once_all_have_its_checkpoint() -> None:
+    council = filled(3)
+    council.run(1)
+    council.sent.clear()
+
+    council.run(5)
+
+    assert council.messages(Cosign) == []
 
 
 def test_an_offset_that_is_not_there_is_refused_for_good() -> None:

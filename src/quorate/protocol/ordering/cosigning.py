@@ -8,6 +8,10 @@ not per batch. Heads of correct replicas after a slot are equal, so a quorum of 
 another one cannot come about, and whoever holds a checkpoint can prove to anybody what stands in
 the log, offline.
 
+Signatures may be lost with a link, or with a replica that crashes. While the last head that it
+signed has no checkpoint, a replica says so now and then, and the others say their signatures again:
+an idle log comes to its checkpoint too, at replicas that were restarted as well.
+
 Where a snapshot is due, the head carries a line about the state as a whole (`transfer.py`). Such
 a head is waited for until the next one, even when later heads have their checkpoints already.
 
@@ -25,6 +29,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+import msgspec
+
 from quorate.core.cluster import Cluster
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId
@@ -41,6 +47,8 @@ from quorate.protocol.outbox import Outbox
 
 # Heads that wait for signatures, and words about heads that we have yet to come to.
 HEADS_MAX = 64
+# How often those are asked again whose signatures of the last head are missing.
+ASK_AGAIN_US = 500_000
 SECOND_US = 1_000_000
 
 
@@ -79,6 +87,9 @@ class Cosigning:
         self._me, self._group, self._quorum = me, group, quorum
         self._notary = notary
         self._outbox = outbox
+        # What we said of the last head that we signed, and when.
+        self._mine: Cosign | None = None
+        self._said_us = 0
         self._heads: dict[int, Head] = {}
         # By size: what each replica signed, as it was said.
         self._said: dict[int, dict[NodeId, Cosign]] = {}
@@ -111,6 +122,7 @@ class Cosigning:
             self._group, size, time_s, self._notary.sign_note(cosigned_bytes(head, time_s))
         )
         self._heads[size] = head
+        self._mine, self._said_us = cosign, self._outbox.now_us
         self._outbox.send_all(others, cosign)
         self._said.setdefault(size, {})[self._me] = cosign
         self._forget_old()
@@ -121,6 +133,14 @@ class Cosigning:
         mine = self._said.get(self._awaited, {}).get(self._me)
         if mine is not None:
             self._outbox.send_all(others, mine)
+
+    def ask_again(self, others: tuple[NodeId, ...]) -> None:
+        """Ask for what may have been lost, if the last head has waited for it for a while."""
+        now_us, mine = self._outbox.now_us, self._mine
+        if mine is None or mine.size <= self.size or now_us - self._said_us < ASK_AGAIN_US:
+            return
+        self._said_us = now_us
+        self._outbox.send_all(others, msgspec.structs.replace(mine, asks=True))
 
     def adopt(self, size: int, checkpoint: str) -> None:
         """A checkpoint that others made of a head which is also ours."""
@@ -137,6 +157,8 @@ class Cosigning:
         self._awaited, self._on_awaited = 0, None
 
     def on_cosign(self, sender: NodeId, cosign: Cosign) -> None:
+        if cosign.asks and self._mine is not None and self._mine.size == cosign.size:
+            self._outbox.send(sender, self._mine)
         if not self._is_open(cosign.size) or sender not in self._notary.cosigners:
             return
         if sum(sender in said for said in self._said.values()) >= HEADS_MAX:

@@ -237,6 +237,8 @@ class Group:
             self._doubt_leader(now_us)
             if now_us - self._progress_us >= SEAL_EVERY_US:
                 self.snapshots.seal_last()
+                if self.cosigning is not None:
+                    self.cosigning.ask_again(self._others)
         self.filling.tick()
         self.challenges.tick()
         if self.transfer is not None:
