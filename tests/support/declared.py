@@ -48,7 +48,7 @@ def _plain(declared: inspect.Type) -> st.SearchStrategy[Any]:
         return st.booleans()
     if isinstance(declared, inspect.BytesType):
         least, most = declared.min_length or 0, declared.max_length or BYTES_MAX
-        return st.binary(min_size=least, max_size=min(most, BYTES_MAX))
+        return st.binary(min_size=least, max_size=min(most, max(least, BYTES_MAX)))
     if isinstance(declared, inspect.StrType):
         return st.text(max_size=CHARACTERS_MAX)
     raise AssertionError(f"no strategy for {declared}")
