@@ -205,10 +205,14 @@ class Retrieval:
         if retrieve.count > RUN_BATCHES_MAX or not self._outbox.may_answer(sender):
             return
         line = Line(retrieve.publisher, retrieve.topic, retrieve.partition)
-        if retrieve.first < self._log.line(line).next:
+        decided, last = self._log.line(line), retrieve.first + retrieve.count - 1
+        if retrieve.first < decided.next:
             self._give_decided(sender, line, retrieve)
+            if last == decided.next - 1:
+                # A quorum found it authentic. A peer that may not know that yet counts on us as one
+                # who received it, though what we received is decided here.
+                self._outbox.send(sender, Received(*line, last, decided.chain))
         waiting = self._backlog.lines.get(line)
-        last = retrieve.first + retrieve.count - 1
         if waiting is None or not waiting.next <= retrieve.first <= last:
             return
         for digests, payloads, chain in waiting.given(retrieve.first, last):
