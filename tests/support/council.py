@@ -26,11 +26,13 @@ from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Record
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.ordering.room import ROOMS, Rooms
+from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary, SimSigner, notaries_of
+from quorate.sim.sealing import CLUSTER, public_key
 from quorate.sim.stores import SimStore
 from stage import topic
 
@@ -40,6 +42,8 @@ NAMES = {A: "a", B: "b", C: "c", READER: "reader"}
 T = topic_id("t")
 BYZANTINE: dict[str, object] = {"protection": "byzantine", "order": "total"}
 CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
+# Producers sign with the keys of `sim/sealing.py`; `seals.py` makes what they hand in.
+VALIDATED: dict[str, object] = {**BYZANTINE, "validated": True}
 WALL_US = 1_000_000_000
 ROUNDS_MAX = 200
 
@@ -288,6 +292,9 @@ class Council:
             pace=self.pace,
             rooms=self.rooms,
             cluster=self.cluster,
+            validation=Validation(
+                CLUSTER, [self.topic], {each: public_key(each) for each in NAMES}
+            ),
             snapshot_every=self.snapshot_every,
         )
         self.seats[replica] = Seat(ordering, outbox, disk, store, signer, notaries)

@@ -146,9 +146,14 @@ def batch_of(payload: bytes) -> bytes:
     return payload[SEAL_BYTES + SALT_BYTES if has_salt else SEAL_BYTES :]
 
 
+def is_sealed(payload: bytes, content: Digest) -> bool:
+    """Whether the body is the one that its seal names, given what the whole hashes to."""
+    return content == seal_digest(payload[:SEAL_BYTES])
+
+
 def check_body(payload: bytes, content: Digest) -> None:
-    """The body is the one that its seal names, given what the whole hashes to."""
-    if content != seal_digest(payload[:SEAL_BYTES]):
+    """The same, or `RemoteProtocolError`."""
+    if not is_sealed(payload, content):
         raise RemoteProtocolError("a sealed batch whose body is not what its seal names")
 
 
