@@ -214,7 +214,11 @@ def _wrong_payload(message: Message, how: int) -> Message:
 
 def _wrong_digest(message: Message, how: int) -> Message:
     assert isinstance(message, Vouch | Echo | ReadyVote | Announce)
-    return msgspec.structs.replace(message, digests=[_flip(d, how) for d in message.digests])
+    wrong = [_flip(known, how) for known in message.digests]
+    if isinstance(message, Announce):
+        seals = [_flip(seal, how) for seal in message.seals]
+        return msgspec.structs.replace(message, digests=wrong, seals=seals)
+    return msgspec.structs.replace(message, digests=wrong)
 
 
 def _wrong_first(message: Message, _: int) -> Message:

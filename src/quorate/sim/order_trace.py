@@ -9,8 +9,8 @@ from quorate.protocol.machine import Entry, Outcome, Recorded
 from quorate.protocol.ordering.value import Value, value_digest
 from quorate.sim.order_checkers import LogBatch, LogViolation
 from quorate.sim.order_scenarios import OrderScenario
-from quorate.sim.order_stage import OrderStage
 from quorate.sim.trace import shortened
+from quorate.sim.validated_stage import log_stage
 
 
 def trace_log(scenario: OrderScenario, violation: LogViolation) -> list[str]:
@@ -26,7 +26,7 @@ def trace_log(scenario: OrderScenario, violation: LogViolation) -> list[str]:
     def on_outcome(node: NodeId, outcome: Outcome, at_us: int) -> None:
         seen.extend((at_us, f"{node} {line}") for line in _outcome(node, outcome, batch))
 
-    stage = OrderStage(scenario, overhear=overhear, on_outcome=on_outcome)
+    stage = log_stage(scenario, overhear=overhear, on_outcome=on_outcome)
     stage.perform()
     for fault in stage.planned:
         whom = f" of {', '.join(map(str, fault.nodes))}" if fault.nodes else ""
@@ -51,7 +51,7 @@ def _told(sender: NodeId, message: Message, batch: LogBatch | None) -> str:
 
 
 def _told_request(sender: NodeId, message: Append | Announce, batch: LogBatch) -> str:
-    run = message.payloads if isinstance(message, Append) else message.digests
+    run = message.payloads if isinstance(message, Append) else message.digests or message.seals
     last, target = message.first + len(run) - 1, (message.topic, message.partition)
     if (sender, target) != (batch.publisher, tuple(batch.partition)):
         return ""
