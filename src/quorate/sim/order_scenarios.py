@@ -242,7 +242,9 @@ class _Drawing:
     def _draw_pace(self) -> Pace:
         if not self._is_restless:
             return PACE
-        return Pace.restless(self._random.choice((20_000, 50_000, 100_000)))
+        patience_us = self._random.choice((20_000, 50_000, 100_000))
+        # What hostile producers leave hanging is spoken of again and again.
+        return Pace.restless(max(50_000, patience_us) if self._is_validated else patience_us)
 
     def _draw_rooms(self) -> Rooms:
         # Drawn apart, so that everything else is as it would be without.
@@ -369,7 +371,6 @@ class _Drawing:
         count = self._random.randint(20, 120) * (2 if self._is_restless else 1)
         count += 200 if self._is_short else 0
         if self._is_validated:
-            # What hostile producers leave hanging is spoken of again and again.
             count //= 2
         bursts = (1,) if self._is_restless or self._is_short else (1, 1, 4, 12)
         while count > 0:
