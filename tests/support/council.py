@@ -14,8 +14,6 @@ from functools import partial
 from random import Random
 from typing import TypeVar
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from quorate.core.cluster import Cluster
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.messages import Message
@@ -35,6 +33,7 @@ from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary, SimSigner, notaries_of
+from quorate.sim.sealing import CLUSTER, public_key, signing_key
 from quorate.sim.stores import SimStore
 from stage import event, topic
 
@@ -44,9 +43,8 @@ NAMES = {A: "a", B: "b", C: "c", READER: "reader"}
 T = topic_id("t")
 BYZANTINE: dict[str, object] = {"protection": "byzantine", "order": "total"}
 CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
+# Producers sign with the keys of `sim/sealing.py`; `seals.py` makes what they hand in.
 VALIDATED: dict[str, object] = {**BYZANTINE, "validated": True}
-# What the cluster is called, of whose validated topic producers and stores sign something.
-CLUSTER = "council"
 WALL_US = 1_000_000_000
 ROUNDS_MAX = 200
 
@@ -67,22 +65,13 @@ def value_of(*spans: Span, time_us: int = WALL_US) -> bytes:
     return Value(time_us, spans).encode()
 
 
-def secret_of(publisher: NodeId) -> Ed25519PrivateKey:
-    """The key of a publisher, always the same."""
-    return Ed25519PrivateKey.from_private_bytes(digest(b"publisher %d" % publisher))
-
-
-def public_key_of(publisher: NodeId) -> bytes:
-    return secret_of(publisher).public_key().public_bytes_raw()
-
-
 def sealed_by(
     publisher: NodeId, sequence: Sequence, value: bytes, signer: NodeId | None = None
 ) -> bytes:
     """A batch of one event for the validated topic `t`, signed by its publisher or by another."""
     key = publisher if signer is None else signer
     sealer = Sealer(
-        CLUSTER, public_key_of(key), secret_of(key).sign, wall_us=lambda: WALL_US, salt=_no_salt
+        CLUSTER, public_key(key), signing_key(key).sign, wall_us=lambda: WALL_US, salt=_no_salt
     )
     return sealer.seal(topic(VALIDATED), publisher, 0, sequence, event(value))
 
@@ -340,7 +329,7 @@ class Council:
         self.seats = dict(sorted(self.seats.items()))
 
     def _validation(self) -> Validation:
-        return Validation(CLUSTER, [self.topic], {each: public_key_of(each) for each in NAMES})
+        return Validation(CLUSTER, [self.topic], {each: public_key(each) for each in NAMES})
 
     def _wall_us(self, replica: NodeId, _: int) -> int:
         return WALL_US + self.ahead_us.get(replica, 0)

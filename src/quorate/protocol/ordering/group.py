@@ -137,7 +137,7 @@ class Group:
             is_open=is_open, named=self._named, receipts=self.receipts, rooms=rooms,
         )  # fmt: skip
         self.retrieval = Retrieval(
-            roster, log, self.backlog, self.commands, self.readers, outbox, pace
+            roster, log, self.backlog, self.commands, self.readers, validation, outbox, pace
         )
         self._hand_on(notary)
         # When a slot was decided last, and how many batches that ordered.
@@ -298,13 +298,17 @@ class Group:
     def _are_valid(
         self, line: Line, message: Append | AnnounceSealed, digests: list[Digest]
     ) -> bool:
-        """Whether the publisher signed these batches. What we know already, we looked at."""
+        """Whether the publisher signed these batches. Seals that we know, we looked at."""
         waiting, first = self.backlog.line(line), message.first
         known = waiting.known_of(first, digests)
         try:
             if isinstance(message, Append):
-                payloads = message.payloads[known:]
-                self._validation.check_batches(line, first + known, payloads, digests[known:])
+                payloads = message.payloads
+                self._validation.check_batches(
+                    line, first + known, payloads[known:], digests[known:]
+                )
+                # Of these we may have had no more than the seals.
+                self._validation.check_bodies(payloads[:known], digests[:known])
             else:
                 self._validation.check_seals(line, first + known, message.seals[known:])
         except RemoteProtocolError as error:

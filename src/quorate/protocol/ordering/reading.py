@@ -34,7 +34,7 @@ from quorate.core.ordering import (
     Partition,
 )
 from quorate.crypto.digests import digest
-from quorate.crypto.sids import batch_of
+from quorate.crypto.sids import batch_of, is_sealed
 from quorate.protocol.machine import Entry, Trimmed
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.validation import Validation
@@ -417,6 +417,8 @@ class Reading:
         leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, digests)
         chains = chained(before, leaves)
         if chains[-1] != entries.after:
+            return False
+        if self._validation is not None and not all(map(is_sealed, entries.payloads, digests)):
             return False
         self._chains += chains
         self._held_bytes += _size(entries)
