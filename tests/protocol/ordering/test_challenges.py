@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from council import READER, VALIDATED, A, Council, T, sealed_by
+from council import CLUSTER, READER, VALIDATED, A, Council, T, sealed_by
 from quorate.core.ids import NodeId
 from quorate.core.ordering import (
     Absent,
@@ -36,7 +36,7 @@ def large(sequence: int) -> bytes:
 def keys(council: Council) -> Keys:
     cosigners = SimNotary(0, council.members).cosigners
     return Keys(
-        "council",
+        CLUSTER,
         {node: each.name for node, each in cosigners.items()},
         {node: (each.public_key,) for node, each in cosigners.items()},
     )

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from council import CLUSTER, A, B, Council, T, sealed_by, span_of
 from council import VALIDATED as TABLE
-from council import A, B, Council, T, sealed_by, span_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Line, Partition, Stored
 from quorate.crypto.digests import digest
@@ -54,7 +54,7 @@ def test_a_store_signs_once_for_as_many_batches_as_came_together() -> None:
     said = council.messages(Stored, sender=FIRST)
     assert said == [said[0]] * 3
     chain = chained(CHAIN_START, map(digest, batches))[-1]
-    receipt = Receipt(Place.of("council", "t", 0, A), 1, 3, chain)
+    receipt = Receipt(Place.of(CLUSTER, "t", 0, A), 1, 3, chain)
     signer = council.seats[LAST].signer
     assert signer.is_attested_by(FIRST, receipt.encode(), said[0].signature)
     assert not signer.is_attested_by(SECOND, receipt.encode(), said[0].signature)
