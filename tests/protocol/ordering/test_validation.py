@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from council import BYZANTINE, NAMES, VALIDATED, A, B, Council, T, span_of, value_of
+from council import BYZANTINE, VALIDATED, A, B, Council, T, span_of, value_of
+from desk import EVERYBODY, KEYS, Desk
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.core.ids import Digest, NodeId, Sequence, node_of
+from quorate.core.ids import NodeId, Sequence, node_of
 from quorate.core.ordering import (
     SEAL_BYTES,
     Announce,
     Append,
-    Chained,
-    Entries,
     Line,
     Partition,
     Propose,
@@ -23,12 +22,10 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.digests import digest, payload_digest
 from quorate.crypto.sids import SALT_BYTES, Seal, batch_of, body_of
-from quorate.protocol.machine import Entry
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.publisher import LineOutgoing
-from quorate.protocol.ordering.reading import Reading
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of
+from quorate.protocol.ordering.value import CHAIN_START, chained
 from quorate.sim.sealing import CLUSTER, public_key
 from seals import batch_of_values, sealed_batch
 from stage import Outlook, topic
@@ -36,8 +33,6 @@ from stage import Outlook, topic
 WITH_PROOFS = {**VALIDATED, "event_proofs": True}
 SALT = bytes(range(SALT_BYTES))
 ROOT = b"r" * 32
-EVERYBODY = {0, 1, 2, 3}
-KEYS = {node: public_key(node) for node in NAMES}
 
 
 def logs(council: Council) -> list[list[bytes]]:
@@ -358,44 +353,6 @@ def test_who_has_no_key_does_not_publish_on_a_validated_topic() -> None:
 
 
 # Reading
-
-
-class Desk:
-    """A reader of partition 0, and replicas that say what the test wants."""
-
-    def __init__(self, keys: dict[int, bytes] | None = None) -> None:
-        self.look = Outlook()
-        validated = topic(VALIDATED)
-        validation = Validation(CLUSTER, [validated], KEYS if keys is None else keys)
-        self.reader = Reading(
-            validated, Partition(T, 0), 0, self.look.outbox, validation=validation
-        )
-        self.reader.begin(EVERYBODY)
-
-    @property
-    def lead(self) -> NodeId:
-        assert self.reader.lead is not None
-        return self.reader.lead
-
-    def entries(self, *payloads: bytes) -> Entries:
-        return Entries(A, T, 0, 0, 1, 0, CHAIN_START, self.chain(*payloads), [*payloads])
-
-    @staticmethod
-    def chain(*payloads: bytes) -> Digest:
-        leaves = leaves_of(Line(A, T, 0), 1, 0, 0, map(digest, payloads))
-        return chained(CHAIN_START, leaves)[-1]
-
-    def say(self, *payloads: bytes) -> None:
-        """The lead sends these, and another one has the chain of them."""
-        self.reader.on_entries(self.lead, self.entries(*payloads), EVERYBODY)
-        count, chain = len(payloads), self.chain(*payloads)
-        other = min(EVERYBODY - {self.lead})
-        self.reader.on_chained(other, Chained(T, 0, count, chain, 0, count), EVERYBODY)
-
-    def take(self) -> tuple[list[Entry], list[str]]:
-        ready = self.look.take()
-        entries = [outcome for outcome in ready.deliver if isinstance(outcome, Entry)]
-        return entries, [report.kind for report in ready.reports]
 
 
 def test_a_reader_delivers_the_batch_and_what_its_producer_signed() -> None:
