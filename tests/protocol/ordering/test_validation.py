@@ -1,12 +1,25 @@
 """What replicas take in on a validated topic, what they order, and what readers deliver."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from commands import ACME, cluster
 from council import BYZANTINE, VALIDATED, A, B, Council, T, span_of, value_of
 from desk import EVERYBODY, KEYS, Desk
+from quorate.core import batch
+from quorate.core.cluster import Client
+from quorate.core.control import (
+    CONTROL_TOPIC_ID,
+    LEASE_US_MAX,
+    Command,
+    PutClient,
+    Register,
+    encode_command,
+)
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.ids import NodeId, Sequence, node_of
 from quorate.core.ordering import (
@@ -21,8 +34,11 @@ from quorate.core.ordering import (
     Stored,
 )
 from quorate.crypto.digests import digest, payload_digest
-from quorate.crypto.sids import SALT_BYTES, Seal, batch_of, body_of
+from quorate.crypto.identity import Identity
+from quorate.crypto.sids import SALT_BYTES, Place, Seal, batch_of, body_of, sealed
+from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import CHAIN_START, chained
@@ -418,7 +434,85 @@ def test_seals_are_held_against_the_keys_and_topics_of_the_cluster() -> None:
 
 
 def test_the_batch_is_behind_the_salt_if_there_is_a_tree() -> None:
-    batch = batch_of_values(b"1")
-    salted = sealed_batch(A, 1, SALT + batch, root=ROOT)
-    assert batch_of(salted) == batch_of(sealed_batch(A, 1, batch)) == batch
-    assert Seal.decode(salted).digest == payload_digest(SALT + batch)
+    bare = batch_of_values(b"1")
+    salted = sealed_batch(A, 1, SALT + bare, root=ROOT)
+    assert batch_of(salted) == batch_of(sealed_batch(A, 1, bare)) == bare
+    assert Seal.decode(salted).digest == payload_digest(SALT + bare)
+
+
+class Office(Council):
+    """A cluster with a control plane, in which dora publishes on the validated topic 't'."""
+
+    def __init__(self) -> None:
+        self.old, self.new = Identity.generate("dora"), Identity.generate("dora")
+        made = cluster({"t": VALIDATED}, name=CLUSTER)
+        public = self.old.public
+        dora = Client(
+            number=DORA, name="dora", party="acme", sign_key=public.sign_key,
+            mac_key=public.mac_key, certificate=public.certificate,
+        )  # fmt: skip
+        self.given: Counter[NodeId] = Counter()
+        super().__init__(cluster=replace(made, clients=(*made.clients, dora)))
+
+    def group(self, replica: NodeId) -> Group:
+        return self.seats[replica].ordering.groups[GroupKind.BYZANTINE]
+
+    def command(self, node: NodeId, given: Command) -> None:
+        self.given[node] += 1
+        payload = batch.encode_one(None, encode_command(given), (), 0, False)
+        append = Append(CONTROL_TOPIC_ID, 0, self.given[node], [payload])
+        self.say(node, self.seats, append)
+        # Nobody hears meanwhile how far others received what dora published.
+        self.run(1, lambda f: not (isinstance(f.message, Received) and f.message.topic == T))
+
+    def hand_in(self, node: NodeId, identity: Identity, to: Iterable[NodeId]) -> bytes:
+        place = Place.of(CLUSTER, "t", 0, node)
+        payload = sealed(
+            place, 1, batch_of_values(b"1"), events=1, time_us=0,
+            public_key=identity.public.sign_key, sign=identity.sign,
+        )  # fmt: skip
+        self.say(node, to, Append(T, 0, 1, [payload]))
+        return payload
+
+    def renew(self) -> None:
+        public = self.new.public
+        keys = public.sign_key, public.mac_key, public.certificate
+        self.command(ACME, PutClient("dora", "acme", *keys))
+
+
+DORA = 1900
+SESSIONS = [node_of(DORA, session) for session in (1, 2, 3)]
+
+
+def test_a_command_that_gives_a_client_another_key_ends_what_the_former_one_can_sign() -> None:
+    office = Office()
+    before, late, after = SESSIONS
+    for session in SESSIONS:
+        office.command(session, Register("t", LEASE_US_MAX))
+    first = office.hand_in(before, office.old, office.seats)
+    office.run(1)
+    office.renew()
+
+    office.hand_in(late, office.old, office.seats)
+    last = office.hand_in(after, office.new, office.seats)
+    office.run(1)
+
+    assert logs(office) == 4 * [[first, last]]
+    assert bad_sids(office) == {late}
+
+
+def test_what_f_plus_1_took_before_a_key_changed_is_ordered_after_that() -> None:
+    """The others refuse it, and take it on the word of those who looked when it held."""
+    office = Office()
+    session = SESSIONS[0]
+    office.command(session, Register("t", LEASE_US_MAX))
+    payload = office.hand_in(session, office.old, (1, 2))
+    office.drop()
+    office.renew()
+    assert logs(office) == 4 * [[]]
+    office.hand_in(session, office.old, (0, 3))
+    assert bad_sids(office) == {session}
+
+    office.run(5)
+
+    assert logs(office) == 4 * [[payload]]
