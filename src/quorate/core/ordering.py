@@ -126,7 +126,10 @@ class AnnounceSealed(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
 
 
 class Received(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
-    """Replica to replica: the publisher itself gave me its line up to and including `through`."""
+    """Replica to replica: the publisher itself gave me its line up to and including `through`.
+
+    Whoever has decided it says the same, when asked: a quorum found it authentic.
+    """
 
     publisher: _Node
     topic: _Topic

@@ -1,20 +1,32 @@
 """What replicas take in on a validated topic, what they order, and what readers deliver."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from council import BYZANTINE, NAMES, VALIDATED, A, B, Council, T, span_of, value_of
+from commands import ACME, cluster
+from council import BYZANTINE, VALIDATED, A, B, Council, T, span_of, value_of
+from desk import EVERYBODY, KEYS, Desk
+from quorate.core import batch
+from quorate.core.cluster import Client
+from quorate.core.control import (
+    CONTROL_TOPIC_ID,
+    LEASE_US_MAX,
+    Command,
+    PutClient,
+    Register,
+    encode_command,
+)
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.core.ids import Digest, NodeId, Sequence, node_of
+from quorate.core.ids import NodeId, Sequence, node_of
 from quorate.core.ordering import (
     SEAL_BYTES,
     Announce,
     AnnounceSealed,
     Append,
-    Chained,
-    Entries,
     Line,
     Partition,
     Propose,
@@ -23,13 +35,14 @@ from quorate.core.ordering import (
     Stored,
 )
 from quorate.crypto.digests import digest, payload_digest
-from quorate.crypto.sids import SALT_BYTES, Seal, batch_of, body_of
-from quorate.protocol.machine import Entry
+from quorate.crypto.identity import Identity
+from quorate.crypto.sids import SALT_BYTES, Place, Seal, batch_of, body_of, sealed
+from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.publisher import LineOutgoing
-from quorate.protocol.ordering.reading import Reading
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of
+from quorate.protocol.ordering.value import CHAIN_START, chained
 from quorate.sim.sealing import CLUSTER, public_key
 from seals import batch_of_values, sealed_batch
 from stage import Outlook, topic
@@ -37,8 +50,6 @@ from stage import Outlook, topic
 WITH_PROOFS = {**VALIDATED, "event_proofs": True}
 SALT = bytes(range(SALT_BYTES))
 ROOT = b"r" * 32
-EVERYBODY = {0, 1, 2, 3}
-KEYS = {node: public_key(node) for node in NAMES}
 
 
 def logs(council: Council) -> list[list[bytes]]:
@@ -361,44 +372,6 @@ def test_who_has_no_key_does_not_publish_on_a_validated_topic() -> None:
 # Reading
 
 
-class Desk:
-    """A reader of partition 0, and replicas that say what the test wants."""
-
-    def __init__(self, keys: dict[int, bytes] | None = None) -> None:
-        self.look = Outlook()
-        validated = topic(VALIDATED)
-        validation = Validation(CLUSTER, [validated], KEYS if keys is None else keys)
-        self.reader = Reading(
-            validated, Partition(T, 0), 0, self.look.outbox, validation=validation
-        )
-        self.reader.begin(EVERYBODY)
-
-    @property
-    def lead(self) -> NodeId:
-        assert self.reader.lead is not None
-        return self.reader.lead
-
-    def entries(self, *payloads: bytes) -> Entries:
-        return Entries(A, T, 0, 0, 1, 0, CHAIN_START, self.chain(*payloads), [*payloads])
-
-    @staticmethod
-    def chain(*payloads: bytes) -> Digest:
-        leaves = leaves_of(Line(A, T, 0), 1, 0, 0, map(digest, payloads))
-        return chained(CHAIN_START, leaves)[-1]
-
-    def say(self, *payloads: bytes) -> None:
-        """The lead sends these, and another one has the chain of them."""
-        self.reader.on_entries(self.lead, self.entries(*payloads), EVERYBODY)
-        count, chain = len(payloads), self.chain(*payloads)
-        other = min(EVERYBODY - {self.lead})
-        self.reader.on_chained(other, Chained(T, 0, count, chain, 0, count), EVERYBODY)
-
-    def take(self) -> tuple[list[Entry], list[str]]:
-        ready = self.look.take()
-        entries = [outcome for outcome in ready.deliver if isinstance(outcome, Entry)]
-        return entries, [report.kind for report in ready.reports]
-
-
 def test_a_reader_delivers_the_batch_and_what_its_producer_signed() -> None:
     payloads = sealed_batch(A, 1), sealed_batch(A, 2)
     desk = Desk()
@@ -462,7 +435,85 @@ def test_seals_are_held_against_the_keys_and_topics_of_the_cluster() -> None:
 
 
 def test_the_batch_is_behind_the_salt_if_there_is_a_tree() -> None:
-    batch = batch_of_values(b"1")
-    salted = sealed_batch(A, 1, SALT + batch, root=ROOT)
-    assert batch_of(salted) == batch_of(sealed_batch(A, 1, batch)) == batch
-    assert Seal.decode(salted).digest == payload_digest(SALT + batch)
+    bare = batch_of_values(b"1")
+    salted = sealed_batch(A, 1, SALT + bare, root=ROOT)
+    assert batch_of(salted) == batch_of(sealed_batch(A, 1, bare)) == bare
+    assert Seal.decode(salted).digest == payload_digest(SALT + bare)
+
+
+class Office(Council):
+    """A cluster with a control plane, in which dora publishes on the validated topic 't'."""
+
+    def __init__(self) -> None:
+        self.old, self.new = Identity.generate("dora"), Identity.generate("dora")
+        made = cluster({"t": VALIDATED}, name=CLUSTER)
+        public = self.old.public
+        dora = Client(
+            number=DORA, name="dora", party="acme", sign_key=public.sign_key,
+            mac_key=public.mac_key, certificate=public.certificate,
+        )  # fmt: skip
+        self.given: Counter[NodeId] = Counter()
+        super().__init__(cluster=replace(made, clients=(*made.clients, dora)))
+
+    def group(self, replica: NodeId) -> Group:
+        return self.seats[replica].ordering.groups[GroupKind.BYZANTINE]
+
+    def command(self, node: NodeId, given: Command) -> None:
+        self.given[node] += 1
+        payload = batch.encode_one(None, encode_command(given), (), 0, False)
+        append = Append(CONTROL_TOPIC_ID, 0, self.given[node], [payload])
+        self.say(node, self.seats, append)
+        # Nobody hears meanwhile how far others received what dora published.
+        self.run(1, lambda f: not (isinstance(f.message, Received) and f.message.topic == T))
+
+    def hand_in(self, node: NodeId, identity: Identity, to: Iterable[NodeId]) -> bytes:
+        place = Place.of(CLUSTER, "t", 0, node)
+        payload = sealed(
+            place, 1, batch_of_values(b"1"), events=1, time_us=0,
+            public_key=identity.public.sign_key, sign=identity.sign,
+        )  # fmt: skip
+        self.say(node, to, Append(T, 0, 1, [payload]))
+        return payload
+
+    def renew(self) -> None:
+        public = self.new.public
+        keys = public.sign_key, public.mac_key, public.certificate
+        self.command(ACME, PutClient("dora", "acme", *keys))
+
+
+DORA = 1900
+SESSIONS = [node_of(DORA, session) for session in (1, 2, 3)]
+
+
+def test_a_command_that_gives_a_client_another_key_ends_what_the_former_one_can_sign() -> None:
+    office = Office()
+    before, late, after = SESSIONS
+    for session in SESSIONS:
+        office.command(session, Register("t", LEASE_US_MAX))
+    first = office.hand_in(before, office.old, office.seats)
+    office.run(1)
+    office.renew()
+
+    office.hand_in(late, office.old, office.seats)
+    last = office.hand_in(after, office.new, office.seats)
+    office.run(1)
+
+    assert logs(office) == 4 * [[first, last]]
+    assert bad_sids(office) == {late}
+
+
+def test_what_f_plus_1_took_before_a_key_changed_is_ordered_after_that() -> None:
+    """The others refuse it, and take it on the word of those who looked when it held."""
+    office = Office()
+    session = SESSIONS[0]
+    office.command(session, Register("t", LEASE_US_MAX))
+    payload = office.hand_in(session, office.old, (1, 2))
+    office.drop()
+    office.renew()
+    assert logs(office) == 4 * [[]]
+    office.hand_in(session, office.old, (0, 3))
+    assert bad_sids(office) == {session}
+
+    office.run(5)
+
+    assert logs(office) == 4 * [[payload]]
