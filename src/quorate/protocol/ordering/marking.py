@@ -17,15 +17,16 @@ and so
 
 A replica marks what its own part of the Byzantine group has decided: at once if somebody reads the
 companion here, or asks (`Mark`), and otherwise now and then, for a mark is needed only by those who
-read. It tells the leader how far it is, who takes its word for it. These are guarantees under crash
-faults: a replica that lies can mark what is not there.
+read. Whoever asks where a companion ends hears of it when all is marked that was decided here by
+then: it wants nothing of that. A replica tells the leader how far it is, who takes its word for it.
+These are guarantees under crash faults: a replica that lies can mark what is not there.
 """
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from quorate.core.ids import MARKER, NodeId, topic_id
-from quorate.core.ordering import Line, Mark, Marked, Partition
+from quorate.core.ordering import Line, Locate, Mark, Marked, Partition
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # Where nobody reads a companion, marks are made so often.
 MARK_EVERY_US = 1_000_000
+# So many may wait to hear where a companion ends. Whoever comes then is told at once.
+LOCATING_MAX = 4096
 
 
 class Marking:
@@ -45,6 +48,8 @@ class Marking:
         self._companions: dict[Partition, Partition] = {}
         # Those with decided batches that are not marked, as far as we heard.
         self._behind: dict[Partition, None] = {}
+        # Who asked where a companion ends, and how many marks it has to have by then.
+        self._locating: dict[tuple[NodeId, Partition], tuple[Locate, int]] = {}
         self._marked_us = -MARK_EVERY_US
 
     def adopt(self, topics: Iterable[Topic]) -> None:
@@ -76,14 +81,42 @@ class Marking:
         self, sender: NodeId, mark: Mark, validated_topic: Topic, validated: "Group", basic: "Group"
     ) -> None:
         """Somebody wants to go on behind a validated batch. It asks again until it is marked."""
-        line = Line(MARKER, mark.topic, mark.partition)
-        marked = basic.log.line(line).next - 1
+        companion = Partition(mark.topic, mark.partition)
+        marked = _marked(basic, companion)
         if marked >= mark.offset:
-            end = basic.log.partition(line.target).end
+            end = basic.log.partition(companion).end
             answer = Marked(mark.topic, mark.partition, mark.number, end, marked)
             self._outbox.answer(sender, answer, 0)
         else:
             self._mark(Partition(validated_topic.id, mark.partition), validated, basic)
+
+    def on_locate(
+        self, sender: NodeId, locate: Locate, validated_topic: Topic, validated: "Group",
+        basic: "Group",
+    ) -> None:  # fmt: skip
+        """Somebody wants to know where a companion ends."""
+        companion = Partition(locate.topic, locate.partition)
+        partition = Partition(validated_topic.id, locate.partition)
+        asked, needed = self._locating.get((sender, companion), (None, 0))
+        if asked is None or asked.number != locate.number:
+            needed = validated.log.partition(partition).end
+        if _marked(basic, companion) >= needed or len(self._locating) >= LOCATING_MAX:
+            self._locating.pop((sender, companion), None)
+            basic.readers.on_locate(sender, locate)
+        else:
+            self._locating[sender, companion] = locate, needed
+            self._mark(partition, validated, basic)
+
+    def answer(self, basic: "Group") -> None:
+        """Tell those who waited for marks that are there now."""
+        for (sender, companion), (locate, needed) in list(self._locating.items()):
+            if _marked(basic, companion) >= needed:
+                del self._locating[sender, companion]
+                basic.readers.on_locate(sender, locate)
+
+    def gone(self, node: NodeId) -> None:
+        for asked in [asked for asked in self._locating if asked[0] == node]:
+            del self._locating[asked]
 
     def _mark(self, partition: Partition, validated: "Group", basic: "Group") -> None:
         end = validated.log.partition(partition).end
@@ -92,3 +125,8 @@ class Marking:
         else:
             # There is no room for so many at once.
             self._behind[partition] = None
+
+
+def _marked(basic: "Group", companion: Partition) -> int:
+    """How many validated batches have their places in a companion."""
+    return basic.log.line(Line(MARKER, *companion)).next - 1

@@ -14,6 +14,7 @@ from quorate.core.ids import MARKER, MemberId, NodeId, TopicId, member_of, topic
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.messages import Message, Operation, Request
 from quorate.core.ordering import (
+    END_US,
     Absent,
     Accept,
     Allow,
@@ -197,6 +198,7 @@ class Ordering:
         """Whoever was away says itself where it stands."""
 
     def disconnected(self, peer: NodeId) -> None:
+        self._marking.gone(peer)
         for group in self.groups.values():
             group.readers.gone(peer)
 
@@ -209,6 +211,8 @@ class Ordering:
         if (both := self._validated_and_basic) is not None:
             self._marking.flush(*both)
         left = [group.flush() for group in list(self.groups.values())]
+        if both is not None:
+            self._marking.answer(both[1])
         return any(left)
 
     @property
@@ -294,11 +298,18 @@ class Ordering:
         elif message.partition >= topic.contract.partitions:
             self._refuse(sender, f"asked for partition {message.partition} of '{topic.name}'")
         elif isinstance(message, Locate):
-            group.readers.on_locate(sender, message)
+            self._on_locate(sender, message, topic, group)
         elif isinstance(message, Follow):
             group.readers.on_follow(sender, message)
         else:
             group.readers.on_allow(sender, message)
+
+    def _on_locate(self, sender: NodeId, locate: Locate, topic: Topic, group: Group) -> None:
+        validated, both = self.topics.get(topic_id(topic.companion_of)), self._validated_and_basic
+        if locate.time_us != END_US or validated is None or both is None:
+            group.readers.on_locate(sender, locate)
+        else:
+            self._marking.on_locate(sender, locate, validated, *both)
 
     def _on_mark(self, sender: NodeId, mark: Mark) -> None:
         topic, both = self.topics.get(mark.topic), self._validated_and_basic
