@@ -4,7 +4,8 @@ import pytest
 
 from chamber import BASIC_PARTITION, COMPANION, MARKS, OTHER, TOPIC, Chamber
 from council import READER, A, B, Flight
-from quorate.core.ids import MARKER, NodeId
+from quorate.core.cluster import CLIENT_NUMBER_MIN
+from quorate.core.ids import MARKER, NodeId, member_of, session_of
 from quorate.core.ordering import END_US, Append, Locate, Located, Mark, Marked, Propose, Received
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering.backlog import MARK
@@ -279,3 +280,9 @@ def test_a_proposal_with_marks_that_a_replica_has_not_come_to_is_accepted() -> N
 
 def _of(entries: list[Entry], node: NodeId) -> list[Entry]:
     return [entry for entry in entries if entry.publisher == node]
+
+
+def test_nobody_is_the_node_that_marks_are_of() -> None:
+    """Its number is a replica's, and links refuse a replica that comes in a session."""
+    assert member_of(MARKER) < CLIENT_NUMBER_MIN
+    assert session_of(MARKER) != 0
