@@ -691,21 +691,17 @@ class Consumer(Session):
     def _is_ours(self, arrival: Arrival) -> bool:
         """It is not if another member of the group reads it now, or if it is not validated, and we
         have just changed to what is."""
-        if not isinstance(arrival, Entry):
+        if not isinstance(arrival, Entry) or not (self._membership or self._turning):
             return True
         log, number = self._log_names[arrival.partition.topic], arrival.partition.number
         topic = self._topic_of(log)
         if self._membership is not None:
             return (log, number) in self._membership.held and log == self._log_of(topic)
-        is_wanted = bool(arrival.seal) or not self._is_validated(topic)
-        if not is_wanted and self._turning.get((topic, number), 0) is None:
+        if (topic, number) not in self._turning or arrival.seal:
+            return True
+        if self._turning[topic, number] is None:
             self._turning[topic, number] = arrival.origin
-        return is_wanted
-
-    def _is_validated(self, topic: str) -> bool:
-        return topic in self._wanted and (
-            self.cluster.contract(topic).validated and self._log_of(topic) == topic
-        )
+        return False
 
     def _on_news(self, outcome: Outcome) -> None:
         if isinstance(outcome, Answered):
