@@ -23,6 +23,7 @@ from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.ordering.validation import Sealer, Validation
 from quorate.protocol.source import Source
 from quorate.protocol.topic import Topic
+from quorate.sim.disks import SimDisk
 from stage import pairwise_macs
 
 OTHER = 1501
@@ -98,8 +99,8 @@ class Chamber(Council):
         for client in self.clients.values():
             client.disconnected(replica)
 
-    def reboot(self, replica: NodeId) -> None:
-        super().reboot(replica)
+    def restart(self, replica: NodeId, disk: SimDisk) -> None:
+        super().restart(replica, disk)
         for client in self.clients.values():
             client.connected(replica)
 

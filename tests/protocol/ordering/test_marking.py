@@ -1,16 +1,30 @@
 """Validated batches among those that nobody validates, wired by hand (docs/decisions/0021)."""
 
+from random import Random
+
 import pytest
 
 from chamber import BASIC_PARTITION, COMPANION, MARKS, OTHER, TOPIC, Chamber
 from council import READER, A, B, Flight
 from quorate.core.cluster import CLIENT_NUMBER_MIN
 from quorate.core.ids import MARKER, NodeId, member_of, session_of
-from quorate.core.ordering import END_US, Append, Locate, Located, Mark, Marked, Propose, Received
+from quorate.core.ordering import (
+    END_US,
+    Append,
+    Locate,
+    Located,
+    Mark,
+    Marked,
+    Partition,
+    Propose,
+    Received,
+)
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering.backlog import MARK
-from quorate.protocol.ordering.log import LINES_PER_MEMBER_MAX, OrderLog
+from quorate.protocol.ordering.lines import WAITING_BATCHES_MAX
+from quorate.protocol.ordering.log import LINES_PER_MEMBER_MAX, OrderLog, PartitionState
 from quorate.protocol.ordering.placement import GroupKind
+from quorate.sim.disks import SimDisk
 from stage import events
 
 
@@ -286,3 +300,87 @@ def test_nobody_is_the_node_that_marks_are_of() -> None:
     """Its number is a replica's, and links refuse a replica that comes in a session."""
     assert member_of(MARKER) < CLIENT_NUMBER_MIN
     assert session_of(MARKER) != 0
+
+
+class Trouble:
+    """Publishing, with one replica at a time that is away, and messages that get lost."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = Random(seed)
+        self.chamber = Chamber(snapshot_every=self.chance.choice([3, 4096]))
+        self.published = {A: 0, B: 0}
+        self._away: tuple[NodeId, SimDisk] | None = None
+
+    def happens(self) -> None:
+        self.chance.choice([self._validated, self._basic, self._crash, self.recover])()
+        self.chamber.run(self.chance.choice([0.05, 0.2, 1.0]), self._arrives)
+
+    def recover(self) -> None:
+        if self._away is not None:
+            self.chamber.restart(*self._away)
+            self._away = None
+
+    def _validated(self) -> None:
+        self._publish(A, TOPIC)
+
+    def _basic(self) -> None:
+        self._publish(B, COMPANION)
+
+    def _publish(self, node: NodeId, name: str) -> None:
+        line = self.chamber.publisher(node, name)
+        for _ in range(self.chance.randint(1, 3)):
+            line.add(events(b"%d of %d" % (line.next, node)), 1)
+            self.published[node] += 1
+        self.chamber.collect()
+
+    def _crash(self) -> None:
+        self.recover()
+        replica = self.chance.randrange(4)
+        self._away = replica, self.chamber.seats[replica].disk
+        self.chamber.crash(replica)
+
+    def _arrives(self, _: Flight) -> bool:
+        return self.chance.random() > 0.05
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_under_crashes_and_loss_all_readers_see_one_order_with_everything_in_it(seed: int) -> None:
+    trouble = Trouble(seed)
+    chamber = trouble.chamber
+    chamber.reader(READER)
+    for _ in range(25):
+        trouble.happens()
+    # When all are there and nothing is lost any more
+    trouble.recover()
+    chamber.run(20)
+    chamber.reader(OTHER)
+    chamber.run(2)
+    # Then whoever reads, from when on ever, has read the same,
+    whole = chamber.read(READER)
+    assert kinds(whole) == kinds(chamber.read(OTHER))
+    assert [entry.offset for entry in whole] == list(range(len(whole)))
+    # and all that either published, once and in its order.
+    for node, count in trouble.published.items():
+        assert [entry.sequence for entry in _of(whole, node)] == list(range(1, count + 1))
+
+
+def test_who_begins_to_read_need_not_wait_for_the_next_time_that_marks_are_made() -> None:
+    chamber = Chamber()
+    chamber.run(1.5)
+    add(chamber, A, TOPIC, count=2)
+    assert chamber.marked(0) == 0
+    chamber.reader()
+    chamber.settle()
+    assert kinds(chamber.read()) == [(A, 1, 0), (A, 2, 1)]
+
+
+def test_what_there_is_no_room_for_is_marked_as_soon_as_there_is() -> None:
+    chamber = Chamber()
+    chamber.reader()
+    count = WAITING_BATCHES_MAX + 5
+    for replica in (0, 1, 2):
+        # As if so much had been decided while nobody could mark it.
+        state = PartitionState(end=count)
+        chamber.validated(replica).log.state.partitions[Partition(chamber.topic.id, 0)] = state
+    chamber.run(1.2)
+    assert [chamber.marked(replica) for replica in (0, 1, 2)] == [count] * 3

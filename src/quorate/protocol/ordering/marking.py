@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from quorate.core.ids import MARKER, NodeId, topic_id
-from quorate.core.ordering import Line, Locate, Mark, Marked, Partition
+from quorate.core.ordering import Follow, Line, Locate, Mark, Marked, Partition
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 
@@ -46,7 +46,7 @@ class Marking:
         self._outbox = outbox
         # Validated partitions that have companions, and the companions' own.
         self._companions: dict[Partition, Partition] = {}
-        # Those with decided batches that are not marked, as far as we heard.
+        # Those of which more is to be marked at once than there was room for.
         self._behind: dict[Partition, None] = {}
         # Who asked where a companion ends, and how many marks it has to have by then.
         self._locating: dict[tuple[NodeId, Partition], tuple[Locate, int]] = {}
@@ -63,11 +63,11 @@ class Marking:
 
     def flush(self, validated: "Group", basic: "Group") -> None:
         """Mark what was decided in this turn, where somebody waits for it."""
-        for partition in validated.take_grown():
-            if partition in self._companions:
-                self._behind[partition] = None
         for partition in list(self._behind):
-            if basic.readers.are_on(self._companions[partition]):
+            self._mark(partition, validated, basic)
+        for partition in validated.take_grown():
+            companion = self._companions.get(partition)
+            if companion is not None and basic.readers.are_on(companion):
                 self._mark(partition, validated, basic)
 
     def tick(self, validated: "Group", basic: "Group") -> None:
@@ -89,6 +89,12 @@ class Marking:
             self._outbox.answer(sender, answer, 0)
         else:
             self._mark(Partition(validated_topic.id, mark.partition), validated, basic)
+
+    def on_follow(
+        self, follow: Follow, validated_topic: Topic, validated: "Group", basic: "Group"
+    ) -> None:
+        """Somebody begins to read a companion, and wants all that is decided."""
+        self._mark(Partition(validated_topic.id, follow.partition), validated, basic)
 
     def on_locate(
         self, sender: NodeId, locate: Locate, validated_topic: Topic, validated: "Group",

@@ -298,8 +298,14 @@ class Ordering:
             self._on_locate(sender, message, topic, group)
         elif isinstance(message, Follow):
             group.readers.on_follow(sender, message)
+            self._on_follow(message, topic)
         else:
             group.readers.on_allow(sender, message)
+
+    def _on_follow(self, follow: Follow, topic: Topic) -> None:
+        validated, both = self.topics.get(topic_id(topic.companion_of)), self._validated_and_basic
+        if validated is not None and both is not None:
+            self._marking.on_follow(follow, validated, *both)
 
     def _on_locate(self, sender: NodeId, locate: Locate, topic: Topic, group: Group) -> None:
         validated, both = self.topics.get(topic_id(topic.companion_of)), self._validated_and_basic
