@@ -9,9 +9,10 @@ import pytest
 
 from clusters import TestCluster, quorate, running_cluster
 from flows import PATIENCE_S
-from logs import next_records
-from quorate.client import BlockingConsumer, BlockingProducer, Consumer, Producer, Record
+from logs import follows, leader, next_records
+from quorate.client import Admin, BlockingConsumer, BlockingProducer, Consumer, Producer, Record
 from quorate.core.errors import ConfigError, LocalProtocolError
+from quorate.runtime.local import OPERATOR
 from traffic import until
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -21,6 +22,7 @@ VALIDATED = {"order": "total", "validated": True}
 TOPICS = (
     "table", "late", "producer", "consumer", "half", "mixed", "refused", "tail", "groups",
     "basic-groups", "mixed-groups", "stalled", "blocking", "shell",
+    "killed",
 )  # fmt: skip
 QUIET_S = 1.5
 
@@ -271,6 +273,77 @@ def test_all_who_do_not_validate_read_one_order_of_both_kinds(cluster: TestClust
             assert values(await next_records(consumer, 163)) == values(first)[137:]
 
     asyncio.run(story())
+
+
+async def publish_until(
+    directory: Path, topic: str, name: str, done: asyncio.Event, *, basic: bool
+) -> int:
+    """One event after the other; says how many that were."""
+    number = 0
+    async with Producer(directory, name, batch_events=1) as producer:
+        if basic:
+            await producer.update_topology([])
+        while not done.is_set():
+            await producer.send(topic, b"%s %d" % (name.encode(), number))
+            number += 1
+    return number
+
+
+async def read_until(
+    directory: Path, topic: str, name: str, seen: list[Record], done: asyncio.Event
+) -> None:
+    """Everything from the beginning, without validation."""
+    async with Consumer(directory, name) as consumer:
+        await consumer.update_topology([])
+        consumer.subscribe([topic], start="begin")
+        while not done.is_set():
+            seen += await consumer.poll_many(100, 0.05)
+
+
+def test_one_order_holds_while_those_who_order_it_are_killed_and_come_back(
+    cluster: TestCluster,
+) -> None:
+    directory = cluster.directory
+
+    async def story() -> None:
+        read_by: dict[str, list[Record]] = {"carol": [], "dave": []}
+        published, complete = asyncio.Event(), asyncio.Event()
+
+        async def more(count: int) -> None:
+            goal = len(read_by["carol"]) + count
+            await until(lambda: len(read_by["carol"]) >= goal)
+
+        async with Admin(directory, OPERATOR) as admin, asyncio.TaskGroup() as tasks:
+            for name, seen in read_by.items():
+                tasks.create_task(read_until(directory, "killed", name, seen, complete))
+            flows = [
+                tasks.create_task(publish_until(directory, "killed", name, published, basic=basic))
+                for name, basic in (("alice", False), ("bob", True))
+            ]
+            for protection in ("crash", "byzantine"):
+                # When whoever leads either group is killed in the middle of it, and starts again
+                await more(60)
+                name = await leader(admin, protection)
+                cluster.launcher.stop(name, kill=True)
+                await more(60)
+                cluster.revive()
+                await follows(admin, protection, name)
+            published.set()
+            counts = [await each for each in flows]
+            await until(lambda: all(len(seen) >= sum(counts) for seen in read_by.values()))
+            complete.set()
+        # Then both read the same, with everything in it once, in the order of each producer.
+        first, second = read_by.values()
+        assert values(first) == values(second)
+        assert [record.offset for record in first] == list(range(sum(counts)))
+        for publisher, count in zip((b"alice", b"bob"), counts, strict=True):
+            mine = [value for value in values(first) if value.startswith(publisher)]
+            assert mine == [b"%s %d" % (publisher, number) for number in range(count)]
+
+    try:
+        asyncio.run(story())
+    finally:
+        cluster.revive()
 
 
 # Groups
