@@ -17,8 +17,10 @@ from typing import TypeVar
 from quorate.core.cluster import Cluster
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import SEAL_BYTES, AnnounceSealed, Append, Line
+from quorate.core.ordering import SEAL_BYTES, AnnounceSealed, Append, Line, Stored
 from quorate.crypto.digests import digest
+from quorate.crypto.receipts import Receipt
+from quorate.crypto.sids import Place
 from quorate.protocol.machine import Ready, Report
 from quorate.protocol.misbehaviour import Rewrite, behave
 from quorate.protocol.ordering.group import Group
@@ -140,6 +142,7 @@ class Council:
     rewrites: dict[NodeId, Rewrite] = field(default_factory=dict)
     # How many times each replica got another key, as those know who start from now on.
     keys: dict[NodeId, int] = field(default_factory=dict)
+    names: Mapping[NodeId, str] = field(default_factory=lambda: NAMES)
 
     def __post_init__(self) -> None:
         self.topic: Topic = topic(self.table, f=self.f)
@@ -186,6 +189,12 @@ class Council:
         for replica in self.seats:
             self.step(publisher, replica, whole if replica in keeping else named)
         self.collect()
+
+    def receipt(self, store: NodeId, publisher: NodeId, chain: bytes) -> Stored:
+        """What a store signs for the first batch of a validated line, if it has it or not."""
+        place = Place.of(CLUSTER, "t", 0, publisher)
+        signature = SimSigner(store).attest(Receipt(place, 1, 1, chain).encode())
+        return Stored(publisher, T, 0, 1, 1, chain, signature)
 
     def step(self, sender: NodeId, receiver: NodeId, message: Message) -> None:
         self.seats[receiver].ordering.step(sender, message)
@@ -311,25 +320,28 @@ class Council:
         outbox.now_us = self.now_us
         ordering = Ordering(
             replica,
-            [self.topic] if self.cluster is None else (),
-            NAMES,
+            self._topics() if self.cluster is None else (),
+            self.names,
             signer=signer,
             notaries=notaries,
             store=store,
             found=store.found(),
             wall_us=partial(self._wall_us, replica),
             outbox=outbox,
-            validation=self._validation(),
             pace=self.pace,
             rooms=self.rooms,
             cluster=self.cluster,
+            validation=self._validation(),
             snapshot_every=self.snapshot_every,
         )
         self.seats[replica] = Seat(ordering, outbox, disk, store, signer, notaries)
         self.seats = dict(sorted(self.seats.items()))
 
-    def _validation(self) -> Validation:
-        return Validation(CLUSTER, [self.topic], {each: public_key(each) for each in NAMES})
+    def _topics(self) -> list[Topic]:
+        return [self.topic]
+
+    def _validation(self) -> Validation | None:
+        return Validation(CLUSTER, self._topics(), {each: public_key(each) for each in NAMES})
 
     def _wall_us(self, replica: NodeId, _: int) -> int:
         return WALL_US + self.ahead_us.get(replica, 0)

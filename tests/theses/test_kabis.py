@@ -22,14 +22,13 @@ from quorate.core.messages import Message
 from quorate.core.ordering import (
     SEAL_BYTES,
     Absent,
-    Announce,
+    AnnounceSealed,
     Append,
     Line,
     Ordered,
     Partition,
     Propose,
     Received,
-    Stored,
 )
 from quorate.crypto.digests import digest, seal_digest
 from quorate.crypto.events import event_bytes
@@ -183,7 +182,7 @@ def test_replicas_order_sids_without_the_events_that_they_name() -> None:
     council = Council(VALIDATED)
     payload = sealed_batch(A, 1, LARGE)
     council.say(A, (0, 1), Append(T, 0, 1, [payload], [digest(payload)]))
-    council.say(A, (2, 3), Announce(T, 0, 1, [], [payload[:SEAL_BYTES]]))
+    council.say(A, (2, 3), AnnounceSealed(T, 0, 1, [payload[:SEAL_BYTES]]))
     council.settle()
     assert [council.group(each).consensus.slot for each in council.seats] == [2, 2, 2, 2]
     assert council.log(2) == council.log(3) == []
@@ -240,7 +239,7 @@ def test_a_batch_goes_to_f_plus_1_stores_and_its_sid_to_everybody() -> None:
     sent = push.sent()
     kinds = [type(message) for messages in sent.values() for message in messages]
     assert kinds.count(Append) == 2
-    assert kinds.count(Announce) == 2
+    assert kinds.count(AnnounceSealed) == 2
     (payload,) = {
         message.payloads[0]
         for messages in sent.values()
@@ -251,7 +250,7 @@ def test_a_batch_goes_to_f_plus_1_stores_and_its_sid_to_everybody() -> None:
         message.seals[0]
         for messages in sent.values()
         for message in messages
-        if isinstance(message, Announce)
+        if isinstance(message, AnnounceSealed)
     }
     assert seals == {payload[:SEAL_BYTES]}
     assert body_of(payload) == LARGE
@@ -340,10 +339,10 @@ def test_a_sid_whose_event_nobody_has_blocks_nobody() -> None:
     council = Council(VALIDATED, byzantine=(3,))
     payload = sealed_batch(A, 1, LARGE)
     chain = chained(CHAIN_START, [digest(payload)])[-1]
-    council.say(A, council.seats, Announce(T, 0, 1, [], [payload[:SEAL_BYTES]]))
+    council.say(A, council.seats, AnnounceSealed(T, 0, 1, [payload[:SEAL_BYTES]]))
     # f stores say that they have it, and do not.
     council.say(3, council.seats, Received(A, T, 0, 1, chain))
-    council.say(3, council.seats, Stored(A, T, 0, 1, 1, chain))
+    council.say(3, council.seats, council.receipt(3, A, chain))
     council.publish(B, 1, sealed_batch(B, 1))
     council.run(5)
     assert logs(council) == {(sealed_batch(B, 1),)}
@@ -396,7 +395,7 @@ def test_nobody_is_shown_to_have_signed_what_it_did_not() -> None:
     span = span_of(B, 1, made_up)
     council.say(0, council.seats, Propose(council.number, 1, 1, value_of(span)))
     council.say(0, council.seats, Received(B, T, 0, 1, span.chain))
-    council.say(0, council.seats, Stored(B, T, 0, 1, 1, span.chain))
+    council.say(0, council.seats, council.receipt(0, B, span.chain))
     council.run(20)
     council.publish(B, 1, sealed_batch(B, 1))
     council.run(20)

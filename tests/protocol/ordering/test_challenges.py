@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from council import CLUSTER, READER, VALIDATED, A, Council, T, sealed_by
+from council import READER, VALIDATED, A, Council, T, sealed_by
 from quorate.core.ids import NodeId
 from quorate.core.ordering import (
     Absent,
@@ -24,6 +24,7 @@ from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary
+from quorate.sim.sealing import CLUSTER
 
 PARTITION = Partition(T, 0)
 FIRST, SECOND, THIRD, LAST = stores_of((0, 1, 2, 3), PARTITION)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from council import CLUSTER, A, B, Council, T, sealed_by, span_of
 from council import VALIDATED as TABLE
+from council import A, B, Council, T, sealed_by, span_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Line, Partition, Stored
 from quorate.crypto.digests import digest
@@ -17,6 +17,7 @@ from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.records import Placed
 from quorate.protocol.ordering.value import CHAIN_START, chained
 from quorate.sim.order_stage import SimSigner
+from quorate.sim.sealing import CLUSTER
 
 PARTITION = Partition(T, 0)
 FIRST, SECOND, THIRD, LAST = stores_of((0, 1, 2, 3), PARTITION)

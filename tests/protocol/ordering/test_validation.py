@@ -32,7 +32,6 @@ from quorate.core.ordering import (
     Propose,
     Received,
     Retrieved,
-    Stored,
 )
 from quorate.crypto.digests import digest, payload_digest
 from quorate.crypto.identity import Identity
@@ -283,7 +282,7 @@ def test_one_that_says_it_stores_a_batch_is_not_enough_for_its_order() -> None:
 
     council.say(A, council.seats, announced(payload))
     council.say(3, council.seats, Received(A, T, 0, 1, chain))
-    council.say(3, council.seats, Stored(A, T, 0, 1, 1, chain))
+    council.say(3, council.seats, council.receipt(3, A, chain))
     council.publish(B, 1, sealed_batch(B, 1))
     council.run(5)
 
@@ -466,7 +465,7 @@ class Office(Council):
         # Nobody hears meanwhile how far others received what dora published.
         self.run(1, lambda f: not (isinstance(f.message, Received) and f.message.topic == T))
 
-    def hand_in(self, node: NodeId, identity: Identity, to: Iterable[NodeId]) -> bytes:
+    def publish_as(self, node: NodeId, identity: Identity, to: Iterable[NodeId]) -> bytes:
         place = Place.of(CLUSTER, "t", 0, node)
         payload = sealed(
             place, 1, batch_of_values(b"1"), events=1, time_us=0,
@@ -490,12 +489,12 @@ def test_a_command_that_gives_a_client_another_key_ends_what_the_former_one_can_
     before, late, after = SESSIONS
     for session in SESSIONS:
         office.command(session, Register("t", LEASE_US_MAX))
-    first = office.hand_in(before, office.old, office.seats)
+    first = office.publish_as(before, office.old, office.seats)
     office.run(1)
     office.renew()
 
-    office.hand_in(late, office.old, office.seats)
-    last = office.hand_in(after, office.new, office.seats)
+    office.publish_as(late, office.old, office.seats)
+    last = office.publish_as(after, office.new, office.seats)
     office.run(1)
 
     assert logs(office) == 4 * [[first, last]]
@@ -507,11 +506,11 @@ def test_what_f_plus_1_took_before_a_key_changed_is_ordered_after_that() -> None
     office = Office()
     session = SESSIONS[0]
     office.command(session, Register("t", LEASE_US_MAX))
-    payload = office.hand_in(session, office.old, (1, 2))
+    payload = office.publish_as(session, office.old, (1, 2))
     office.drop()
     office.renew()
     assert logs(office) == 4 * [[]]
-    office.hand_in(session, office.old, (0, 3))
+    office.publish_as(session, office.old, (0, 3))
     assert bad_sids(office) == {session}
 
     office.run(5)
