@@ -132,8 +132,18 @@ class Producer(Session):
         batch_bytes: int = BATCH_BYTES,
         compression: str = "none",
         timeout_s: float = 30.0,
+        stores: int | None = None,
     ) -> None:
+        """Large batches of log topics go to so many `stores`: to f + 1, unless more are asked for.
+
+        Each of the other replicas has the digest, and that is enough to order them.
+        """
         super().__init__(cluster, identity)
+        stores_min, stores_max = self.cluster.f + 1, len(self.cluster.replicas)
+        if stores is not None and not stores_min <= stores <= stores_max:
+            raise LocalProtocolError(
+                f"{stores} stores for a batch; allowed are {stores_min} to {stores_max}"
+            )
         if not 1 <= batch_events <= 1_000_000 or not 1 <= batch_bytes <= BATCH_BYTES_MAX // 2:
             raise LocalProtocolError(
                 f"a batch holds 1 to 1000000 events and 1 to {BATCH_BYTES_MAX // 2} bytes, "
@@ -155,7 +165,7 @@ class Producer(Session):
             wall_us=lambda: time.time_ns() // 1000, salt=lambda: secrets.token_bytes(SALT_BYTES),
         )  # fmt: skip
         self._source = Source(
-            self.node, topics_of(self.cluster), self._macs, session=1, sealer=sealer
+            self.node, topics_of(self.cluster), self._macs, session=1, sealer=sealer, stores=stores
         )
         self._checker: asyncio.Task[None] | None = None
 

@@ -101,6 +101,16 @@ def test_a_large_batch_goes_to_f_plus_1_stores_and_its_digest_to_the_others(
     )
 
 
+def test_a_large_batch_goes_to_as_many_stores_as_were_asked_for() -> None:
+    look = Outlook()
+    line = LineOutgoing(topic(BYZANTINE), LINE, look.outbox, stores=4)
+    line.add(LARGE, 1)
+    line.flush(lambda _: True)
+
+    whole = Append(T, 0, 1, [LARGE], [digest(LARGE)])
+    assert look.take().send == [(replica, whole) for replica in range(4)]
+
+
 def test_partitions_begin_with_different_stores() -> None:
     firsts = set()
     for partition in range(4):

@@ -97,8 +97,12 @@ class LineOutgoing:
         outbox: Outbox,
         under_way: UnderWay | None = None,
         sealer: Sealer | None = None,
+        stores: int | None = None,
     ) -> None:
-        """`under_way` is shared by all lines of a source; a validated topic needs a `sealer`."""
+        """`under_way` is shared by all lines of a source; a validated topic needs a `sealer`.
+
+        Large payloads go to so many `stores`; to f + 1, unless told.
+        """
         if topic.contract.validated and sealer is None:
             raise LocalProtocolError(f"topic '{topic.name}' is validated, and nobody here signs")
         self.topic, self.line = topic, line
@@ -109,7 +113,7 @@ class LineOutgoing:
         self._kept: dict[Sequence, Kept] = {}
         self._outbox = outbox
         self._stores = stores_of(topic.members, Partition(line.topic, line.partition))
-        self._stores_used = topic.f + 1
+        self._stores_used = min(stores or topic.f + 1, len(self._stores))
         # What each replica is sent next.
         self._next = dict.fromkeys(topic.members, 1)
         # Who said which position for the batches from a sequence number on.
