@@ -109,4 +109,5 @@ def _title(row: Row) -> str:
         link_security="tls" if row.link_security == "tls" else "mac",
         fsync=row.fsync,
         publishers=row.publishers,
+        validated=row.validated,
     ).title
