@@ -63,6 +63,13 @@ class Trial:
         return f"{self.validated} of {TOPICS} validated{stores}"
 
     @property
+    def part(self) -> str:
+        """The word for such trials on the command line."""
+        if self.system != QUORATE:
+            return "kafka" if self.system == KAFKA else "whole"
+        return "embedded" if self.store == EMBEDDED else "kafka-stores"
+
+    @property
     def topics(self) -> list[str]:
         """The validated ones first."""
         return [f"topic-{number}" for number in range(TOPICS)]
@@ -106,7 +113,7 @@ def headline_plan() -> list[Experiment]:
 def chosen(
     plan: Iterable[Trial],
     *,
-    curves: Collection[str] = (),
+    parts: Collection[str] = (),
     sizes: Collection[int] = (),
     validated: Collection[int] = (),
 ) -> list[Trial]:
@@ -114,20 +121,10 @@ def chosen(
     return [
         trial
         for trial in plan
-        if (not curves or kind_of(trial) in curves)
+        if (not parts or trial.part in parts)
         and (not sizes or trial.event_bytes in sizes)
         and (not validated or trial.system != QUORATE or trial.validated in validated)
     ]
-
-
-KINDS = (EMBEDDED, "kafka-stores", "kafka", "whole")
-
-
-def kind_of(trial: Trial) -> str:
-    """The word for such a trial on the command line."""
-    if trial.system == QUORATE:
-        return EMBEDDED if trial.store == EMBEDDED else "kafka-stores"
-    return "kafka" if trial.system == KAFKA else "whole"
 
 
 def _plan(sizes: Iterable[int], validated: Iterable[int]) -> Iterable[Trial]:
