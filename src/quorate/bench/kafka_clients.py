@@ -31,12 +31,17 @@ POLL_SECONDS = 0.05
 MESSAGES_MAX = 1000
 
 
+def require_kafka() -> None:
+    """Say that it is missing before anything is measured rather than after it."""
+    import confluent_kafka  # noqa: F401
+
+
 def make_topics(bootstrap: str, topics: list[str]) -> None:
     """Topics of one partition each."""
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     wanted = [NewTopic(topic, num_partitions=1, replication_factor=1) for topic in topics]
     for future in admin.create_topics(wanted).values():
         future.result()
@@ -46,7 +51,7 @@ def remove_topics(bootstrap: str, topics: list[str]) -> None:
     """What a trial wrote is of no use to the next one, and takes its place on the disk."""
     from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     for future in admin.delete_topics(topics).values():
         future.result()
 

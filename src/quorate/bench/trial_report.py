@@ -33,12 +33,16 @@ if TYPE_CHECKING:
 _HEADINGS = (
     "bytes", "produced\nevents/s", "lowest..highest", "MB/s", "ratio\nto pipe",
     "consumed\nevents/s", "lowest..highest", "MB/s", "ratio\nto pipe", "pipe\nMB/s",
-    "events in\na batch", "receipt\np50 ms", "p50 ms", "p99 ms", "lost", "wrong",
+    "events in\na batch", "processor\nµs/event", "receipt\np50 ms", "p50 ms", "p99 ms",
+    "lost", "wrong",
 )  # fmt: skip
 
 
 def table_of(rows: Sequence[TrialRow]) -> Group:
-    """Producers and consumer, and the raw pipe with frames as long as a full batch."""
+    """Producers and consumer, and the raw pipe with frames as long as a full batch.
+
+    What an event costs all processes together is less moved by others who use the machine.
+    """
     title = f"{PRODUCERS} producers and a consumer on {TOPICS} topics"
     table = Table(title=f"{title}, with the raw pipe of the same run")
     table.add_column("trial", ratio=1)
@@ -64,6 +68,7 @@ def _cells(row: TrialRow) -> list[str]:
         _ratio(row.ratio_to_pipe),
         f"{row.pipe_mb_per_s:,.0f}",
         f"{row.events_per_batch:,.0f}" if row.events_per_batch else "",
+        f"{sum(row.processor_us_per_event.values()):.1f}",
         f"{row.receipt_p50_ms:,.0f}" if row.receipt_p50_ms else "",
         f"{row.p50_ms:,.0f}",
         f"{row.p99_ms:,.0f}",

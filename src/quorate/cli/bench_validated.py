@@ -9,6 +9,7 @@ from rich.console import Group
 from quorate.bench import report, targets, trial_report
 from quorate.bench.broadcast import Timing, run_all
 from quorate.bench.experiments import Experiment
+from quorate.bench.kafka_clients import require_kafka
 from quorate.bench.rows import Row
 from quorate.bench.rows import as_json as json_of
 from quorate.bench.trial_rows import TrialRow
@@ -81,6 +82,8 @@ def validated(
     plan = chosen(plan, parts=only or (), sizes=size or (), validated=topics or ())
     is_all = not (only or size or topics)
     headlines = headline_plan() if is_all or Part.headline in (only or ()) else []
+    if any(Part.kafka in trial.part for trial in plan):
+        require_kafka()
     timing = Timing.of(seconds or (QUICK_SECONDS if quick else SECONDS))
     rows, headline_rows = _measured(plan, headlines, timing, repeat)
     if output is not None:
