@@ -101,7 +101,10 @@ class ReplicaProcess:
             name_of=cluster.name_of,
             disk=self.keeper.store if self.keeper is not None else None,
             on_disk_error=self._on_disk_error,
+            on_deposit=self.keeper.outside.deposit if self.keeper is not None else None,
         )
+        if self.keeper is not None:
+            self.keeper.outside.attach(self._driver, self.broker, self._on_store_trouble)
         self._transport = Transport(cluster, identity, self._driver)
         if self.broker.ordering is not None and self.broker.ordering.steward is not None:
             self._adopt(self.broker.ordering.steward.control.cluster)
@@ -225,6 +228,8 @@ class ReplicaProcess:
     def _health(self) -> str:
         if self._driver.disk_full:
             return "disk full"
+        if self.keeper is not None and self.keeper.outside.trouble:
+            return "store in trouble"
         return "ok" if self.misbehaviour == "none" else "misbehaving"
 
     def _regency(self) -> int | None:
@@ -286,6 +291,10 @@ class ReplicaProcess:
 
     def _on_report(self, report: Report) -> None:
         self.offences.note(report.node, report.kind, report.detail)
+
+    def _on_store_trouble(self, sentence: str) -> None:
+        """We vouch for the store outside, so what it does we do."""
+        self.offences.note(self.me.number, "store", sentence)
 
     def _on_offence(self, peer: NodeId | None, address: str, sentence: str) -> None:
         self.offences.note(peer, "offence", f"{sentence} (from {address})")
