@@ -24,6 +24,8 @@ MEMBER_ID_MAX = 2**32 - 1
 NODE_ID_MAX = 2**64 - 1
 SESSION_MAX = 2**32 - 1
 SEQUENCE_MAX = 2**64 - 1
+# Nobody's node: the line of marks in a companion (`protocol/ordering/marking.py`) has it.
+MARKER: NodeId = MEMBER_ID_MAX
 
 
 class Lane(IntEnum):

@@ -419,6 +419,29 @@ class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=20):
     count: _Number = 1
 
 
+# Validated and basic
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=45):
+    """Client to replica: say when the validated batches before `offset` have their places among
+    those of this companion. It is asked again until it is so."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    offset: _Number
+
+
+class Marked(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=46):
+    """Replica to client: up to `end` the companion has the marks of so many validated batches."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    end: _Number
+    marked: _Number
+
+
 # Control
 
 
@@ -496,6 +519,8 @@ OrderMessage: TypeAlias = (
     | Entries
     | Chained
     | Absent
+    | Mark
+    | Marked
     | Concluded
     | Recall
     | Assigned

@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ids import MARKER, Digest, NodeId, Sequence
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
     Accept,
@@ -135,6 +135,8 @@ class Group:
         # When a slot was decided last, and how many batches that ordered.
         self._progress_us = 0
         self._last_batches = 0
+        # Validated partitions with batches that were decided since somebody asked.
+        self._grown: dict[Partition, None] = {}
 
     def _hand_on(self, notary: Notary | None) -> None:
         """The parts that sign, write down and tell what was decided."""
@@ -244,7 +246,16 @@ class Group:
         self.consensus.flush()
         return self.readers.flush()
 
+    def take_grown(self) -> list[Partition]:
+        """Validated partitions that have grown since the last call."""
+        grown, self._grown = self._grown, {}
+        return list(grown)
+
     # Requests
+
+    def mark(self, line: Line, through: Sequence) -> bool:
+        """So many validated batches are to have a place here (`marking.py`)."""
+        return self.backlog.mark(line, through)
 
     def on_append(self, sender: NodeId, append: Append) -> None:
         line = Line(sender, append.topic, append.partition)
@@ -306,9 +317,12 @@ class Group:
             return
         self.backlog.unsaid = {}
         consensus, rules = self.consensus, self.roster.rules
-        if consensus.is_leader or rules.voices_to_propose == 1 or not consensus.takes_part:
+        if consensus.is_leader or not consensus.takes_part:
             return
         for line, waiting in unsaid.items():
+            if rules.voices_to_propose == 1 and line.publisher != MARKER:
+                # Its publisher gave it to the leader, too. Marks have no publisher.
+                continue
             chain = waiting.chain_at(waiting.direct)
             if chain is not None and waiting.direct >= waiting.next:
                 self._outbox.send(consensus.leader, Received(*line, waiting.direct, chain))
@@ -321,6 +335,9 @@ class Group:
         if received.through < waiting.next:
             # Its last word counts, and it may have forgotten what it said before a restart.
             waiting.heard.pop(sender, None)
+            return
+        if line.publisher == MARKER:
+            self.backlog.mark(line, received.through)
             return
         waiting.heard[sender] = received
         self.backlog.has_news = True
@@ -413,17 +430,22 @@ class Group:
 
     def _is_span_acceptable(self, span: Span) -> bool:
         if self.backlog.may_append(span.line) and self.backlog.is_open(span.line):
+            self.backlog.foresee(span)
             return self.retrieval.is_acceptable(span)
         self._outbox.report(self.consensus.leader, "bad-proposal", "of a line that may not be")
         return False
 
     def is_available(self, value: bytes) -> bool:
-        available = [self.retrieval.is_available(span) for span in Value.decode(value).spans]
+        spans = Value.decode(value).spans
+        for span in spans:
+            self.backlog.foresee(span)
+        available = [self.retrieval.is_available(span) for span in spans]
         return all(available)
 
     def can_apply(self, value: bytes) -> bool:
         spans = Value.decode(value).spans
         for span in spans:
+            self.backlog.foresee(span)
             if not self.retrieval.is_applicable(span):
                 self.retrieval.want(span)
                 self.retrieval.use_offer(span, is_certain=True)
@@ -487,6 +509,10 @@ class Group:
         if None in payloads:
             self._note_missing(placed, waiting, payloads)
         self.backlog.advance(waiting, placed.count)
+        if placed.publisher == MARKER:
+            return
+        if self._validation.covers(placed.topic):
+            self._grown[waiting.line.target] = None
         self._outbox.send(
             placed.publisher,
             Ordered(
