@@ -25,6 +25,7 @@ from quorate.bench.numbered import Numbered, Order, first_number, pack_number, t
 from quorate.bench.processes import Parent
 from quorate.client import Consumer, Producer, Receipt
 from quorate.client.queue import Arrival
+from quorate.core.contract import companion_name
 from quorate.core.ids import TopicId, topic_id
 from quorate.protocol.machine import Entry
 from quorate.runtime.loop import run
@@ -44,6 +45,8 @@ class TrialTask(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     topics: list[str]
     validated: list[str]
+    # Whether clients choose which topics they validate; otherwise it is as contracts say.
+    chooses: bool = False
     event_bytes: int
     # Which of the producers this one is, and who.
     producer: int = 0
@@ -154,6 +157,8 @@ async def produce(task: TrialTask) -> None:
     async with Producer(
         task.place, task.identity, linger_ms=LINGER_MS, stores=task.stores
     ) as producer:
+        if task.chooses:
+            await producer.update_topology(task.validated)
         for topic in task.topics:
             await producer.register(topic)
         topics = [TopicProducer(producer, task, topic, meter) for topic in task.topics]
@@ -223,6 +228,8 @@ class Tally:
 async def consume(task: TrialTask) -> None:
     parent = await Parent.connect()
     async with Consumer(task.place, CONSUMER) as consumer:
+        if task.chooses:
+            await consumer.update_topology(task.validated)
         consumer.subscribe(task.topics)
         await consumer.subscribed()
         tally, spent_s = Tally(task), time.process_time()
@@ -237,7 +244,9 @@ async def consume(task: TrialTask) -> None:
 
 
 async def _read_into(tally: Tally, consumer: Consumer, topics: list[str]) -> None:
+    # What is not validated comes from the companions of validated topics.
     names = {topic_id(topic): topic for topic in topics}
+    names |= {topic_id(companion_name(topic)): topic for topic in topics}
     while True:
         arrived = await consumer.poll_batches()
         now_ns, now_us = time.monotonic_ns(), time.time_ns() // 1000

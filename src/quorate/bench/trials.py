@@ -4,8 +4,9 @@ Source: Kabis 2023, section 4.1: three producers and one consumer, ten topics of
 and 10 are validated, and events of growing size, against plain Kafka and against BFT-SMaRt,
 "modified to transmit the event in plain instead of its SID".
 
-    quorate    batches gather as they do for anybody who calls `submit`; payloads go to f + 1
-               stores, which are the replicas themselves (embedded) or Kafka brokers
+    quorate    all topics can be validated, and clients choose with `update_topology` which are;
+               batches gather as they do for anybody who calls `submit`; payloads go to f + 1
+               replicas, which keep them themselves (embedded) or in a Kafka cluster each
     whole      the ordering of whole payloads: a Byzantine log that is not validated, and every
                batch goes whole to every replica
     kafka      one broker, `acks=all`, through confluent-kafka, with its own batching
@@ -34,11 +35,7 @@ HEADLINE = "headline"
 HEADLINE_EVENTS = 1000
 HEADLINE_BYTES = 253
 
-# What a topic is like for a client that validates it, for one that does not, and where whole
-# payloads are ordered.
-_VALIDATED = {"protection": "byzantine", "order": "total", "validated": True}
-_BASIC = {"protection": "crash", "order": "total"}
-_WHOLE = {"protection": "byzantine", "order": "total"}
+_LOG = {"protection": "byzantine", "order": "total"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +76,9 @@ class Trial:
         return self.topics[: self.validated]
 
     def contracts(self) -> dict[str, Contract]:
-        tables: list[dict[str, object]] = [{**_WHOLE}] * TOPICS
-        if self.system == QUORATE:
-            tables = [{**_VALIDATED}] * self.validated + [{**_BASIC}] * (TOPICS - self.validated)
-        return {
-            name: Contract.parse(name, table)
-            for name, table in zip(self.topics, tables, strict=True)
-        }
+        """All topics can be validated; which ones are, producers and consumer choose."""
+        log = {**_LOG, "validated": self.system == QUORATE}
+        return {name: Contract.parse(name, log) for name in self.topics}
 
 
 def full_plan() -> list[Trial]:
@@ -127,10 +120,12 @@ def chosen(
     ]
 
 
-def _plan(sizes: Iterable[int], validated: Iterable[int]) -> Iterable[Trial]:
+def _plan(sizes: Iterable[int], validated: Collection[int]) -> Iterable[Trial]:
     """What is compared is measured next to each other."""
     for size in sizes:
         for count in validated:
             yield Trial(validated=count, event_bytes=size)
+        for count in (min(validated), max(validated)):
+            yield Trial(store=KAFKA_STORES, validated=count, event_bytes=size)
         yield Trial(system=WHOLE, event_bytes=size)
         yield Trial(system=KAFKA, event_bytes=size)

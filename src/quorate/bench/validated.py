@@ -1,8 +1,8 @@
 """Running trials of validated topics: a cluster or a broker, three producers, and a consumer.
 
 The order is: pipe, cluster up, clients ready, warm-up, window, drain, cluster down, pipe, as in
-`broadcast.py`. A broker of Kafka stays for the whole run, because a Java machine needs a while to
-get fast; it has nothing to do while something else is measured. All topics are synced to disk
+`broadcast.py`. Brokers of Kafka stay for the whole run, because a Java machine needs a while to get
+fast; they have nothing to do while something else is measured. All topics are synced to disk
 before they are acknowledged, but for Kafka's, which writes and lets the system sync.
 """
 
@@ -21,15 +21,24 @@ from quorate.bench import kafka_clients
 from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick
 from quorate.bench.clients import Window, frame_bytes
 from quorate.bench.clusters import free_port, look, made, running
-from quorate.bench.kafka import running_brokers
+from quorate.bench.kafka import KafkaBroker, running_brokers
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import Worker, started
 from quorate.bench.trial_clients import CONSUMER, Consumed, Produced, TrialTask
 from quorate.bench.trial_rows import TrialRow, failed_row, merged, row_of
-from quorate.bench.trials import KAFKA, PRODUCERS, REPLICAS, WHOLE, Trial
+from quorate.bench.trials import (
+    KAFKA,
+    KAFKA_STORES,
+    PRODUCERS,
+    QUORATE,
+    REPLICAS,
+    WHOLE,
+    Trial,
+)
 from quorate.client import Admin
 from quorate.client.producer import BATCH_BYTES, BATCH_EVENTS
 from quorate.core.errors import QuorateError
+from quorate.core.stores import KafkaStore
 from quorate.runtime.local import OPERATOR
 
 BROKER_HEAP_MB = 1024
@@ -48,12 +57,12 @@ async def run_trials(
     """Run every trial so many times, in rounds, so that all see the same weather."""
     yardstick = Yardstick(timing.pipe_s)
     rounds: list[list[TrialRow]] = []
-    with Broker() as broker:
+    with Brokers() as brokers:
         for _ in range(repeat):
             rows = []
             for trial in plan:
                 tell(trial)
-                rows.append(await _attempt(trial, timing, yardstick, broker))
+                rows.append(await _attempt(trial, timing, yardstick, brokers))
             rounds.append(rows)
     return [merged(runs) for runs in zip(*rounds, strict=True)]
 
@@ -63,13 +72,14 @@ def batch_events(event_bytes: int) -> int:
     return min(BATCH_EVENTS, max(1, BATCH_BYTES // event_bytes))
 
 
-class Broker:
-    """One broker of Kafka, from when it is first asked for."""
+class Brokers:
+    """Kafka clusters of one broker each, from when they are first asked for."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._bootstrap = ""
-        self._pid: int | None = None
+        self._running: list[KafkaBroker] = []
+        # Those that have had something to do already.
+        self._warm: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -77,26 +87,32 @@ class Broker:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    @property
-    def processor_s(self) -> float:
+    async def first(self, count: int) -> list[KafkaBroker]:
+        """So many of them."""
+        if lacking := count - len(self._running):
+            self._running += await asyncio.to_thread(self._start, max(0, lacking))
+        return self._running[:count]
+
+    def is_cold(self, count: int) -> bool:
+        """Whether so many have not been used before; from now on they have."""
+        is_cold = count not in self._warm
+        self._warm.add(count)
+        return is_cold
+
+    def processor_s(self) -> dict[str, float]:
+        """What each has spent so far."""
         import psutil
 
-        spent = psutil.Process(self._pid).cpu_times()
-        return float(spent.user + spent.system)
+        spent = [psutil.Process(broker.pid).cpu_times() for broker in self._running]
+        return {f"broker {at}": float(each.user + each.system) for at, each in enumerate(spent)}
 
-    async def bootstrap(self) -> tuple[str, bool]:
-        """Where it is, and whether it has just been started."""
-        is_new = not self._bootstrap
-        if is_new:
-            await asyncio.to_thread(self._start)
-        return self._bootstrap, is_new
-
-    def _start(self) -> None:
-        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="quorate-bench-"))
-        (broker,) = self._stack.enter_context(
-            running_brokers(Path(directory), [free_port(2)], heap_mb=BROKER_HEAP_MB)
+    def _start(self, count: int) -> list[KafkaBroker]:
+        prefix = "quorate-bench-"
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
+        ports = [free_port(2) for _ in range(count)]
+        return self._stack.enter_context(
+            running_brokers(Path(directory), ports, heap_mb=BROKER_HEAP_MB)
         )
-        self._bootstrap, self._pid = broker.bootstrap, broker.pid
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -108,15 +124,14 @@ class _Found(msgspec.Struct, frozen=True):
     processor_s: dict[str, float]
 
 
-async def _attempt(trial: Trial, timing: Timing, yardstick: Yardstick, broker: Broker) -> TrialRow:
+async def _attempt(
+    trial: Trial, timing: Timing, yardstick: Yardstick, brokers: Brokers
+) -> TrialRow:
     """A benchmark of an hour does not end because one trial fails: its row says why."""
     frame = frame_bytes(batch_events(trial.event_bytes), trial.event_bytes)
     try:
         before = await yardstick.before(frame)
-        if trial.system == KAFKA:
-            found = await _with_kafka(trial, timing, broker)
-        else:
-            found = await _with_cluster(trial, timing)
+        found = await _measured(trial, timing, brokers)
         after = await yardstick.after(frame)
     except QuorateError as error:
         return failed_row(trial, str(error))
@@ -124,22 +139,43 @@ async def _attempt(trial: Trial, timing: Timing, yardstick: Yardstick, broker: B
     return row_of(trial, found.window, found.produced, found.consumed, pipe, found.processor_s)
 
 
-async def _with_cluster(trial: Trial, timing: Timing) -> _Found:
-    names = [f"producer-{number}" for number in range(PRODUCERS)]
+async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> _Found:
+    count = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
+    used = await brokers.first(count)
+    if used and brokers.is_cold(count):
+        await _once(trial, Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0), used)
+    before_s = brokers.processor_s() if used else {}
+    found = await _once(trial, timing, used)
+    after_s = brokers.processor_s() if used else {}
+    spent = {name: after_s[name] - before_s[name] for name in list(before_s)[:count]}
+    return msgspec.structs.replace(found, processor_s={**found.processor_s, **spent})
+
+
+async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) -> _Found:
+    if trial.system == KAFKA:
+        return await _through_broker(trial, timing, brokers[0].bootstrap)
+    return await _through_cluster(trial, timing, brokers)
+
+
+async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaBroker]) -> _Found:
+    names, run = [f"producer-{number}" for number in range(PRODUCERS)], secrets.token_hex(8)
+    kafkas = [KafkaStore(bootstrap=broker.bootstrap, topic_prefix=f"{run}.") for broker in stores]
     local = made(
         replicas=REPLICAS,
         clients=[*names, CONSUMER],
         link_security="mac",
         topics=trial.contracts(),
+        kafkas=kafkas,
     )
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(running(local))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = TrialTask(
             place=str(launcher.directory),
-            run=secrets.token_hex(8),
+            run=run,
             topics=trial.topics,
             validated=trial.validated_topics,
+            chooses=trial.system == QUORATE,
             event_bytes=trial.event_bytes,
             stores=REPLICAS if trial.system == WHOLE else None,
         )
@@ -148,17 +184,6 @@ async def _with_cluster(trial: Trial, timing: Timing) -> _Found:
         after = await _processor_s(admin)
     servers = {name: after[name] - spent for name, spent in before.items() if name in after}
     return msgspec.structs.replace(found, processor_s={**found.processor_s, **servers})
-
-
-async def _with_kafka(trial: Trial, timing: Timing, broker: Broker) -> _Found:
-    bootstrap, is_new = await broker.bootstrap()
-    if is_new:
-        warm = Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0)
-        await _through_broker(trial, warm, bootstrap)
-    before_s = broker.processor_s
-    found = await _through_broker(trial, timing, bootstrap)
-    spent = {**found.processor_s, "broker": broker.processor_s - before_s}
-    return msgspec.structs.replace(found, processor_s=spent)
 
 
 async def _through_broker(trial: Trial, timing: Timing, bootstrap: str) -> _Found:
