@@ -144,7 +144,8 @@ def test_when_a_kafka_dies_publishing_goes_on_with_the_next_store(
             await traffic.passed(100)
             await eventually(lambda: store_of(cluster, "r0"), lambda seen: seen["trouble"])
             async with Admin(cluster.directory, OPERATOR) as admin:
-                assert (await admin.status())["r0"]["health"] == "store in trouble"
+                report = (await admin.status())["r0"]
+                assert (report["health"], bool(report["store"])) == ("store in trouble", True)
                 assert (await offences(admin.cluster, "r0"))["r0", "store"] >= 1
             await traffic.settled()
             kafkas[0].start()
