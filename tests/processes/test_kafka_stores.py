@@ -17,9 +17,10 @@ from kafkas import Message, delete_topic, make_topic, messages_in, running_kafka
 from logs import LARGE_EVERY, LogTraffic
 from quorate.bench.kafka import KafkaBroker
 from quorate.client import Admin
+from quorate.core.ordering import SEAL_BYTES
 from quorate.core.stores import KafkaStore
 from quorate.crypto.digests import digest, seal_digest
-from quorate.crypto.sids import SEAL_BYTES, Place, Seal, batch_of, check_seal
+from quorate.crypto.sids import Place, Seal, batch_of, check_seal
 from quorate.runtime.local import OPERATOR
 from traffic import eventually, offences, status_of
 
@@ -94,10 +95,11 @@ def test_large_batches_are_in_kafka_as_their_producers_signed_them(
     traffic = asyncio.run(story())
 
     found = [messages_in(broker, f"quorate.{topic}") for broker in kafkas]
-    # Where the fourth replica is one of the two, there is one copy in Kafka, and two elsewhere.
+    # Where the fourth replica is one of the two stores, there may be one copy in Kafka only.
     copies = [sum(is_in(value, each) for each in found) for value in sorted(large_values(traffic))]
     assert len(copies) >= 10
-    assert set(copies) == {1, 2}
+    assert min(copies) >= 1
+    assert max(copies) >= 2
     for message in (message for each in found for message in each):
         seal = Seal.decode(message.value)
         place = Place("local", topic, message.partition, message.producer, message.session)
@@ -142,11 +144,14 @@ def test_when_a_kafka_dies_publishing_goes_on_with_the_next_store(
             await traffic.passed(100)
             await eventually(lambda: store_of(cluster, "r0"), lambda seen: seen["trouble"])
             async with Admin(cluster.directory, OPERATOR) as admin:
-                assert (await admin.status())["r0"]["health"] == "store in trouble"
+                report = (await admin.status())["r0"]
+                assert (report["health"], bool(report["store"])) == ("store in trouble", True)
                 assert (await offences(admin.cluster, "r0"))["r0", "store"] >= 1
+            await traffic.settled()
             kafkas[0].start()
             await asyncio.to_thread(kafkas[0].wait_until_up)
             before = (await store_of(cluster, "r0"))["written"]
+            traffic.flow()
             await eventually(
                 lambda: store_of(cluster, "r0"),
                 lambda seen: not seen["trouble"] and seen["written"] > before,
@@ -212,15 +217,15 @@ def test_what_one_kafka_lost_comes_from_the_others_and_its_replica_reports_it(
             traffic.flow()
             await traffic.passed(100)
             await traffic.settled()
-            before = (await store_of(cluster, "r0"))["lost"]
             await asyncio.to_thread(spoil, kafkas[0], f"quorate.{topic}")
             restart(cluster, cluster.names)
-            # Whoever is asked for a payload is chosen by the reader: all of them come to r0.
-            for reader in ("alice", "bob", "carol", "dave"):
-                await traffic.read_again(reader)
+            # With one of the others away, some of what r0 stores is nowhere else.
+            cluster.launcher.stop("r3")
+            reading = asyncio.create_task(traffic.read_again("dave"))
+            await eventually(lambda: store_of(cluster, "r0"), lambda seen: seen["lost"] > 0)
+            cluster.launcher.start("r3")
+            await reading
             traffic.check()
-        seen = await store_of(cluster, "r0")
-        assert seen["lost"] > 0, (before, seen)
         log = (cluster.directory / "run" / "r0.log").read_text()
         assert any(words in line and f"quorate.{topic}" in line for line in log.splitlines())
         for name in ("r1", "r2"):

@@ -4,7 +4,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -36,7 +36,7 @@ def running_kafkas(count: int) -> Iterator[list[KafkaBroker]]:
         base = free_base_port()
         ports = [base + 2 * number for number in range(count)]
         try:
-            brokers = stack.enter_context(running_brokers(directory, ports))
+            brokers = stack.enter_context(running_brokers(directory, ports, quick_start=True))
         except KafkaUnavailableError as error:
             pytest.skip(str(error))
         yield brokers
@@ -58,28 +58,29 @@ def messages_in(broker: KafkaBroker, topic: str) -> list[Message]:
         consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
         open_partitions = set(partitions)
         while open_partitions:
-            message = consumer.poll(PATIENCE_S)
+            message: Any = consumer.poll(PATIENCE_S)
             assert message is not None, f"{topic} at {broker.bootstrap} cannot be read"
             if message.error() is not None:
                 assert message.error().name() == "_PARTITION_EOF", message.error()
                 open_partitions.discard(message.partition())
                 continue
-            numbers = [int(value) for _, value in message.headers()]
-            assert message.key() == ".".join(map(str, numbers)).encode()
-            found.append(Message(message.partition(), message.offset(), *numbers, message.value()))
+            headers = dict(message.headers())
+            names = ("producer", "session", "sequence")
+            producer, session, sequence = (int(headers[f"quorate-{name}"]) for name in names)
+            assert message.key() == b"%d.%d.%d" % (producer, session, sequence)
+            place = message.partition(), message.offset()
+            found.append(Message(*place, producer, session, sequence, message.value()))
     finally:
         consumer.close()
     return found
 
 
 def delete_topic(broker: KafkaBroker, topic: str) -> None:
-    AdminClient({"bootstrap.servers": broker.bootstrap}).delete_topics([topic])[topic].result(
-        PATIENCE_S
-    )
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([topic])[topic].result(PATIENCE_S)
 
 
 def make_topic(broker: KafkaBroker, topic: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     wanted = NewTopic(topic, num_partitions=partitions, replication_factor=1)
-    AdminClient({"bootstrap.servers": broker.bootstrap}).create_topics([wanted])[topic].result(
-        PATIENCE_S
-    )
+    admin.create_topics([wanted])[topic].result(PATIENCE_S)

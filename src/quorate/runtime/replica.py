@@ -189,6 +189,7 @@ class ReplicaProcess:
             "regency": self._regency(),
             "log": self.keeper.status(self.broker) if self.keeper is not None else None,
             "disk": self._driver.disk_full,
+            "store": self._store_trouble(),
             "memory_mb": round(memory_bytes() / 1e6, 1),
             "processor_s": round(time.process_time(), 2),
             "links": len(self._driver.connected_peers),
@@ -228,9 +229,12 @@ class ReplicaProcess:
     def _health(self) -> str:
         if self._driver.disk_full:
             return "disk full"
-        if self.keeper is not None and self.keeper.outside.trouble:
-            return "store in trouble"
-        return "ok" if self.misbehaviour == "none" else "misbehaving"
+        if self.misbehaviour != "none":
+            return "misbehaving"
+        return "store in trouble" if self._store_trouble() else "ok"
+
+    def _store_trouble(self) -> str:
+        return self.keeper.outside.trouble if self.keeper is not None else ""
 
     def _regency(self) -> int | None:
         """Of the group that orders most strictly; live topics have no leader."""

@@ -74,6 +74,7 @@ class KafkaPayloads:
         return place is not None and self._reader.is_fetching(place)
 
     def fetch_now(self, partition: Partition, pointers: list[Pointer]) -> list[bytes | None]:
+        self.fetch(partition, pointers)
         return [self._fetch_one_now(partition, pointer) for pointer in pointers]
 
     def status(self) -> dict[str, object]:
@@ -106,6 +107,8 @@ class KafkaPayloads:
             found = self._reader.found(place)
             if found is not None or self._reader.is_lost(place):
                 return found
+            if not self._reader.is_fetching(place):
+                time.sleep(POLL_S)
             if time.monotonic() > deadline:
                 raise OutsideError(
                     f"the Kafka at {self._store.bootstrap} does not answer, and it has payloads "

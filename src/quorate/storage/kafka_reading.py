@@ -9,7 +9,6 @@ for a moment nobody asks.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,6 +26,8 @@ from quorate.storage.pointers import Pointer
 
 # A fetch that brings nothing for so long is given up.
 FETCH_SECONDS_MAX = 3.0
+# After so long with nothing, Kafka is asked what it has.
+LOOK_AFTER_SECONDS = 0.5
 # A record that is gone or altered is looked for again after so long: somebody may have mended it.
 LOST_SECONDS = 60.0
 LOST_MAX = 65_536
@@ -133,13 +134,23 @@ class Reader:
     def _fetch(self, target: Target) -> None:
         """Everything that is wanted there, from the first offset on."""
         deadline = time.monotonic() + FETCH_SECONDS_MAX
+        look_at = time.monotonic() + LOOK_AFTER_SECONDS
         self._go_to(target)
         while (wanted := self._wanted_from(target, self._next)) and not self._closed:
-            settled = 0
+            before, settled = self._next, 0
             for message in self._messages():
                 settled += self._on_message(target, message)
-            if settled:
+                if self._at is None:
+                    # What else came, came from where we read before.
+                    break
+            self._go_to(target)
+            if not settled and time.monotonic() > look_at:
+                # Not everything that is wrong is said of its own accord.
+                look_at = deadline
+                settled = self._look(target)
+            if settled or self._next > before:
                 deadline = time.monotonic() + FETCH_SECONDS_MAX
+                look_at = time.monotonic() + LOOK_AFTER_SECONDS
                 self._listener.post(self._listener.fetched)
             elif time.monotonic() > deadline:
                 topic, partition = target
@@ -147,6 +158,7 @@ class Reader:
                 return
 
     def _go_to(self, target: Target) -> None:
+        """Be where the first that is wanted comes next, or soon."""
         from confluent_kafka import TopicPartition
 
         wanted = self._wanted_from(target, 0)
@@ -154,8 +166,8 @@ class Reader:
             return
         if self._consumer is None:
             self._consumer = self._make_consumer()
-        is_near = self._at == target and self._next <= wanted[0] <= self._next + _SKIPPED_MAX
-        if not is_near:
+        skipped = wanted[0] - self._next
+        if self._at != target or not 0 <= skipped <= _SKIPPED_MAX:
             self._consumer.assign([TopicPartition(*target, wanted[0])])
             self._at, self._next = target, wanted[0]
 
@@ -179,11 +191,9 @@ class Reader:
         with self._lock:
             return sorted(each for each in self._wanted.get(target, {}) if each >= offset)
 
-    def _messages(self) -> Iterator[Any]:
+    def _messages(self) -> list[Any]:
         first = self._consumer.poll(POLL_S)
-        if first is not None:
-            yield first
-            yield from self._consumer.consume(_FETCHED_AT_ONCE, timeout=0)
+        return [] if first is None else [first, *self._consumer.consume(_FETCHED_AT_ONCE, 0)]
 
     def _on_message(self, target: Target, message: Any) -> int:
         """Says how many records are settled by it."""
@@ -195,16 +205,11 @@ class Reader:
         if error is None:
             return self._on_record(target, message.offset(), message.value() or b"")
         code = error.code()
-        if code == KafkaError._PARTITION_EOF:
-            # What it could have given it has given.
-            wanted = self._wanted_from(target, self._next)
-            return self._lose(target, wanted, "it ends before that")
-        if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC,
-                    KafkaError._UNKNOWN_PARTITION):  # fmt: skip
-            self._at = None
-            return self._lose(target, self._wanted_from(target, 0), "there is no such partition")
-        if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            return self._on_out_of_range(target)
+        if code in (
+            KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE
+        ):  # fmt: skip
+            # That it has nothing more may have been so a while ago only.
+            return self._look(target)
         self._trouble.is_news(str(error.str()))
         return 0
 
@@ -221,17 +226,26 @@ class Reader:
         self._keep(Place(*target, offset), value)
         return settled + 1
 
-    def _on_out_of_range(self, target: Target) -> int:
-        from confluent_kafka import TopicPartition
+    def _look(self, target: Target) -> int:
+        """See what there is, and lose what is not there; what is left is read from its place."""
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         self._at = None
-        low, high = self._consumer.get_watermark_offsets(
-            TopicPartition(*target), timeout=REQUEST_SECONDS_MAX
-        )
-        gone = [each for each in self._wanted_from(target, 0) if not low <= each < high]
-        settled = self._lose(target, gone, "it is not there any more")
-        self._go_to(target)
-        return settled
+        unknown = (
+            KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC,
+            KafkaError._UNKNOWN_PARTITION,
+        )  # fmt: skip
+        wanted = self._wanted_from(target, 0)
+        try:
+            low, high = self._consumer.get_watermark_offsets(
+                TopicPartition(*target), timeout=FETCH_SECONDS_MAX / 2
+            )
+        except KafkaException as error:
+            if error.args[0].code() not in unknown:
+                raise
+            return self._lose(target, wanted, "there is no such partition")
+        gone = [each for each in wanted if not low <= each < high]
+        return self._lose(target, gone, "it is not there any more")
 
     def _keep(self, place: Place, payload: bytes) -> None:
         with self._lock:
