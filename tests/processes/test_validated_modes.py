@@ -1,15 +1,18 @@
 """Validated or basic, for each client and topic, with real replicas (Kabis 2023, section 2.1)."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from clusters import TestCluster, running_cluster
+from clusters import TestCluster, quorate, running_cluster
+from flows import PATIENCE_S
 from logs import next_records
-from quorate.client import Consumer, Producer, Record
+from quorate.client import BlockingConsumer, BlockingProducer, Consumer, Producer, Record
 from quorate.core.errors import ConfigError, LocalProtocolError
+from traffic import until
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -17,7 +20,7 @@ VALIDATED = {"order": "total", "validated": True}
 # A topic for each test, so that none reads what another one wrote.
 TOPICS = (
     "table", "late", "producer", "consumer", "half", "mixed", "refused", "tail", "groups",
-    "basic-groups", "stalled", "blocking",
+    "basic-groups", "mixed-groups", "stalled", "blocking", "shell",
 )  # fmt: skip
 QUIET_S = 1.5
 
@@ -25,7 +28,8 @@ QUIET_S = 1.5
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TestCluster]:
     topics: dict[str, dict[str, object]] = {name: dict(VALIDATED) for name in TOPICS}
-    topics["groups"]["partitions"] = topics["basic-groups"]["partitions"] = 4
+    for name in ("groups", "basic-groups", "mixed-groups"):
+        topics[name]["partitions"] = 4
     topics["plain"] = {"order": "total"}
     with running_cluster(topics=topics, clients=("alice", "bob", "carol", "dave")) as running:
         yield running
@@ -267,3 +271,199 @@ def test_all_who_do_not_validate_read_one_order_of_both_kinds(cluster: TestClust
             assert values(await next_records(consumer, 163)) == values(first)[137:]
 
     asyncio.run(story())
+
+
+# Groups
+
+
+async def fill(directory: Path, topic: str, first: int, count: int, *, basic: bool) -> None:
+    """So many events, over all partitions in turn."""
+    name = "bob" if basic else "alice"
+    async with Producer(directory, name, batch_events=1) as producer:
+        if basic:
+            await producer.update_topology([])
+        for number in range(first, first + count):
+            await producer.send(topic, b"%d" % number, partition=number % 4)
+
+
+async def read_on(consumer: Consumer, read: list[Record], enough: asyncio.Event) -> None:
+    while not enough.is_set():
+        read += await consumer.poll_many(10, 0.05)
+
+
+def numbers(records: list[Record]) -> list[int]:
+    return sorted(int(record.value) for record in records)
+
+
+@pytest.mark.parametrize("basic", [False, True], ids=["validated", "basic"])
+def test_members_of_a_group_share_a_validated_topic_and_take_over_from_one_that_dies(
+    cluster: TestCluster, basic: bool
+) -> None:
+    topic, group = ("basic-groups", "basic") if basic else ("groups", "validated")
+    directory = cluster.directory
+
+    async def story() -> None:
+        survivor = Consumer(directory, "carol", group=group, lease_s=1.0)
+        dead = Consumer(directory, "dave", group=group, lease_s=1.0)
+        read: list[Record] = []
+        taken: list[Record] = []
+        enough, dies = asyncio.Event(), asyncio.Event()
+        async with survivor, asyncio.TaskGroup() as tasks:
+            await dead.start()
+            for member in (survivor, dead):
+                await member.update_topology([] if basic else [topic])
+                member.subscribe([topic], start="begin")
+            await asyncio.gather(survivor.subscribed(), dead.subscribed())
+            await until(lambda: len(dead.assignment()) == len(survivor.assignment()) == 2)
+            assert {name for name, _ in dead.assignment()} == {topic}
+            tasks.create_task(read_on(survivor, read, enough))
+            reading = tasks.create_task(read_on(dead, taken, dies))
+            await fill(directory, topic, 0, 40, basic=False)
+            await until(lambda: len(read) == len(taken) == 20)
+            await dead.commit()
+            # When it says no more, not even that it leaves
+            dies.set()
+            await reading
+            dead._membership = None
+            await dead.close()
+            await fill(directory, topic, 40, 20, basic=basic)
+            await fill(directory, topic, 60, 20, basic=False)
+            await until(lambda: len(survivor.assignment()) == 4)
+            # Then the other goes on where it committed, and nothing is left out or comes twice.
+            await until(lambda: len(read) >= 60)
+            enough.set()
+        assert numbers(read + taken) == list(range(80))
+        assert all(record.validated is not basic for record in read)
+        # And whoever comes later goes on with what is new.
+        await fill(directory, topic, 80, 4, basic=False)
+        async with Consumer(directory, "dave", group=group) as late:
+            await late.update_topology([] if basic else [topic])
+            late.subscribe([topic], start="begin")
+            assert numbers(await next_records(late, 4)) == [80, 81, 82, 83]
+
+    asyncio.run(story())
+
+
+def test_members_that_validate_and_those_that_do_not_share_a_topic_separately(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        directory = cluster.directory
+        async with (
+            Consumer(directory, "carol", group="both") as validated,
+            Consumer(directory, "dave", group="both") as basic,
+        ):
+            await basic.update_topology([])
+            for member in (validated, basic):
+                member.subscribe(["mixed-groups"], start="begin")
+                await member.subscribed()
+            # Given that each has all partitions in its own mode
+            await until(lambda: len(validated.assignment()) == len(basic.assignment()) == 4)
+            await fill(directory, "mixed-groups", 0, 8, basic=False)
+            await fill(directory, "mixed-groups", 8, 8, basic=True)
+            assert numbers(await next_records(basic, 16)) == list(range(16))
+            assert numbers(await next_records(validated, 8)) == list(range(8))
+            await validated.commit()
+            # When the one that does not validate begins to
+            await basic.update_topology(["mixed-groups"])
+            # Then the two share what is validated, and neither gets anything else.
+            await until(lambda: len(validated.assignment()) == len(basic.assignment()) == 2)
+            await fill(directory, "mixed-groups", 16, 8, basic=False)
+            await fill(directory, "mixed-groups", 24, 8, basic=True)
+            shared = [await next_records(member, 4) for member in (validated, basic)]
+            assert numbers([*shared[0], *shared[1]]) == list(range(16, 24))
+            assert all(record.validated for records in shared for record in records)
+            assert [await rest(member) for member in (validated, basic)] == [[], []]
+
+    asyncio.run(story())
+
+
+# Without waiting
+
+
+def test_what_is_not_validated_goes_on_while_too_few_replicas_are_there_to_validate(
+    cluster: TestCluster,
+) -> None:
+    directory = cluster.directory
+
+    async def story() -> None:
+        async with (
+            Producer(directory, "alice", batch_events=1, timeout_s=60) as checked,
+            Producer(directory, "bob", batch_events=1) as plain,
+            Consumer(directory, "carol") as basic,
+            Consumer(directory, "dave") as validated,
+        ):
+            await plain.update_topology([])
+            await basic.update_topology([])
+            for consumer in (basic, validated):
+                consumer.subscribe(["stalled"], start="begin")
+            await checked.send("stalled", b"validated 0")
+            await plain.send("stalled", b"basic 0")
+            assert values(await next_records(basic, 2)) == [b"validated 0", b"basic 0"]
+            assert values(await next_records(validated, 1)) == [b"validated 0"]
+            # Given that two of four replicas are gone, of which one is among the three that order
+            # what is not validated
+            for name in (cluster.names[2], cluster.names[3]):
+                cluster.launcher.stop(name, kill=True)
+            waiting = await checked.submit("stalled", b"validated 1")
+            # When events are published that nobody validates, then they are ordered and read
+            for number in range(1, 21):
+                await plain.send("stalled", b"basic %d" % number)
+            expected = [b"basic %d" % number for number in range(1, 21)]
+            assert values(await next_records(basic, 20)) == expected
+            # and the validated one is neither, until a third replica is there.
+            assert not waiting.done()
+            assert await rest(validated) == []
+            cluster.revive()
+            assert (await waiting).offset == 1
+            assert values(await next_records(basic, 1)) == [b"validated 1"]
+            assert values(await next_records(validated, 1)) == [b"validated 1"]
+
+    try:
+        asyncio.run(story())
+    finally:
+        cluster.revive()
+
+
+# Programs without a loop, and the command line
+
+
+def test_programs_without_a_loop_choose_as_well(cluster: TestCluster) -> None:
+    with (
+        BlockingProducer(cluster.directory, "alice") as producer,
+        BlockingConsumer(cluster.directory, "carol") as consumer,
+    ):
+        producer.send("blocking", b"validated")
+        producer.update_topology([])
+        producer.send("blocking", b"basic")
+        consumer.update_topology([])
+        consumer.subscribe(["blocking"], start="begin")
+        assert [consumer.poll(PATIENCE_S) for _ in range(2)] != [None, None]
+        consumer.update_topology(["blocking"])
+        consumer.seek("blocking", 0, "begin")
+        record = consumer.poll(PATIENCE_S)
+        assert record is not None
+        assert (record.value, record.validated) == (b"validated", True)
+
+
+def test_the_command_line_publishes_and_reads_without_validation(cluster: TestCluster) -> None:
+    at = ("--directory", cluster.directory)
+    published = quorate("publish", "shell", "unsigned", "--basic", "--json", *at)
+    assert published.code == 0, published.err
+    assert "f replicas may crash" in json.loads(published.out)["guarantee"]
+    quorate("publish", "shell", "signed", "--quiet", *at)
+    reading = ("subscribe", "shell", "--from", "begin", "--seconds", "30", "--json", *at)
+    both = quorate(*reading, "--count", "2", "--basic")
+    rows = [json.loads(line) for line in both.out.splitlines()]
+    assert [(row["value"], row["validated"]) for row in rows] == [
+        ("unsigned", False), ("signed", False),
+    ]  # fmt: skip
+    checked = quorate(*reading, "--count", "1")
+    assert [json.loads(checked.out)[key] for key in ("value", "validated")] == ["signed", True]
+    refused = quorate("publish", "plain", "x", "--basic", *at)
+    assert refused.code != 0
+    assert "--basic is for validated topics" in refused.err
+    # What is beside a validated topic is shown as a topic of its own nowhere.
+    for shown in (quorate("topic", "list", *at), quorate("status", cluster.directory)):
+        assert "shell" in shown.out
+        assert "~basic" not in shown.out

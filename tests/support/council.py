@@ -26,6 +26,7 @@ from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Record
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.ordering.room import ROOMS, Rooms
+from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
@@ -118,6 +119,7 @@ class Council:
     ahead_us: dict[NodeId, int] = field(default_factory=dict)
     # How many times each replica got another key, as those know who start from now on.
     keys: dict[NodeId, int] = field(default_factory=dict)
+    names: Mapping[NodeId, str] = field(default_factory=lambda: NAMES)
 
     def __post_init__(self) -> None:
         self.topic: Topic = topic(self.table, f=self.f)
@@ -277,8 +279,8 @@ class Council:
         outbox.now_us = self.now_us
         ordering = Ordering(
             replica,
-            [self.topic] if self.cluster is None else (),
-            NAMES,
+            self._topics() if self.cluster is None else (),
+            self.names,
             signer=signer,
             notaries=notaries,
             store=store,
@@ -288,10 +290,17 @@ class Council:
             pace=self.pace,
             rooms=self.rooms,
             cluster=self.cluster,
+            validation=self._validation(),
             snapshot_every=self.snapshot_every,
         )
         self.seats[replica] = Seat(ordering, outbox, disk, store, signer, notaries)
         self.seats = dict(sorted(self.seats.items()))
+
+    def _topics(self) -> list[Topic]:
+        return [self.topic]
+
+    def _validation(self) -> Validation | None:
+        return None
 
     def _wall_us(self, replica: NodeId, _: int) -> int:
         return WALL_US + self.ahead_us.get(replica, 0)

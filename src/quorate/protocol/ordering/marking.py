@@ -119,8 +119,8 @@ class Marking:
             del self._locating[asked]
 
     def _mark(self, partition: Partition, validated: "Group", basic: "Group") -> None:
-        end = validated.log.partition(partition).end
-        if basic.mark(Line(MARKER, *self._companions[partition]), end):
+        end, companion = validated.log.partition(partition).end, self._companions[partition]
+        if _marked(basic, companion) >= end or basic.mark(Line(MARKER, *companion), end):
             self._behind.pop(partition, None)
         else:
             # There is no room for so many at once.

@@ -72,7 +72,7 @@ class Merging:
         self.validated: Reading | None = None
         self._read_validated = read_validated
         self._outbox = outbox
-        self._first = deque(first or ())
+        self._first = range(0) if first is None else first
         # What is to be merged, and what is to be put in the place of marks, by offset.
         self._entries: deque[Entry] = deque()
         self._arrived: dict[int, Entry] = {}
@@ -111,7 +111,7 @@ class Merging:
                 break
             if found is not None:
                 self._outbox.deliver(_opened(found))
-            self.next = self._first.popleft() + 1
+            self.next, self._first = self._first[0] + 1, self._first[1:]
         while self._entries and not self._first and not self._is_turning:
             if not self._deliver(self._entries[0]):
                 break
@@ -141,12 +141,15 @@ class Merging:
         return True
 
     def _validated_at(self, offset: int) -> Entry | None:
-        if self.validated is None:
-            self.validated = self._read_validated(offset)
         if self.next is not None and offset > self.next:
             # Retention took marks, of batches that we shall never be asked for.
             for passed in [each for each in self._arrived if each < offset]:
                 self._arrived_ahead.remove(self._arrived.pop(passed))
+            self.next = offset
+            if self.validated is not None and self.validated.received < offset:
+                self.validated = None
+        if self.validated is None:
+            self.validated = self._read_validated(offset)
         found = self._arrived.pop(offset, None)
         if found is not None:
             self._arrived_ahead.remove(found)

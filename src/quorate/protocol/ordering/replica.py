@@ -263,15 +263,12 @@ class Ordering:
 
     def may_append(self, line: Line) -> bool:
         """May this publisher write there? Asked of what replicas speak of as well."""
-        topic, name = self.topics.get(line.topic), self._names.get(member_of(line.publisher))
+        topic = self.topics.get(line.topic)
         if topic is None or not 0 <= line.partition < topic.contract.partitions:
             return False
         if line.publisher == MARKER:
             return bool(topic.companion_of)
-        if name is None:
-            return False
-        allowed = topic.contract.publish
-        return allowed == EVERYONE or name in allowed
+        return self._may_publish(line.publisher, topic)
 
     def _may_append_in(self, kind: GroupKind, line: Line) -> bool:
         topic = self.topics.get(line.topic)
@@ -337,7 +334,7 @@ class Ordering:
         is_there = topic is not None and mark.partition < topic.contract.partitions
         if topic is None or validated is None or both is None or not is_there:
             self._refuse(sender, f"asked for marks on topic {mark.topic}")
-        elif member_of(sender) not in self._names:
+        elif not (self._may_read(sender, topic) or self._may_publish(sender, topic)):
             self._refuse(sender, f"may not ask for marks on '{topic.name}'")
         elif self._outbox.may_answer(sender):
             self._marking.on_mark(sender, mark, validated, *both)
@@ -369,6 +366,10 @@ class Ordering:
         topic = self.topics[line.topic]
         # Whoever may publish on a topic may choose how.
         return self.steward.control.may_publish(line.publisher, topic.companion_of or topic.name)
+
+    def _may_publish(self, node: NodeId, topic: Topic) -> bool:
+        name, allowed = self._names.get(member_of(node)), topic.contract.publish
+        return name is not None and (allowed == EVERYONE or name in allowed)
 
     def _may_read(self, sender: NodeId, topic: Topic) -> bool:
         name, allowed = self._names.get(member_of(sender)), topic.contract.subscribe
