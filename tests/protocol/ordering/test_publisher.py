@@ -164,6 +164,19 @@ def test_what_has_its_receipt_is_not_said_again() -> None:
     assert publisher.sent() == [(replica, Append(T, 0, 2, [b"2"])) for replica in range(4)]
 
 
+def test_where_receipts_take_long_it_is_said_again_later() -> None:
+    publisher = Publisher()
+    publisher.add(b"1", b"2")
+    publisher.sent()
+    publisher.pass_time(RETRY_AFTER_US - 1)
+    publisher.ordered(0)
+    publisher.ordered(1)
+    publisher.pass_time(2 * RETRY_AFTER_US - 3)
+    assert publisher.sent() == []
+    publisher.pass_time(1)
+    assert publisher.sent() == [(replica, Append(T, 0, 2, [b"2"])) for replica in range(4)]
+
+
 def test_a_replica_that_comes_back_is_told_all_that_has_no_receipt() -> None:
     publisher = Publisher()
     publisher.add(b"1", b"2")
