@@ -110,7 +110,7 @@ def tallied(*arrivals: tuple[int, str, list[bytes]]) -> Consumed:
     return asyncio.run(tally())
 
 
-def test_only_the_window_counts_for_throughput_and_all_of_it_for_loss() -> None:
+def test_what_comes_before_the_window_counts_only_for_loss() -> None:
     first, second = first_number(0, 0), first_number(0, 1)
 
     found = tallied(
@@ -120,9 +120,17 @@ def test_only_the_window_counts_for_throughput_and_all_of_it_for_loss() -> None:
         (2_000, "b", [value(second + 1)]),
     )
 
-    assert found.in_window == Counted(validated=2, basic=1)
+    assert found.counted == Counted(validated=2, basic=2)
+    assert found.seconds == pytest.approx(1_001 / 1e9)
     assert (found.taken, found.doubled, found.gaps, found.wrong) == (5, 0, 0, 0)
     assert found.latencies.p50_ms == 1.0
+
+
+def test_a_consumer_that_has_everything_early_is_measured_until_the_window_ends() -> None:
+    found = tallied((1_500, "v", [value(first_number(0, 0))]))
+
+    assert found.counted == Counted(validated=1, basic=0)
+    assert found.seconds == pytest.approx(1_000 / 1e9)
 
 
 def test_a_genuine_value_on_another_topic_is_wrong() -> None:

@@ -110,7 +110,7 @@ def produced(validated: int, basic: int, **figures: Any) -> Produced:
 
 def consumed(validated: int, basic: int, **figures: Any) -> Consumed:
     known: dict[str, Any] = {
-        "in_window": Counted(validated=validated, basic=basic),
+        "counted": Counted(validated=validated, basic=basic), "seconds": 2.0,
         "taken": validated + basic, "doubled": 0, "gaps": 0, "wrong": 0, "batches": 30,
         "latencies": summarise([SECOND // 10]), "processor_s": 1.0,
     }  # fmt: skip
@@ -135,6 +135,10 @@ def test_a_row_has_both_sides_beside_the_pipe() -> None:
     assert row.processor_us_per_event == {"consumer": pytest.approx(100.0)}
     assert (row.p50_ms, row.receipt_p50_ms) == (100.0, 10.0)
     assert row.is_sound
+
+
+def test_what_a_consumer_is_behind_with_takes_it_longer() -> None:
+    assert found(seconds=3.0).events_per_s == 2000.0
 
 
 def test_a_row_begins_with_the_keys_that_all_benchmarks_share() -> None:

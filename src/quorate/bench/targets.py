@@ -14,9 +14,8 @@ from rich.table import Table
 
 from quorate.bench.rows import Row
 from quorate.bench.trial_rows import TrialRow
-from quorate.bench.trials import KAFKA, KAFKA_STORES, TOPICS, WHOLE, Trial
+from quorate.bench.trials import KAFKA, KAFKA_STORES, TARGET_SIZE, TOPICS, WHOLE, Trial
 
-SIZE = 1024
 SOME = 2
 AHEAD_FROM_BYTES = 256
 ALL_OF_NONE_MIN = 0.5
@@ -77,23 +76,26 @@ def table_of(targets: Sequence[Target]) -> Table:
 
 def _of_side(known: _Known, side: Side) -> Iterator[Target]:
     rate = side.events_per_s
-    everything, nothing = Trial(validated=TOPICS, event_bytes=SIZE), Trial(event_bytes=SIZE)
+    everything, nothing = (
+        Trial(validated=TOPICS, event_bytes=TARGET_SIZE),
+        Trial(event_bytes=TARGET_SIZE),
+    )
     yield from _ratio(
         known, rate, f"{side.name}: all validated over none", ALL_OF_NONE_MIN, everything, nothing
     )
     yield from _flat(known, side)
     yield from _growing(known, side)
     yield from _ahead_of_whole(known, side)
-    some = Trial(validated=SOME, event_bytes=SIZE)
+    some = Trial(validated=SOME, event_bytes=TARGET_SIZE)
     if some in known and nothing in known:
         alone = side.basic_per_s(known[nothing]) * (TOPICS - SOME) / TOPICS
         words = f"{side.name}: {TOPICS - SOME} basic topics beside {SOME} validated, over without"
         yield _at_least(words, BASIC_BESIDE_SOME_MIN, _over(side.basic_per_s(known[some]), alone))
-    kafka = Trial(system=KAFKA, event_bytes=SIZE)
+    kafka = Trial(system=KAFKA, event_bytes=TARGET_SIZE)
     yield from _ratio(
         known, rate, f"{side.name}: all validated over plain Kafka", KAFKA_MIN, everything, kafka
     )
-    on_kafka = Trial(validated=TOPICS, store=KAFKA_STORES, event_bytes=SIZE)
+    on_kafka = Trial(validated=TOPICS, store=KAFKA_STORES, event_bytes=TARGET_SIZE)
     yield from _ratio(
         known, rate, f"{side.name}: all validated with Kafka stores over plain Kafka",
         KAFKA_STORES_MIN, on_kafka, kafka,
@@ -101,7 +103,7 @@ def _of_side(known: _Known, side: Side) -> Iterator[Target]:
 
 
 def _flat(known: _Known, side: Side) -> Iterator[Target]:
-    rates = {size: rate for size, rate in _curve(known, side).items() if size <= SIZE}
+    rates = {size: rate for size, rate in _curve(known, side).items() if size <= TARGET_SIZE}
     if len(rates) > 1:
         factor = _over(max(rates.values()), min(rates.values()))
         words = f"{side.name}: events/s from {min(rates)} B to {max(rates):,} B, highest to lowest"
@@ -110,7 +112,7 @@ def _flat(known: _Known, side: Side) -> Iterator[Target]:
 
 
 def _growing(known: _Known, side: Side) -> Iterator[Target]:
-    sizes = [size for size in _curve(known, side) if size >= SIZE]
+    sizes = [size for size in _curve(known, side) if size >= TARGET_SIZE]
     if len(sizes) > 1:
         rates = [_curve(known, side)[size] * size / 1e6 for size in sizes]
         grows = all(after > before for before, after in pairwise(rates))

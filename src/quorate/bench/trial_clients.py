@@ -78,9 +78,14 @@ class Produced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Consumed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the consumer got, in events. `wrong` counts batches with a value that is not genuine."""
+    """What the consumer got, in events. `wrong` counts batches with a value that is not genuine.
 
-    in_window: Counted
+    As in the thesis, its throughput is what it got from the beginning of the window until it had
+    everything, over the time that this took: what it is behind with when the window ends counts.
+    """
+
+    counted: Counted
+    seconds: float
     taken: int
     doubled: int
     gaps: int
@@ -96,11 +101,13 @@ class Meter:
     def __init__(self) -> None:
         self.events = 0
         self.batches = 0
+        self.last_ns = 0
         self._seen: list[tuple[int, bool, int]] = []
 
     def add(self, now_ns: int, is_validated: bool, events: int) -> None:
         self.events += events
         self.batches += 1
+        self.last_ns = now_ns
         self._seen.append((now_ns, is_validated, events))
 
     def counted(self, window: Window) -> Counted:
@@ -213,8 +220,10 @@ class Tally:
         ages_ns = [
             age_ns for at_ns, age_ns in self.ages_ns if window.began_ns <= at_ns < window.ended_ns
         ]
+        whole = Window(window.began_ns, max(window.ended_ns, self.meter.last_ns + 1))
         return Consumed(
-            in_window=self.meter.counted(window),
+            counted=self.meter.counted(whole),
+            seconds=whole.seconds,
             taken=self.order.taken,
             doubled=self.order.doubled,
             gaps=self.order.gaps,

@@ -1,7 +1,7 @@
 """What one trial of validated topics found, as one row of a report.
 
 The first keys are those of every benchmark here; `events_per_s` and what follows it are the
-consumer's, and the producers' stand beside them.
+consumer's, and the producers' stand beside them: what was acknowledged in the window.
 """
 
 from collections.abc import Sequence
@@ -101,9 +101,8 @@ def row_of(
     batches = sum(each.batches for each in produced)
     produced_per_s = sum(each.in_window.all for each in produced) / window.seconds
     basic_produced_per_s = sum(each.in_window.basic for each in produced) / window.seconds
-    events_per_s = consumed.in_window.all / window.seconds
+    events_per_s = consumed.counted.all / consumed.seconds
     megabytes = trial.event_bytes / 1e6
-    # Of the busiest producer, and of the consumer; what the servers spent is for all events.
     spent_us = {name: 1e6 * seconds / max(1, acknowledged) for name, seconds in processor_s.items()}
     return TrialRow(
         **_setting(trial),
@@ -121,7 +120,7 @@ def row_of(
         produced_mb_per_s=produced_per_s * megabytes,
         produced_ratio_to_pipe=produced_per_s * megabytes / pipe.mb_per_s,
         receipt_p50_ms=median(each.receipt.p50_ms for each in produced),
-        basic_per_s=consumed.in_window.basic / window.seconds,
+        basic_per_s=consumed.counted.basic / consumed.seconds,
         basic_produced_per_s=basic_produced_per_s,
         processor_us_per_event=spent_us,
         published=acknowledged,
