@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from quorate.bench import ordering
+from quorate.bench import ordering, trials
+from quorate.bench.broadcast import Timing
 from quorate.bench.experiments import ALTERING, CRASH, Experiment, chosen, full_plan
-from quorate.cli import bench
+from quorate.bench.trials import Trial
+from quorate.cli import bench, bench_validated
 from quorate.cli.bench_options import Fault, LogFault, fault_names
 from quorate.core.errors import ConfigError
 
@@ -109,3 +111,50 @@ def test_every_fault_that_is_offered_is_measured() -> None:
     of_logs = {each.fault for each in ordering.full_plan() if each.fault}
     assert set(fault_names([*LogFault])) == of_logs == {ALTERING, CRASH}
     assert set(fault_names([*Fault])) == {each.fault for each in full_plan() if each.fault}
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Trial | Experiment]:
+    """Which trials of validated topics would be measured, and are not."""
+    plans: list[Trial | Experiment] = []
+
+    def note(plan: list[Trial], headlines: list[Experiment], _: Timing, __: int) -> Any:
+        plans.extend((*plan, *headlines))
+        return [], []
+
+    monkeypatch.setattr(bench_validated, "_measured", note)
+    return plans
+
+
+@pytest.mark.parametrize(
+    ("words", "plan"),
+    [
+        ("", [*trials.full_plan(), *trials.headline_plan()]),
+        ("--quick", [*trials.quick_plan(), *trials.headline_plan()]),
+        ("--only headline", trials.headline_plan()),
+        ("--only whole --size 16", [Trial(system=trials.WHOLE, event_bytes=16)]),
+        ("--only embedded --validated 7 --size 256", [Trial(validated=7, event_bytes=256)]),
+    ],
+)
+def test_a_person_picks_what_is_measured_of_validated_topics(
+    tried: list[Trial | Experiment], words: str, plan: list[Trial | Experiment]
+) -> None:
+    result = CliRunner().invoke(bench.app, ["validated", *words.split()])
+    assert result.exit_code == 0
+    assert tried == plan
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--quick --size 64", "--size is 64, but it must be 16, 256, 1024 or 16384"),
+        ("--validated 3", "--validated is 3, but it must be 0, 2, 5, 7 or 10"),
+    ],
+)
+def test_what_no_trial_has_is_refused_with_what_there_is(
+    tried: list[Trial | Experiment], words: str, sentence: str
+) -> None:
+    result = CliRunner().invoke(bench.app, ["validated", *words.split()])
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == sentence
+    assert tried == []

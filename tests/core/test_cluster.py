@@ -23,6 +23,7 @@ from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, ContractError, QuorateError
 from quorate.core.ids import MEMBER_ID_MAX, topic_id
 from quorate.core.names import MAC_ALGORITHMS
+from quorate.core.stores import KafkaStore
 
 CONTRACTS: tuple[dict[str, Any], ...] = (
     {"protection": "none"},
@@ -33,6 +34,12 @@ CONTRACTS: tuple[dict[str, Any], ...] = (
     {"protection": "byzantine", "broadcast": "chain", "history_every": 100},
     {"protection": "crash", "queue_events_max": 10, "discard": "oldest", "publishers_max": 3},
     {"protection": "byzantine", "order": "total", "validated": True, "retention": "7d"},
+)
+
+KAFKA_SETTINGS: tuple[dict[str, str], ...] = (
+    {},
+    {"security.protocol": "SASL_SSL", "sasl.password": "env:KAFKA_PASSWORD"},
+    {"client.rack": 'quo"ted \n', "ssl.key.pem": "file:/a b/key.pem"},
 )
 
 names = st.builds(
@@ -92,6 +99,14 @@ def clusters(draw: st.DrawFn) -> Cluster:
         placed_over=dict.fromkeys(topics, over),
         snapshot_every=draw(st.sampled_from([1, 8, 4096])),
         slots_kept=draw(st.sampled_from([1, 16, 65536])),
+        stores={
+            called[number]: KafkaStore(
+                bootstrap=f"kafka-{number}:9092",
+                topic_prefix=draw(st.sampled_from(["quorate.", "", "A_b-1"])),
+                settings=draw(st.sampled_from(KAFKA_SETTINGS)),
+            )
+            for number in draw(st.sets(st.integers(0, replica_count - 1)))
+        },
     )
 
 
@@ -429,3 +444,103 @@ def test_a_place_that_cannot_be_is_refused(placed_over: dict[str, int], sentence
 def test_a_topics_file_says_nothing_of_places() -> None:
     with pytest.raises(ContractError, match="a contract has no key 'placed_over'"):
         parse_topics('[topics.metrics]\nprotection = "crash"\nplaced_over = 4\n')
+
+
+# Stores
+
+
+def with_store(text: str) -> Cluster:
+    """The cluster of a file that has this section too."""
+    return Cluster.parse(cluster().render() + "\n" + text)
+
+
+def test_a_store_has_its_settings_as_librdkafka_takes_them() -> None:
+    made = with_store(
+        """
+        [store.r0]
+        kind = "kafka"
+        bootstrap = "one:9092,[::1]:9093"
+        [store.r0.settings]
+        "security.protocol" = "SSL"
+        "enable.ssl.certificate.verification" = false
+        "socket.timeout.ms" = 5000
+        [store.r1]
+        kind = "embedded"
+        """
+    )
+
+    assert made.stores == {
+        "r0": KafkaStore(
+            bootstrap="one:9092,[::1]:9093",
+            topic_prefix="quorate.",
+            settings={
+                "security.protocol": "SSL",
+                "enable.ssl.certificate.verification": "false",
+                "socket.timeout.ms": "5000",
+            },
+        )
+    }
+    assert Cluster.parse(made.render()) == made
+
+
+def test_each_replica_has_its_own_store_whatever_commands_change() -> None:
+    made = with_store('[store.r3]\nkind = "kafka"\nbootstrap = "one:9092"\n')
+
+    assert made.shared().stores == {}
+    assert made.shared().as_in(made).stores == made.stores
+    fewer = replace(made, replicas=made.replicas[:3], f=0, topics={}, orderers=0, stores={})
+    assert fewer.as_in(made).stores == {}
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ('[store.r9]\nkind = "kafka"\nbootstrap = "a:1"', "for no replica .*; it has r0, r1, r2"),
+        ('[store.r0]\nkind = "redis"', 'kind is \'redis\', .* one of "embedded", "kafka"'),
+        ('[store.r0]\nkind = "kafka"', r"\[store.r0\] needs the key 'bootstrap'"),
+        ('[store.r0]\nkind = "embedded"\nbootstrap = "a:1"', "does not know the key 'bootstrap'"),
+        ('[store.r0]\nkind = "kafka"\nbootstrap = "a"', "bootstrap has 'a', .* HOST:PORT"),
+        ('[store.r0]\nkind = "kafka"\nbootstrap = "a:0"', "bootstrap has 'a:0', .* HOST:PORT"),
+        ('[store.r0]\nkind = "kafka"\nbootstrap = "a:1,"', "bootstrap has '', .* HOST:PORT"),
+        (
+            '[store.r0]\nkind = "kafka"\nbootstrap = "a:1"\ntopic_prefix = "a/b"',
+            "topic_prefix is 'a/b'",
+        ),
+        (
+            '[store.r0]\nkind = "kafka"\nbootstrap = "a:1"\n'
+            '[store.r1]\nkind = "kafka"\nbootstrap = "b:1,a:1"',
+            "share the Kafka at a:1, .* a Kafka cluster of its own",
+        ),
+        *(
+            (
+                f'[store.r0]\nkind = "kafka"\nbootstrap = "a:1"\n[store.r0.settings]\n{setting}',
+                sentence,
+            )
+            for setting, sentence in [
+                ('"sasl.password" = "hunter2"', "'sasl.password' in plain words.*\"env:NAME\""),
+                ('"ssl.key.password" = "hunter2"', "'ssl.key.password' in plain words"),
+                ('"ssl.keystore.password" = "x"', "'ssl.keystore.password' in plain words"),
+                ('"ssl.key.pem" = "x"', "'ssl.key.pem' in plain words"),
+                ('"sasl.oauthbearer.client.secret" = "x"', "client.secret' in plain words"),
+                ('"acks" = "1"', "'acks', which Quorate sets itself"),
+                ('"bootstrap.servers" = "b:1"', "'bootstrap.servers', which Quorate sets itself"),
+                ('"plugin.library.paths" = "evil"', "which can have programs run"),
+                ('"sasl.kerberos.kinit.cmd" = "evil"', "which can have programs run"),
+                ('"Rude Key" = "x"', "which is no setting of librdkafka"),
+                ('"client.rack" = 1.5', "must be a text, a number, or true or false"),
+                ('client.rack = "x"', "a key with dots in it is written in quotes"),
+            ]
+        ),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused(section: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        with_store(section + "\n")
+
+
+def test_a_secret_that_was_written_into_the_file_is_not_repeated() -> None:
+    section = '[store.r0]\nkind = "kafka"\nbootstrap = "a:1"\n[store.r0.settings]\n'
+    with pytest.raises(ConfigError) as error:
+        with_store(section + '"sasl.password" = "hunter2"\n')
+
+    assert "hunter2" not in str(error.value)

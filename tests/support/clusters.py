@@ -25,6 +25,7 @@ from unittest import mock
 from quorate.cli import main as command_line
 from quorate.core.contract import Contract
 from quorate.core.errors import ConfigError
+from quorate.core.stores import KafkaStore
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import (
     LocalCluster,
@@ -70,6 +71,7 @@ def running_cluster(
     link_security: Literal["tls", "mac"] = "mac",
     start: bool = True,
     launcher: Callable[[Path], Launcher] = Launcher,
+    kafkas: Sequence[KafkaStore] = (),
 ) -> Iterator[TestCluster]:
     """A local cluster with these topics (the starter topics if none are given).
 
@@ -89,6 +91,7 @@ def running_cluster(
                 link_security=link_security,
                 base_port=base_port,
                 topics=contracts,
+                kafkas=kafkas,
             )
         )
         write_local_cluster(directory, local)

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,12 +17,14 @@ from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import (
+    HOST,
     OPERATOR,
     LocalCluster,
     make_local_cluster,
     refuse_busy_ports,
     write_local_cluster,
 )
+from quorate.runtime.ports import is_free
 
 # Below the ports that systems give to outgoing connections: while a replica is down, the port
 # that it will want again must not go to somebody who dials.
@@ -36,7 +39,36 @@ _BEHAVIOURS = {DROPPING: "silent", ALTERING: "lie"}
 
 def running_cluster(experiment: Experiment) -> AbstractAsyncContextManager[Launcher]:
     """A fresh local cluster with the topics of this experiment, each replica a process."""
-    return running(_make(experiment))
+    return running(
+        made(
+            replicas=experiment.replicas,
+            f=experiment.f,
+            link_security=experiment.link_security,
+            topics=experiment.contracts(),
+            fsync=experiment.fsync or "always",
+        )
+    )
+
+
+def made(**options: Any) -> LocalCluster:
+    """A local cluster like that, on ports that nobody uses."""
+    for _ in range(_PORT_ATTEMPTS):
+        local = make_local_cluster(base_port=secrets.choice(_PORTS), **options)
+        try:
+            refuse_busy_ports(local.cluster)
+        except ConfigError:
+            continue
+        return local
+    raise BenchError("no free ports for a cluster of its own were found on this machine")
+
+
+def free_port(count: int) -> int:
+    """The first of so many ports in a row that nobody uses."""
+    for _ in range(_PORT_ATTEMPTS):
+        first = secrets.choice(_PORTS)
+        if all(is_free(HOST, port) for port in range(first, first + count)):
+            return first
+    raise BenchError("no free ports were found on this machine")
 
 
 @asynccontextmanager
@@ -126,24 +158,6 @@ async def look(admin: Admin, timeout_s: float = LOOK_SECONDS_MAX) -> dict[str, S
         for name, report in reports.items()
         if report.get("health") != "down"
     }
-
-
-def _make(experiment: Experiment) -> LocalCluster:
-    for _ in range(_PORT_ATTEMPTS):
-        local = make_local_cluster(
-            replicas=experiment.replicas,
-            f=experiment.f,
-            link_security=experiment.link_security,
-            base_port=secrets.choice(_PORTS),
-            topics=experiment.contracts(),
-            fsync=experiment.fsync or "always",
-        )
-        try:
-            refuse_busy_ports(local.cluster)
-        except ConfigError:
-            continue
-        return local
-    raise BenchError("no free ports for a cluster of its own were found on this machine")
 
 
 def _victims(launcher: Launcher) -> list[str]:

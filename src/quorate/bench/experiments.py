@@ -54,6 +54,8 @@ class Experiment:
     # Of log topics: when they are synced to disk, and how many publishers each topic has.
     fsync: str = ""
     publishers: int = 1
+    # Whether producers sign every batch, and replicas and consumers check that.
+    validated: bool = False
 
     @property
     def f(self) -> int:
@@ -86,6 +88,8 @@ class Experiment:
             topics += f" with {self.publishers} publishers each"
         if self.is_log:
             topics += f", {disk_words(self.fsync)}"
+        if self.validated:
+            topics += ", validated"
         return f"{self.protocol}{history}, {self.replicas} replicas, {topics}" + (
             f"{batches}{one}{tls}{fault}"
         )
@@ -111,7 +115,7 @@ class Experiment:
         names = [f"topic-{number}" for number in range(self.topics)]
         if self.is_log:
             protection = "crash" if self.protocol == CRASH_ORDERING else "byzantine"
-            log = {"protection": protection, "order": "total"}
+            log = {"protection": protection, "order": "total", "validated": self.validated}
             return {name: Contract.parse(name, log) for name in names}
         queue_events = _QUEUE_PER_IN_FLIGHT * self.in_flight * self.events_per_batch
         table: dict[str, object] = {"queue_events_max": queue_events}

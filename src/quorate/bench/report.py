@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group
 from rich.table import Table
@@ -13,6 +13,9 @@ from rich.text import Text
 from quorate.bench import machine
 from quorate.bench.experiments import Experiment
 from quorate.bench.rows import Row, as_json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def json_of(rows: Sequence[Row]) -> str:
@@ -33,7 +36,9 @@ def table_of(rows: Sequence[Row], subject: str = "Broadcast") -> Group:
     return Group(table, *problems, *_peers(rows), Text(machine.sentence(), "dim"))
 
 
-def write_parquet(directory: Path, rows: Sequence[Row], subject: str = "Broadcast") -> Path:
+def write_parquet(
+    directory: Path, rows: "Sequence[DataclassInstance]", subject: str = "Broadcast"
+) -> Path:
     """All columns of all rows, with the machine in the file's own metadata."""
     import pyarrow
     import pyarrow.parquet
@@ -109,4 +114,5 @@ def _title(row: Row) -> str:
         link_security="tls" if row.link_security == "tls" else "mac",
         fsync=row.fsync,
         publishers=row.publishers,
+        validated=row.validated,
     ).title

@@ -45,6 +45,7 @@ class Row:
     in_flight: int
     fsync: str = ""
     publishers: int = 1
+    validated: bool = False
     frame_bytes: int = 0
     seconds: float = 0.0
     # More of what it found.
@@ -109,6 +110,7 @@ def setting(experiment: Experiment) -> dict[str, Any]:
         "in_flight": experiment.in_flight,
         "fsync": experiment.fsync,
         "publishers": experiment.publishers,
+        "validated": experiment.validated,
         "thesis": thesis and thesis.events_per_s,
         "thesis_source": thesis and thesis.source,
         "thesis_mean_ms": thesis and thesis.mean_ms,
@@ -175,6 +177,7 @@ def _setting_but_fault(row: Row) -> tuple[object, ...]:
     return (
         row.experiment, row.protocol, row.history_every, row.replicas, row.topics,
         row.events_per_batch, row.event_bytes, row.link_security, row.fsync, row.publishers,
+        row.validated,
     )  # fmt: skip
 
 

@@ -25,7 +25,13 @@ OFFENDERS_SHOWN = 20
 WORDS_CHARACTERS_MAX = 300
 CLOCK_WRONG_S = 10.0
 
-_HEALTH_STYLES = {"ok": "green", "misbehaving": "magenta", "down": "red", "disk full": "red"}
+_HEALTH_STYLES = {
+    "ok": "green",
+    "misbehaving": "magenta",
+    "down": "red",
+    "disk full": "red",
+    "store in trouble": "yellow",
+}
 
 
 class GroupReport(msgspec.Struct, frozen=True):
@@ -64,6 +70,7 @@ class Report(msgspec.Struct, frozen=True):
     offenders: list[str] = []
     log: LogReport | None = None
     disk: str = ""
+    store: str = ""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -84,7 +91,12 @@ class Standing(msgspec.Struct, frozen=True):
     def health(self) -> str:
         """One word on a replica that is well, a few on any other."""
         report = self.report
-        words = {"misbehaving": report.misbehaviour, "down": report.why, "disk full": report.disk}
+        words = {
+            "misbehaving": report.misbehaviour,
+            "down": report.why,
+            "disk full": report.disk,
+            "store in trouble": report.store,
+        }
         return words.get(report.health, "ok")
 
 
@@ -210,6 +222,7 @@ _VERBS = {
     "down": "is down",
     "misbehaving": "misbehaves on purpose",
     "disk full": "acknowledges nothing, since its disk is full",
+    "store in trouble": "stores no large batches, since its Kafka does not answer",
 }
 
 
@@ -317,6 +330,7 @@ def _read(launcher: Launcher, name: str, said: Mapping[str, object]) -> Report:
         why=_process_state(launcher, name) or _brief(report.why),
         misbehaviour=_brief(report.misbehaviour),
         disk=_brief(report.disk),
+        store=_brief(report.store),
         offenders=[_brief(words) for words in report.offenders[:OFFENDERS_SHOWN]],
     )
 

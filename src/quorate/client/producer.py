@@ -1,9 +1,13 @@
 """Publishing: events in, receipts out.
 
 Events of one topic gather into a batch until it is full or its linger is over; a batch has
-one receipt, which all its events share. A producer pushes back: `send` and `submit` wait while
-as much is in flight as the contract's queues allow, so a slow topic slows its producers and
-fills no memory.
+one receipt, which all its events share. On a log topic with enough batches under way, the next one
+goes on gathering until one of them has its receipt: to send it off would make more batches of the
+same events, and each batch costs everybody a signature, a digest and a place in the order, whatever
+its size.
+
+A producer pushes back: `send` and `submit` wait while as much is in flight as the contract's
+queues allow, so a slow topic slows its producers and fills no memory.
 
 On a validated topic a producer signs its batches, unless `update_topology` says otherwise: then
 they go to the topic's companion (`modes.py`).
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
 BATCH_EVENTS = 1000
 BATCH_BYTES = 256 * 1024
 CLOSED_BATCHES_MAX = 8
+# With so many batches of a line under way, the next one goes when it is full, or one has arrived.
+UNDER_WAY_BATCHES = 2
 CHECK_EVERY_S = 0.25
 GIVE_BACK_S_MAX = 2.0
 
@@ -103,6 +109,8 @@ class Outlet:
         self.open_bytes = 0
         self.open_future: asyncio.Future[Receipt] | None = None
         self.linger: asyncio.Handle | None = None
+        # Its linger is over, and it waits for its turn while it goes on gathering.
+        self.is_overdue = False
         self.closed: deque[Closed] = deque()
         self.sent: dict[int, Closed] = {}
         self.is_full = False
@@ -111,6 +119,14 @@ class Outlet:
         self.left: int | None = None
         # The offset behind our last validated batch.
         self.validated_end = 0
+
+    @property
+    def takes_unfilled(self) -> bool:
+        """Whether a batch that is not full gets anywhere sooner by being sent now."""
+        stream = self.stream
+        if isinstance(stream, LineOutgoing) and stream.in_flight >= UNDER_WAY_BATCHES:
+            return False
+        return not self.closed and stream.has_room
 
     @property
     def is_idle(self) -> bool:
@@ -141,8 +157,18 @@ class Producer(Session):
         batch_bytes: int = BATCH_BYTES,
         compression: str = "none",
         timeout_s: float = 30.0,
+        stores: int | None = None,
     ) -> None:
+        """Large batches of log topics go to so many `stores`: to f + 1, unless more are asked for.
+
+        Each of the other replicas has the digest, and that is enough to order them.
+        """
         super().__init__(cluster, identity)
+        stores_min, stores_max = self.cluster.f + 1, len(self.cluster.replicas)
+        if stores is not None and not stores_min <= stores <= stores_max:
+            raise LocalProtocolError(
+                f"{stores} stores for a batch; allowed are {stores_min} to {stores_max}"
+            )
         if not 1 <= batch_events <= 1_000_000 or not 1 <= batch_bytes <= BATCH_BYTES_MAX // 2:
             raise LocalProtocolError(
                 f"a batch holds 1 to 1000000 events and 1 to {BATCH_BYTES_MAX // 2} bytes, "
@@ -166,7 +192,7 @@ class Producer(Session):
             wall_us=lambda: time.time_ns() // 1000, salt=lambda: secrets.token_bytes(SALT_BYTES),
         )  # fmt: skip
         self._source = Source(
-            self.node, topics_of(self.cluster), self._macs, session=1, sealer=sealer
+            self.node, topics_of(self.cluster), self._macs, session=1, sealer=sealer, stores=stores
         )
         self._checker: asyncio.Task[None] | None = None
 
@@ -526,7 +552,7 @@ class Producer(Session):
             outlets = self._all_outlets()
             after = outlets.index(served) + 1
             for outlet in (*outlets[after:], *outlets[: after - 1]):
-                if outlet.closed:
+                if outlet.closed or outlet.is_overdue:
                     self._pump(outlet)
         self._pump(served)
 
@@ -559,11 +585,10 @@ class Producer(Session):
         if outlet.open_future is None:
             loop = asyncio.get_running_loop()
             outlet.open_future = loop.create_future()
-            close = self._close_open
             if self._linger_s:
-                outlet.linger = loop.call_later(self._linger_s, close, outlet)
+                outlet.linger = loop.call_later(self._linger_s, self._end_linger, outlet)
             else:
-                outlet.linger = loop.call_soon(close, outlet)
+                outlet.linger = loop.call_soon(self._end_linger, outlet)
         future = outlet.open_future
         outlet.open.append(event)
         outlet.open_bytes += len(event.value) + len(event.key or b"")
@@ -571,7 +596,13 @@ class Producer(Session):
             self._close_open(outlet)
         return future
 
+    def _end_linger(self, outlet: Outlet) -> None:
+        outlet.is_overdue = True
+        if outlet.takes_unfilled:
+            self._close_open(outlet)
+
     def _close_open(self, outlet: Outlet) -> None:
+        outlet.is_overdue = False
         if outlet.open_future is None:
             return
         if outlet.linger is not None:
@@ -612,6 +643,8 @@ class Producer(Session):
             else:
                 sequence = publish_on(stream, closed.payload, closed.urgent, closed.events)
             outlet.sent[sequence] = closed
+        if outlet.is_overdue and outlet.takes_unfilled:
+            self._close_open(outlet)
         outlet.is_full = len(waiting) >= CLOSED_BATCHES_MAX
         if not outlet.is_full:
             outlet.room.set()
@@ -638,6 +671,9 @@ class Producer(Session):
             await asyncio.sleep(CHECK_EVERY_S)
             now = time.monotonic()
             for outlet in self._all_outlets():
+                if outlet.is_overdue:
+                    # Whoever waits for its receipt is told in time, even if it never has its turn.
+                    self._close_open(outlet)
                 for closed in (*outlet.sent.values(), *outlet.closed):
                     if closed.deadline > now:
                         break

@@ -24,6 +24,7 @@ from quorate.core.errors import ConfigError
 from quorate.core.ids import MEMBER_ID_MAX, MemberId, NodeId, TopicId, member_of, topic_id
 from quorate.core.limits import SLOTS_KEPT, SNAPSHOT_EVERY
 from quorate.core.names import MAC_ALGORITHMS, check_name
+from quorate.core.stores import KafkaStore, check_stores, read_stores, render_stores
 from quorate.core.toml import Table, render_key, render_pairs
 
 LINK_SECURITIES = ("tls", "mac")
@@ -154,6 +155,8 @@ class Cluster:
     topics: Mapping[str, Contract] = field(default_factory=dict)
     # How many replicas there were when a live topic was placed, if fewer than there are now.
     placed_over: Mapping[str, int] = field(default_factory=dict)
+    # Which replicas keep payloads of validated topics outside, by name.
+    stores: Mapping[str, KafkaStore] = field(default_factory=dict)
     _numbered: dict[MemberId, Member] = field(init=False, repr=False, compare=False)
     _named: dict[str, Member] = field(init=False, repr=False, compare=False)
     _names: dict[MemberId, str] = field(init=False, repr=False, compare=False)
@@ -193,7 +196,9 @@ class Cluster:
 
     def shared(self) -> "Cluster":
         """As every replica has it: each chooses for itself when it syncs, and the like."""
-        return replace(self, fsync="always", slots_kept=SLOTS_KEPT, allow_misbehaviour=False)
+        return replace(
+            self, fsync="always", slots_kept=SLOTS_KEPT, allow_misbehaviour=False, stores={}
+        )
 
     def as_in(self, file: "Cluster") -> "Cluster":
         """With what this file says of whoever has it alone; no command changes that."""
@@ -202,6 +207,7 @@ class Cluster:
             fsync=file.fsync,
             slots_kept=file.slots_kept,
             allow_misbehaviour=file.allow_misbehaviour,
+            stores=_of_these(self.replicas, file.stores),
         )
 
     @property
@@ -329,6 +335,7 @@ def _read(top: Table) -> Cluster:
         formers=tuple(_read_former(table) for table in top.tables("former")),
         topics=_read_topics(top, placed_over),
         placed_over=placed_over,
+        stores=read_stores(top),
     )
     head.end()
     top.end()
@@ -404,6 +411,14 @@ def _read_topics(top: Table, placed_over: dict[str, int] | None = None) -> dict[
     return contracts
 
 
+def _of_these(
+    replicas: Iterable[Replica], stores: Mapping[str, KafkaStore]
+) -> dict[str, KafkaStore]:
+    """The stores of replicas that there still are."""
+    names = {replica.name: None for replica in replicas}
+    return {name: store for name, store in stores.items() if name in names}
+
+
 def _check(cluster: Cluster) -> None:
     check_name("the name of the cluster", cluster.name)
     _check_choices(cluster)
@@ -428,6 +443,7 @@ def _check(cluster: Cluster) -> None:
         contract.check(name, cluster.placed_over.get(name, n), cluster.f)
         _check_access(clients, name, contract)
     _check_placed(cluster)
+    check_stores(cluster.stores, [replica.name for replica in cluster.replicas])
 
 
 def _check_placed(cluster: Cluster) -> None:
@@ -546,6 +562,9 @@ def _sections(cluster: Cluster) -> Iterable[str]:
     yield _TOPICS_COMMENT + "\n" + render_topics(cluster.topics, cluster.placed_over)
     yield _REPLICAS_COMMENT
     yield from (_render_replica(replica) for replica in cluster.replicas)
+    if cluster.stores:
+        yield _STORES_COMMENT
+        yield render_stores(cluster.stores)
     yield _CLIENTS_COMMENT
     yield from (_render_client(client) for client in cluster.clients)
     if cluster.formers:
@@ -639,6 +658,10 @@ _TOPICS_COMMENT = """\
 _REPLICAS_COMMENT = """\
 # Replicas: the broker processes, numbered from 0. A party is the organisation that runs one.
 # The keys are pinned: exactly these are trusted, and nobody else vouches for them.
+"""
+_STORES_COMMENT = """\
+# Stores: replicas that keep the payloads of validated topics in a Kafka cluster of their own. What
+# is under settings goes to librdkafka; secrets are named ("env:NAME", "file:PATH"), never written.
 """
 _CLIENTS_COMMENT = """\
 # Clients: who may publish and subscribe, numbered from 1000. An operator may also change

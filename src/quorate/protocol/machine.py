@@ -14,7 +14,7 @@ from quorate.core.cluster import Cluster
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
 from quorate.core.messages import Message
 from quorate.core.ordering import Line, Partition
-from quorate.protocol.ordering.records import Record
+from quorate.protocol.ordering.records import Deposit, Record
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
@@ -171,6 +171,8 @@ class Ready:
     # Whether they must be on disk BEFORE anything in `send` or `deliver` leaves. Otherwise the
     # next sync takes them along.
     sync: bool = False
+    # To the store outside, if there is one. The machine hears what became of each; nothing waits.
+    deposit: list[Deposit] = field(default_factory=list)
     # To each node in the order of the list; between nodes in any order.
     send: list[tuple[NodeId, Message]] = field(default_factory=list)
     # To the application of this node.
@@ -186,7 +188,8 @@ class Ready:
         self.reports.append(Report(node, kind, detail))
 
     def __bool__(self) -> bool:
-        return bool(self.persist or self.send or self.deliver or self.timers or self.reports)
+        wants = self.persist or self.deposit or self.send or self.deliver
+        return bool(wants or self.timers or self.reports)
 
 
 class Machine(Protocol):

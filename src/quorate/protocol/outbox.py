@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
 from quorate.protocol.machine import Outcome, Ready
-from quorate.protocol.ordering.records import Record
+from quorate.protocol.ordering.records import Deposit, Record
 
 # So much a node is told in one turn because it asked. A request has a few bytes and its answer may
 # have a million, so that whoever asks thousands of times at once would fill our memory.
@@ -24,6 +24,10 @@ class Outbox:
         """Have this on disk, before anything else of this turn leaves if it must be synced."""
         self.ready.persist.append(record)
         self.ready.sync |= sync
+
+    def deposit(self, deposit: Deposit) -> None:
+        """Have this with the store outside."""
+        self.ready.deposit.append(deposit)
 
     def send(self, node: NodeId, message: Message) -> None:
         self.ready.send.append((node, message))

@@ -115,10 +115,11 @@ class Source:
         session: Sequence,
         rooms: Rooms = ROOMS,
         sealer: Sealer | None = None,
+        stores: int | None = None,
     ) -> None:
-        """Who publishes on validated topics needs a `sealer`."""
+        """Who publishes on validated topics needs a `sealer`; `stores` is as for each line."""
         self.me = me
-        self._sealer = sealer
+        self._sealer, self._stores = sealer, stores
         self._topics = {topic.name: topic for topic in topics}
         self._by_id = by_id(self._topics.values())
         self._fsync = next((topic.fsync for topic in self._topics.values()), "always")
@@ -203,7 +204,7 @@ class Source:
         if outgoing is None:
             line = Line(self.me, topic.id, partition)
             outgoing = self._lines[line.target] = LineOutgoing(
-                topic, line, self._outbox, self.under_way, self._sealer
+                topic, line, self._outbox, self.under_way, self._sealer, self._stores
             )
         return outgoing
 

@@ -31,7 +31,7 @@ from quorate.core.ids import NodeId
 from quorate.core.messages import Message
 from quorate.protocol.machine import Machine, Outcome, Ready, Report
 from quorate.protocol.misbehaviour import Rewrite, behave
-from quorate.protocol.ordering.records import Record
+from quorate.protocol.ordering.records import Deposit, Record
 from quorate.runtime.transport import Transport
 
 PEER_BYTES_MAX = 16 * 1024 * 1024
@@ -87,12 +87,14 @@ class Driver:
         name_of: Callable[[NodeId], str] = "node {}".format,
         disk: Disk | None = None,
         on_disk_error: Callable[[Exception], None] | None = None,
+        on_deposit: Callable[[list[Deposit]], None] | None = None,
     ) -> None:
         self.machine = machine
         # Why nothing can be written, while that is so.
         self.disk_full = ""
         self._disk = disk
         self._on_disk_error = on_disk_error
+        self._on_deposit = on_deposit
         self._syncer = ThreadPoolExecutor(1, "sync") if disk is not None else None
         self._is_syncing = False
         self._behind_sync: list[Ready] = []
@@ -134,6 +136,13 @@ class Driver:
         if not self._scheduled and not self._stopped:
             self._scheduled = True
             self._loop.call_soon(self._turn)
+
+    def tell(self, word: Callable[[], None]) -> None:
+        """Somebody in this process has news for the machine."""
+        if not self._stopped:
+            self.machine.tick(now_us())
+            word()
+            self.wake()
 
     async def until_connected(self, peer: NodeId) -> None:
         """Wait for a link to this peer."""
@@ -238,6 +247,8 @@ class Driver:
     def _carry_out(self, ready: Ready) -> None:
         if self._stopped:
             return
+        if ready.deposit and self._on_deposit is not None:
+            self._on_deposit(ready.deposit)
         if ready.sync or self._is_syncing:
             self._write(ready.persist, lambda: self._sync(ready))
         else:

@@ -26,6 +26,7 @@ from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 from quorate.runtime.metrics import Sample
+from quorate.runtime.outside import Outside
 from quorate.runtime.signing import ClusterNotary, ClusterSigner
 from quorate.runtime.topics import client_names
 from quorate.storage.errors import DiskFullError
@@ -53,8 +54,10 @@ class LogKeeper:
         identity: Identity,
         topics: Iterable[Topic],
         store: DiskStore,
+        outside: Outside,
     ) -> None:
         self.store = store
+        self.outside = outside
         # By how much the time of day is wrong on purpose.
         self.clock_ahead_us = 0
         self._cluster = cluster
@@ -81,8 +84,9 @@ class LogKeeper:
         keeps = any(topic.contract.is_log and me in topic.index for topic in topics)
         if not keeps and cluster.control is None:
             return None
-        store = DiskStore(data, fsync=cluster.fsync)  # type: ignore[arg-type]
-        return LogKeeper(cluster, founding, me, identity, topics, store)
+        outside = Outside()
+        store = outside.open(cluster, me, data)
+        return LogKeeper(cluster, founding, me, identity, topics, store, outside)
 
     def make_ordering(self, outbox: Outbox) -> Ordering:
         recovered = self.store.recover()
@@ -101,6 +105,7 @@ class LogKeeper:
             cluster=self._founding,
             validation=Validation.of(self._cluster, self._topics),
             snapshot_every=self._cluster.snapshot_every,
+            deposits=self.outside.payloads is not None,
         )
         if recovered.replayed:
             took_ms = (time.monotonic() - began) * 1000
@@ -110,6 +115,7 @@ class LogKeeper:
     def adopt(self, cluster: Cluster) -> None:
         """The cluster has changed."""
         self._cluster = cluster
+        self.outside.adopt(cluster)
 
     async def keep(self, broker: Broker) -> None:
         """Until cancelled: sync at intervals, if that is the policy, and throw away what is old."""
@@ -135,6 +141,7 @@ class LogKeeper:
         return {
             "fsync": self._cluster.fsync,
             "gives_up": self.store.gives_up,
+            "store": self.outside.status(),
             "groups": {
                 GroupKind(number).name.lower(): {
                     "leader": self._cluster.name_of(group.consensus.leader),
@@ -199,6 +206,7 @@ class LogKeeper:
             yield "log_signed_batches", log, group.cosigning.size if group.cosigning else 0
             yield "log_missing_batches", log, group.filling.count
             yield "log_regency", log, group.consensus.regency
+        yield from self.outside.samples()
 
     def _trim(self, broker: Broker) -> None:
         """Drop what is beyond its topic's retention."""

@@ -4,7 +4,7 @@ Here, and only here, one hand holds everybody's private keys. Parties that do no
 other make their keys apart (`quorate identity new`) and share the public parts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +12,7 @@ from typing import Literal
 from quorate.core.cluster import Client, Cluster, Replica
 from quorate.core.contract import Contract
 from quorate.core.errors import ConfigError
+from quorate.core.stores import KafkaStore
 from quorate.crypto.identity import Identity
 from quorate.runtime.files import (
     CLUSTER_FILE,
@@ -63,8 +64,12 @@ def make_local_cluster(
     base_port: int = BASE_PORT,
     topics: Mapping[str, Contract] | None = None,
     fsync: str = "always",
+    kafkas: Sequence[KafkaStore] = (),
 ) -> LocalCluster:
-    """Keys for everybody and the cluster that pins them, in memory only."""
+    """Keys for everybody and the cluster that pins them, in memory only.
+
+    The first replicas have `kafkas` as their stores, the others themselves.
+    """
     if not 1 <= replicas <= REPLICAS_MAX:
         raise ConfigError(f"a local cluster has 1 to {REPLICAS_MAX} replicas, not {replicas}")
     servers = [Identity.generate(f"r{number}") for number in range(replicas)]
@@ -79,6 +84,7 @@ def make_local_cluster(
         replicas=tuple(_replica(i, identity, base_port) for i, identity in enumerate(servers)),
         clients=tuple(_client(i, identity) for i, identity in enumerate(users)),
         topics=starter_topics() if topics is None else topics,
+        stores={f"r{number}": kafka for number, kafka in enumerate(kafkas)},
     )
     return LocalCluster(cluster, {each.public.name: each for each in (*servers, *users)})
 

@@ -34,6 +34,11 @@ WORDS = {
     "log_signed_batches": "Batches that its last checkpoint covers, with a quorum's signatures.",
     "log_missing_batches": "Batches of the log whose payloads are yet to be fetched from others.",
     "log_regency": "How many leaders the order log has had.",
+    "store_in_trouble": "1 while the Kafka that this replica has as its store does not answer.",
+    "store_written_total": "Payloads that it has acknowledged.",
+    "store_refused_total": "Payloads that it has not acknowledged in time, or not at all.",
+    "store_fetched_total": "Payloads that were read from it, as they were written.",
+    "store_lost_total": "Payloads that it has acknowledged, and has no more or has altered.",
     "offences_total": "What members did that no correct one does.",
 }
 

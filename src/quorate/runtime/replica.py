@@ -101,7 +101,10 @@ class ReplicaProcess:
             name_of=cluster.name_of,
             disk=self.keeper.store if self.keeper is not None else None,
             on_disk_error=self._on_disk_error,
+            on_deposit=self.keeper.outside.deposit if self.keeper is not None else None,
         )
+        if self.keeper is not None:
+            self.keeper.outside.attach(self._driver, self.broker, self._on_store_trouble)
         self._transport = Transport(cluster, identity, self._driver)
         if self.broker.ordering is not None and self.broker.ordering.steward is not None:
             self._adopt(self.broker.ordering.steward.control.cluster)
@@ -186,6 +189,7 @@ class ReplicaProcess:
             "regency": self._regency(),
             "log": self.keeper.status(self.broker) if self.keeper is not None else None,
             "disk": self._driver.disk_full,
+            "store": self._store_trouble(),
             "memory_mb": round(memory_bytes() / 1e6, 1),
             "processor_s": round(time.process_time(), 2),
             "links": len(self._driver.connected_peers),
@@ -225,7 +229,12 @@ class ReplicaProcess:
     def _health(self) -> str:
         if self._driver.disk_full:
             return "disk full"
-        return "ok" if self.misbehaviour == "none" else "misbehaving"
+        if self.misbehaviour != "none":
+            return "misbehaving"
+        return "store in trouble" if self._store_trouble() else "ok"
+
+    def _store_trouble(self) -> str:
+        return self.keeper.outside.trouble if self.keeper is not None else ""
 
     def _regency(self) -> int | None:
         """Of the group that orders most strictly; live topics have no leader."""
@@ -286,6 +295,10 @@ class ReplicaProcess:
 
     def _on_report(self, report: Report) -> None:
         self.offences.note(report.node, report.kind, report.detail)
+
+    def _on_store_trouble(self, sentence: str) -> None:
+        """We vouch for the store outside, so what it does we do."""
+        self.offences.note(self.me.number, "store", sentence)
 
     def _on_offence(self, peer: NodeId | None, address: str, sentence: str) -> None:
         self.offences.note(peer, "offence", f"{sentence} (from {address})")

@@ -118,6 +118,9 @@ class SimStore:
         snapshot = snapshots.get(record.group)
         return snapshot is not None and record.slot < snapshot.slot + isinstance(record, Decided)
 
+    def is_fetching(self, partition: Partition, offset: int) -> bool:
+        return False
+
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
         self._catch_up()
         found: list[Stretch] = []

@@ -208,6 +208,10 @@ class DiskStore:
             ) from error
         return stretches(index, offset, payloads)
 
+    def is_fetching(self, partition: Partition, offset: int) -> bool:
+        """Whether the payload there is on its way from outside; here, nothing ever is."""
+        return False
+
     def chain(self, partition: Partition, offset: int) -> Digest | None:
         """The partition's chain before this offset, if that is still known."""
         index = self._derived.indexes.get(partition)

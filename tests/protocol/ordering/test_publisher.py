@@ -101,6 +101,16 @@ def test_a_large_batch_goes_to_f_plus_1_stores_and_its_digest_to_the_others(
     )
 
 
+def test_a_large_batch_goes_to_as_many_stores_as_were_asked_for() -> None:
+    look = Outlook()
+    line = LineOutgoing(topic(BYZANTINE), LINE, look.outbox, stores=4)
+    line.add(LARGE, 1)
+    line.flush(lambda _: True)
+
+    whole = Append(T, 0, 1, [LARGE], [digest(LARGE)])
+    assert look.take().send == [(replica, whole) for replica in range(4)]
+
+
 def test_partitions_begin_with_different_stores() -> None:
     firsts = set()
     for partition in range(4):
@@ -151,6 +161,19 @@ def test_what_has_its_receipt_is_not_said_again() -> None:
     publisher.ordered(0)
     publisher.ordered(1)
     publisher.pass_time(RETRY_AFTER_US)
+    assert publisher.sent() == [(replica, Append(T, 0, 2, [b"2"])) for replica in range(4)]
+
+
+def test_where_receipts_take_long_it_is_said_again_later() -> None:
+    publisher = Publisher()
+    publisher.add(b"1", b"2")
+    publisher.sent()
+    publisher.pass_time(RETRY_AFTER_US - 1)
+    publisher.ordered(0)
+    publisher.ordered(1)
+    publisher.pass_time(2 * RETRY_AFTER_US - 3)
+    assert publisher.sent() == []
+    publisher.pass_time(1)
     assert publisher.sent() == [(replica, Append(T, 0, 2, [b"2"])) for replica in range(4)]
 
 

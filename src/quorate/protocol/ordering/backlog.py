@@ -14,6 +14,7 @@ that does so for long has filled up its room there, and nobody else's.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Sequence as Seq
 
 from quorate.core.ids import MARKER, Digest, NodeId, Sequence, member_of
 from quorate.core.ordering import Append, Line, Ordered, Stored
@@ -23,7 +24,7 @@ from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, WAITING_BATCHES_MA
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.receipts import Receipting
-from quorate.protocol.ordering.records import Dropped, Held, Voted, cut
+from quorate.protocol.ordering.records import Deposit, Deposited, Dropped, Held, Voted, cut
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, Room, Rooms
 from quorate.protocol.ordering.value import Span
 from quorate.protocol.outbox import Outbox
@@ -238,7 +239,7 @@ class Backlog:
         line: Line,
         first: Sequence,
         digests: list[Digest],
-        payloads: list[bytes] | list[None],
+        payloads: Seq[bytes | None],
     ) -> Waiting | None:
         """Batches that a publisher gave us itself. None if it contradicts itself."""
         waiting = self.line(line)
@@ -287,6 +288,57 @@ class Backlog:
             elif not is_large and run_start is not None:
                 self._store_run(waiting, append, run_start, at)
                 run_start = None
+
+    def deposit(self, waiting: Waiting, append: Append, digests: list[Digest]) -> None:
+        """Large payloads are with the store outside before they count, or are said to be stored.
+
+        Those that are there already are said to be stored once more.
+        """
+        room_bytes = self._room_for(waiting.line)
+        here = [False] * len(digests)
+        for at, payload in enumerate(append.payloads):
+            sequence = append.first + at
+            place = sequence - waiting.next
+            if len(payload) <= INLINE_BYTES_MAX or not 0 <= place < len(waiting.payloads):
+                continue
+            if waiting.payloads[place] is not None:
+                here[at] = True
+            elif sequence not in waiting.deposits and len(payload) <= room_bytes:
+                room_bytes -= len(payload)
+                waiting.deposits[sequence] = digests[at], payload
+                deposit = Deposit(*waiting.line, sequence, digests[at], payload)
+                self._outbox.deposit(deposit)
+        self.charge(waiting)
+        self.keep_and_tell(waiting, append, here)
+
+    def deposited(self, line: Line, results: Iterable[Deposited]) -> None:
+        """What became of payloads of this line. Whatever was not taken, its publisher hands in
+        again, here and elsewhere."""
+        waiting = self.lines.get(line)
+        if waiting is None:
+            return
+        held: list[Deposited] = []
+        for result in sorted(results, key=lambda result: result.sequence):
+            found = waiting.deposits.pop(result.sequence, None)
+            place = result.sequence - waiting.next
+            if found is None or not result.pointer or not 0 <= place < len(waiting.payloads):
+                continue
+            content, payload = found
+            # It may have come another way meanwhile, or something else may have taken its place.
+            if waiting.payloads[place] is None and waiting.digests[place] == content:
+                waiting.complete(result.sequence, [content], [payload])
+                held.append(result)
+        for run in _runs(held):
+            self._hold_deposits(waiting, run)
+        self.charge(waiting)
+        self.has_news = True
+
+    def _hold_deposits(self, waiting: Waiting, run: list[Deposited]) -> None:
+        first, last = run[0].sequence, run[-1].sequence
+        self._keep_former(waiting)
+        self._outbox.persist(Held(*waiting.line, first, [each.pointer for each in run]))
+        waiting.note_held(first, last)
+        self._tell_stored(waiting, first, last)
 
     def hold(self, waiting: Waiting, count: int, *, sync: bool) -> None:
         """Have on disk what we have of the next batches, and what we had, if they are undecided."""
@@ -359,17 +411,22 @@ class Backlog:
         has = [payload is not None for payload in waiting.payloads[first - waiting.next :]]
         count = min(end - start, [*has, False].index(False))
         last = first + count - 1
-        chain = waiting.chain_at(last)
-        if not count or chain is None:
+        if not count:
             return
         if not waiting.is_held(first, last):
             self._keep_former(waiting)
             payloads = append.payloads[start : start + count]
             self._outbox.persist(Held(*waiting.line, first, payloads))
             waiting.note_held(first, last)
-        signature = self._receipts.signed(waiting.line, first, count, chain)
-        stored = Stored(*waiting.line, first, count, chain, signature)
-        self._outbox.send_all(self._others, stored)
+        self._tell_stored(waiting, first, last)
+
+    def _tell_stored(self, waiting: Waiting, first: Sequence, last: Sequence) -> None:
+        chain = waiting.chain_at(last)
+        if chain is not None:
+            count = last - first + 1
+            signature = self._receipts.signed(waiting.line, first, count, chain)
+            stored = Stored(*waiting.line, first, count, chain, signature)
+            self._outbox.send_all(self._others, stored)
 
     def on_stored(self, sender: NodeId, stored: Stored) -> None:
         """A replica says that it keeps payloads."""
@@ -411,3 +468,15 @@ def _displaced(line: Line, formers: Iterable[Former]) -> Iterator[Held]:
     for former in formers:
         for first, payloads in former.runs():
             yield Held(*line, first, payloads)
+
+
+def _runs(results: list[Deposited]) -> Iterator[list[Deposited]]:
+    """Those whose numbers follow on each other."""
+    run: list[Deposited] = []
+    for result in results:
+        if run and result.sequence != run[-1].sequence + 1:
+            yield run
+            run = []
+        run.append(result)
+    if run:
+        yield run

@@ -110,12 +110,15 @@ class Group:
         pace: Pace = PACE,
         rooms: Rooms = ROOMS,
         snapshot_every: int = SNAPSHOT_EVERY,
+        deposits: bool = False,
     ) -> None:
+        """`deposits`: large payloads of validated topics go to a store outside."""
         self.members = roster.members
         self.counters: Counter[str] = Counter()
         self.roster, self._others = roster, roster.others
         self._store, self._outbox, self._pace = store, outbox, pace
         self._validation = validation
+        self._deposits = deposits
         self.log = log = OrderLog(roster.number, state, snapshot_every)
         self.commands = Commands(steward, log, store)
         self.clocks = Clocks(roster.me, roster.one_correct, wall_us, outbox)
@@ -282,10 +285,20 @@ class Group:
         if self._validation.covers(append.topic) and not self._are_valid(line, append, digests):
             return
         self.counters["batches_in"] += len(digests)
-        waiting = self.backlog.take(line, append.first, digests, append.payloads)
         large = [len(payload) > INLINE_BYTES_MAX for payload in append.payloads]
+        if self._deposits and any(large) and self._validation.covers(append.topic):
+            self._deposit(line, append, digests)
+            return
+        waiting = self.backlog.take(line, append.first, digests, append.payloads)
         if any(large) and waiting is not None:
             self.backlog.keep_and_tell(waiting, append, large)
+
+    def _deposit(self, line: Line, append: Append, digests: list[Digest]) -> None:
+        """Of large batches we know no more than the digest, until their payloads are outside."""
+        payloads = [each if len(each) <= INLINE_BYTES_MAX else None for each in append.payloads]
+        waiting = self.backlog.take(line, append.first, digests, payloads)
+        if waiting is not None:
+            self.backlog.deposit(waiting, append, digests)
 
     def on_announce(self, sender: NodeId, announce: Announce) -> None:
         line = Line(sender, announce.topic, announce.partition)
@@ -583,6 +596,9 @@ class Group:
             return
         partition = Partition(fill.topic, fill.partition)
         stretches = self.readers.read(partition, fill.offset, FILL_BYTES_MAX)
+        if not stretches and self._store.is_fetching(partition, fill.offset):
+            # Whoever asks again finds it here.
+            return
         read_bytes = sum(len(payload) for each in stretches for payload in each.payloads)
         self._outbox.answer(sender, answer(fill, stretches), read_bytes)
 

@@ -91,6 +91,7 @@ class Waiting:
         "base",
         "chains",
         "charged_bytes",
+        "deposits",
         "digests",
         "direct",
         "early",
@@ -138,6 +139,9 @@ class Waiting:
         self.former_bytes = 0
         # Those of them that the disk would lose with the next payload that is held in their place.
         self.unkept: list[Former] = []
+        # Payloads that are on their way to the store outside, with their digests. They count for
+        # nothing until they are there.
+        self.deposits: dict[Sequence, tuple[Digest, bytes]] = {}
         # Words of stores about batches that we have yet to hear of ourselves.
         self.early: dict[NodeId, list[Stored]] = {}
         self.waiting_bytes = 0
@@ -164,6 +168,7 @@ class Waiting:
             return 0
         batches = len(self.digests) + sum(len(former.digests) for former in self.former)
         cost = LINE_COST + BATCH_COST * batches + self.waiting_bytes + self.former_bytes
+        cost += sum(len(payload) for _, payload in self.deposits.values())
         return cost + sum(map(len, self.spare.values())) if self.spare else cost
 
     def chain_at(self, sequence: Sequence) -> Digest | None:
@@ -336,6 +341,8 @@ class Waiting:
         self.held = max(self.held, self.next - 1)
         if self.held_beyond:
             self.held_beyond = {each for each in self.held_beyond if each > self.held}
+        for sequence in [each for each in self.deposits if each < self.next]:
+            del self.deposits[sequence]
 
     def _forget_former(self, decided: list[Digest]) -> None:
         """What goes on from something else than was decided can not be decided any more."""

@@ -90,14 +90,15 @@ class UnderWay:
 class Kept:
     """A batch without a receipt."""
 
-    __slots__ = ("digest", "events", "payload")
+    __slots__ = ("added_us", "digest", "events", "payload")
 
-    def __init__(self, payload: bytes, events: int, *, is_sealed: bool = False) -> None:
+    def __init__(self, payload: bytes, events: int, added_us: int, *, is_sealed: bool) -> None:
         self.payload = payload
         self.events = events
+        self.added_us = added_us
         self.digest: Digest | None = None
         if len(payload) > INLINE_BYTES_MAX:
-            # The body of a sealed one was hashed as it was sealed.
+            # We sealed it ourselves, and need not look again whether its body is what it says.
             self.digest = seal_digest(payload[:SEAL_BYTES]) if is_sealed else digest(payload)
 
 
@@ -111,8 +112,12 @@ class LineOutgoing:
         outbox: Outbox,
         under_way: UnderWay | None = None,
         sealer: Sealer | None = None,
+        stores: int | None = None,
     ) -> None:
-        """`under_way` is shared by all lines of a source; a validated topic needs a `sealer`."""
+        """`under_way` is shared by all lines of a source; a validated topic needs a `sealer`.
+
+        Large payloads go to so many `stores`; to f + 1, unless told.
+        """
         if topic.contract.validated and sealer is None:
             raise LocalProtocolError(f"topic '{topic.name}' is validated, and nobody here signs")
         self.topic, self.line = topic, line
@@ -123,7 +128,7 @@ class LineOutgoing:
         self._kept: dict[Sequence, Kept] = {}
         self._outbox = outbox
         self._stores = stores_of(topic.members, Partition(line.topic, line.partition))
-        self._stores_used = topic.f + 1
+        self._stores_used = min(stores or topic.f + 1, len(self._stores))
         # What each replica is sent next.
         self._next = dict.fromkeys(topic.members, 1)
         # Who said which position for the batches from a sequence number on.
@@ -150,7 +155,8 @@ class LineOutgoing:
         if sequence == self.unreceipted:
             self._moved_us = self._outbox.now_us
             self.under_way.bytes += LINE_COST
-        self._kept[sequence] = Kept(payload, events, is_sealed=self._sealer is not None)
+        is_sealed = self._sealer is not None
+        self._kept[sequence] = Kept(payload, events, self._outbox.now_us, is_sealed=is_sealed)
         self.under_way.bytes += BATCH_COST + len(payload)
         self.next += 1
         return sequence
@@ -204,14 +210,18 @@ class LineOutgoing:
         return False
 
     def _settle(self, ordered: Ordered, replicas: tuple[NodeId, ...]) -> None:
-        end = ordered.first + ordered.count
+        end, oldest_us = ordered.first + ordered.count, self._kept[self.unreceipted].added_us
         for sequence in range(self.unreceipted, end):
             self.under_way.bytes -= BATCH_COST + len(self._kept.pop(sequence).payload)
         self.unreceipted = end
         if not self.in_flight:
             self.under_way.bytes -= LINE_COST
         self._voices = {first: said for first, said in self._voices.items() if first >= end}
-        self._moved_us, self._retry_us = self._outbox.now_us, RETRY_AFTER_US
+        self._moved_us = self._outbox.now_us
+        # Where receipts take long, nothing is lost yet when they are late: to say it all again
+        # would only keep replicas from what they have to do.
+        took_us = self._moved_us - oldest_us
+        self._retry_us = max(RETRY_AFTER_US, min(2 * took_us, RETRY_AFTER_US_MAX))
         self._outbox.deliver(
             Recorded(
                 self.line, ordered.first, ordered.count, ordered.offset, ordered.time_us,

@@ -135,6 +135,8 @@ class Readers:
         self._tail_bytes = 0
         self._stuck: set[NodeId] = set()
         self._due: dict[Partition, None] = {}
+        # Those whose next payload somebody waits for, and which is on its way from outside.
+        self._fetching: dict[Partition, None] = {}
 
     @property
     def count(self) -> int:
@@ -206,6 +208,11 @@ class Readers:
             self._tail_bytes -= oldest.size_bytes
         self._due[partition] = None
 
+    def fetched(self) -> None:
+        """What was on its way from outside has come, or will not come."""
+        self._due |= self._fetching
+        self._fetching.clear()
+
     def start_over(self) -> None:
         """The log went on without us: what we had of it does not lead to where it is now."""
         self._tails.clear()
@@ -258,6 +265,9 @@ class Readers:
                 self._due[partition] = None
                 break
             stretches = self.read(partition, reader.cursor, ENTRIES_BYTES_MAX)
+            if not stretches and self._store.is_fetching(partition, reader.cursor):
+                self._fetching[partition] = None
+                break
             if not stretches:
                 absent = self._absent_from(partition, reader.cursor, end)
                 self._outbox.send(node, Absent(*partition, reader.cursor, absent))
@@ -276,8 +286,12 @@ class Readers:
         """How many batches from this one on are not here."""
         start, _ = self._store.bounds(partition)
         until = min(end, offset + ABSENT_BATCHES_MAX)
-        here = (at for at in range(max(start, offset + 1), until) if self.read(partition, at, 1))
+        here = (at for at in range(max(start, offset + 1), until) if self._is_here(partition, at))
         return next(here, until) - offset
+
+    def _is_here(self, partition: Partition, offset: int) -> bool:
+        found = self.read(partition, offset, 1)
+        return bool(found) or self._store.is_fetching(partition, offset)
 
     def _tell_chain(self, node: NodeId, partition: Partition, reader: Reader, end: int) -> int:
         """How the chain goes on, as far as this reader wants to know; says how many bytes."""

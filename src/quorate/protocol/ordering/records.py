@@ -24,13 +24,40 @@ def cut(digests: bytes) -> list[Digest]:
 
 
 class Held(msgspec.Struct, frozen=True, gc=False, tag="held"):
-    """Payloads that this replica stores: consecutive batches of one publisher."""
+    """Payloads that this replica stores: consecutive batches of one publisher.
+
+    What is kept outside (`Deposit`) has its pointer here.
+    """
 
     publisher: NodeId
     topic: TopicId
     partition: int
     first: Sequence
     payloads: list[bytes]
+
+
+class Deposit(msgspec.Struct, frozen=True, gc=False):
+    """A payload for the store outside, which keeps it in place of this replica's own disk."""
+
+    publisher: NodeId
+    topic: TopicId
+    partition: int
+    sequence: Sequence
+    digest: Digest
+    payload: bytes
+
+
+class Deposited(msgspec.Struct, frozen=True, gc=False):
+    """What became of a deposit: `pointer` is what is held in its place, from now on and for good.
+
+    It is empty if the store outside did not take the payload, or not in time.
+    """
+
+    publisher: NodeId
+    topic: TopicId
+    partition: int
+    sequence: Sequence
+    pointer: bytes
 
 
 class Dropped(msgspec.Struct, frozen=True, gc=False, tag="dropped"):
@@ -208,6 +235,9 @@ class Store(Protocol):
         """What stands there from this offset on: at least one batch if it is here, up to about so
         many bytes. It ends before the first batch whose payload this replica does not have.
         """
+
+    def is_fetching(self, partition: Partition, offset: int) -> bool:
+        """Whether the payload there is on its way from outside: `read` has it before long."""
 
     def chain(self, partition: Partition, offset: int) -> Digest | None:
         """The partition's chain before this offset, if that is still known."""

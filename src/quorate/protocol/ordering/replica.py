@@ -62,7 +62,7 @@ from quorate.protocol.ordering.marking import Marking
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import GroupKind, Roster, group_of, rules_of
 from quorate.protocol.ordering.proving import refuse
-from quorate.protocol.ordering.records import Record, Snapshot, Store
+from quorate.protocol.ordering.records import Deposited, Record, Snapshot, Store
 from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.rules import Rules
 from quorate.protocol.ordering.validation import Validation
@@ -100,10 +100,12 @@ class Ordering:
         pace: Pace = PACE,
         rooms: Rooms = ROOMS,
         snapshot_every: int = SNAPSHOT_EVERY,
+        deposits: bool = False,
     ) -> None:
         """`cluster` is what the cluster was when it began, if it has a control plane.
 
-        Validated topics need a `validation`.
+        Validated topics need a `validation`. With `deposits`, their large payloads go to a store
+        outside, and `deposited` is called with what became of each.
         """
         self.me = me
         self.topics = {topic.id: topic for topic in topics if topic.contract.is_log}
@@ -123,6 +125,7 @@ class Ordering:
         self._pace = pace
         self._rooms = rooms
         self._snapshot_every = snapshot_every
+        self._deposits = deposits
         self._next_tick_us = 0
         self._marking = Marking(outbox)
         self._marking.adopt(self.topics.values())
@@ -165,6 +168,7 @@ class Ordering:
             pace=self._pace,
             rooms=self._rooms,
             snapshot_every=self._snapshot_every,
+            deposits=self._deposits,
         )
         group.restore(list(found.records))
         is_founder = self.steward is not None and not self.steward.control.genesis.revision
@@ -214,6 +218,22 @@ class Ordering:
     def writable(self, peer: NodeId, writable: bool) -> None:
         for group in self.groups.values():
             group.readers.writable(peer, writable)
+
+    def deposited(self, results: Iterable[Deposited]) -> None:
+        """The store outside has these payloads, or will not have them."""
+        lines: dict[Line, list[Deposited]] = {}
+        for result in results:
+            line = Line(result.publisher, result.topic, result.partition)
+            lines.setdefault(line, []).append(result)
+        for line, of_line in lines.items():
+            group = self._group_of(line.topic)
+            if group is not None:
+                group.backlog.deposited(line, of_line)
+
+    def fetched(self) -> None:
+        """Payloads came from outside, or will not come: whoever waited for them is served."""
+        for group in self.groups.values():
+            group.readers.fetched()
 
     def flush(self) -> bool:
         """True if something is left for the next turn."""

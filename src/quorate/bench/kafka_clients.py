@@ -1,0 +1,199 @@
+"""The same trial through plain Kafka: clients as confluent-kafka's users write them.
+
+Every producer asks for `acks=all` and is told of each event's delivery; batching, queues and all
+else are librdkafka's own. The consumer reads every topic from its beginning, and looks at every
+value. What is said between parent and child is as in `trial_clients.py`.
+
+confluent-kafka comes with the extra `kafka` and is imported only here.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+from itertools import count, groupby
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quorate.bench.clients import Window
+from quorate.bench.latencies import summarise
+from quorate.bench.numbered import Numbered, first_number, pack_number
+from quorate.bench.processes import BenchError, Parent
+from quorate.bench.trial_clients import Meter, Produced, Tally, TrialTask, drain
+from quorate.runtime.loop import run
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message
+
+FLUSH_SECONDS_MAX = 30.0
+POLL_SECONDS = 0.05
+MESSAGES_MAX = 1000
+
+
+def require_kafka() -> None:
+    """Say that it is missing before anything is measured rather than after it."""
+    import confluent_kafka  # noqa: F401
+
+
+def make_topics(bootstrap: str, topics: list[str]) -> None:
+    """Topics of one partition each."""
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    wanted = [NewTopic(topic, num_partitions=1, replication_factor=1) for topic in topics]
+    for future in admin.create_topics(wanted).values():
+        future.result()
+
+
+def remove_topics(bootstrap: str, topics: list[str]) -> None:
+    """What a trial wrote is of no use to the next one, and takes its place on the disk."""
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    for future in admin.delete_topics(topics).values():
+        future.result()
+
+
+# Producing
+
+
+class KafkaProducer:
+    """Produces on all topics in turn, event by event, as fast as librdkafka takes them."""
+
+    def __init__(self, task: TrialTask) -> None:
+        from confluent_kafka import Producer
+
+        self.submitted = 0
+        self.stopped = threading.Event()
+        self.meter = Meter()
+        self.receipts_ns: list[int] = []
+        self._task = task
+        self._body = Numbered(task.event_bytes, task.run).body
+        self._producer = Producer({"bootstrap.servers": task.place, "acks": "all"})
+        # Told one by one, counted together: which moment it is, is looked up once for each poll.
+        self._acknowledged = 0
+
+    def prime(self) -> None:
+        """Find the broker and its topics before anything is measured."""
+        self._producer.list_topics(timeout=FLUSH_SECONDS_MAX)
+
+    def produce(self) -> None:
+        """Until it is stopped, and all that was taken has been delivered."""
+        topics, producer, task = self._task.topics, self._producer, self._task
+        firsts = [first_number(task.producer, at) for at in range(len(topics))]
+        body, told = self._body, self._on_delivery
+        for counter in count():
+            if self.stopped.is_set():
+                break
+            for topic, first in zip(topics, firsts, strict=True):
+                value = pack_number(first + counter) + body
+                while True:
+                    try:
+                        producer.produce(topic, value, on_delivery=told)
+                        break
+                    except BufferError:
+                        self._poll(POLL_SECONDS)
+            self.submitted += len(topics)
+            self._poll(0)
+        until_s = time.monotonic() + FLUSH_SECONDS_MAX
+        while len(producer) and time.monotonic() < until_s:
+            self._poll(POLL_SECONDS)
+
+    def _poll(self, seconds: float) -> None:
+        self._producer.poll(seconds)
+        if self._acknowledged:
+            self.meter.add(time.monotonic_ns(), False, self._acknowledged)
+            self._acknowledged = 0
+
+    def _on_delivery(self, error: "KafkaError | None", message: "Message") -> None:
+        if error is None:
+            self._acknowledged += 1
+
+
+async def produce(task: TrialTask) -> None:
+    parent, producer = await Parent.connect(), KafkaProducer(task)
+    await asyncio.to_thread(producer.prime)
+    parent.say("ready")
+    window = msgspec.convert(await parent.hear(), Window)
+    spent_s = time.process_time()
+    producing = asyncio.create_task(asyncio.to_thread(producer.produce))
+    await parent.hear()
+    producer.stopped.set()
+    await producing
+    found = Produced(
+        in_window=producer.meter.counted(window),
+        submitted=producer.submitted,
+        acknowledged=producer.meter.events,
+        # librdkafka does not tell.
+        batches=0,
+        receipt=summarise([]),
+        processor_s=time.process_time() - spent_s,
+    )
+    parent.say(msgspec.to_builtins(found))
+    await parent.hear()
+
+
+# Consuming
+
+
+class KafkaConsumer:
+    """Reads all topics from their beginnings."""
+
+    def __init__(self, task: TrialTask, tally: Tally, tell: "asyncio.AbstractEventLoop") -> None:
+        from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+        self.stopped = threading.Event()
+        self._tally, self._loop = tally, tell
+        settings = {"bootstrap.servers": task.place, "group.id": task.run}
+        self._consumer = Consumer({**settings, "enable.auto.commit": False})
+        self._consumer.assign([TopicPartition(each, 0, OFFSET_BEGINNING) for each in task.topics])
+
+    def consume(self) -> None:
+        while not self.stopped.is_set():
+            arrived = self._consumer.consume(MESSAGES_MAX, POLL_SECONDS)
+            now_ns, now_ms = time.monotonic_ns(), time.time() * 1000
+            for topic, messages in groupby(arrived, _topic):
+                some = list(messages)
+                age_ns = int(1e6 * (now_ms - some[0].timestamp()[1]))
+                self._tally.add(now_ns, topic, [_value(each) for each in some], age_ns)
+            if arrived:
+                self._loop.call_soon_threadsafe(self._tally.news.set)
+        self._consumer.close()
+
+
+def _topic(message: "Message") -> str:
+    error = message.error()
+    if error is not None:
+        raise BenchError(f"Kafka's consumer says: {error}")
+    topic = message.topic()
+    assert topic is not None
+    return topic
+
+
+def _value(message: "Message") -> bytes:
+    value = message.value()
+    assert isinstance(value, bytes)
+    return value
+
+
+async def consume(task: TrialTask) -> None:
+    parent, tally = await Parent.connect(), Tally(task)
+    consumer, spent_s = KafkaConsumer(task, tally, asyncio.get_running_loop()), time.process_time()
+    consuming = asyncio.create_task(asyncio.to_thread(consumer.consume))
+    parent.say("ready")
+    window = msgspec.convert(await parent.hear(), Window)
+    await drain(tally, await parent.hear() or 0)
+    consumer.stopped.set()
+    await consuming
+    parent.say(msgspec.to_builtins(tally.consumed(window, time.process_time() - spent_s)))
+
+
+def main() -> None:
+    role, task = sys.argv[1], msgspec.json.decode(sys.argv[2], type=TrialTask)
+    run(produce(task) if role == "publish" else consume(task))
+
+
+if __name__ == "__main__":
+    main()

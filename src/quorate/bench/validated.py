@@ -1,0 +1,230 @@
+"""Running trials of validated topics: a cluster or a broker, three producers, and a consumer.
+
+The order is: pipe, cluster up, clients ready, warm-up, window, drain, cluster down, pipe, as in
+`broadcast.py`. Brokers of Kafka stay for the whole run, because a Java machine needs a while to get
+fast; they have nothing to do while something else is measured. All topics are synced to disk
+before they are acknowledged, but for Kafka's, which writes and lets the system sync.
+"""
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from quorate.bench import kafka_clients
+from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick
+from quorate.bench.clients import Window, frame_bytes
+from quorate.bench.clusters import free_port, look, made, running
+from quorate.bench.kafka import KafkaBroker, running_brokers
+from quorate.bench.pipe import PipeRate
+from quorate.bench.processes import Worker, started
+from quorate.bench.trial_clients import CONSUMER, Consumed, Produced, TrialTask
+from quorate.bench.trial_rows import TrialRow, failed_row, merged, row_of
+from quorate.bench.trials import (
+    KAFKA,
+    KAFKA_STORES,
+    PRODUCERS,
+    QUORATE,
+    REPLICAS,
+    WHOLE,
+    Trial,
+)
+from quorate.client import Admin
+from quorate.client.producer import BATCH_BYTES, BATCH_EVENTS
+from quorate.core.errors import QuorateError
+from quorate.core.stores import KafkaStore
+from quorate.runtime.local import OPERATOR
+
+BROKER_HEAP_MB = 1024
+# A broker that has just started is made warm by a trial that does not count.
+BROKER_WARM_UP_S = 5.0
+_QUORATE_CLIENTS, _KAFKA_CLIENTS = "quorate.bench.trial_clients", "quorate.bench.kafka_clients"
+
+
+async def run_trials(
+    plan: Sequence[Trial],
+    timing: Timing,
+    *,
+    repeat: int = 1,
+    tell: Callable[[Trial], None] = lambda _: None,
+) -> list[TrialRow]:
+    """Run every trial so many times, in rounds, so that all see the same weather."""
+    yardstick = Yardstick(timing.pipe_s)
+    rounds: list[list[TrialRow]] = []
+    with Brokers() as brokers:
+        for _ in range(repeat):
+            rows = []
+            for trial in plan:
+                tell(trial)
+                rows.append(await _attempt(trial, timing, yardstick, brokers))
+            rounds.append(rows)
+    return [merged(runs) for runs in zip(*rounds, strict=True)]
+
+
+def batch_events(event_bytes: int) -> int:
+    """How many events fill a batch."""
+    return min(BATCH_EVENTS, max(1, BATCH_BYTES // event_bytes))
+
+
+class Brokers:
+    """Kafka clusters of one broker each, from when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._running: list[KafkaBroker] = []
+        # Those that have had something to do already.
+        self._warm: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    async def first(self, count: int) -> list[KafkaBroker]:
+        """So many of them."""
+        if lacking := count - len(self._running):
+            self._running += await asyncio.to_thread(self._start, max(0, lacking))
+        return self._running[:count]
+
+    def is_cold(self, count: int) -> bool:
+        """Whether so many have not been used before; from now on they have."""
+        is_cold = count not in self._warm
+        self._warm.add(count)
+        return is_cold
+
+    def processor_s(self) -> dict[str, float]:
+        """What each has spent so far."""
+        import psutil
+
+        spent = [psutil.Process(broker.pid).cpu_times() for broker in self._running]
+        return {f"broker {at}": float(each.user + each.system) for at, each in enumerate(spent)}
+
+    def _start(self, count: int) -> list[KafkaBroker]:
+        prefix = "quorate-bench-"
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
+        ports = [free_port(2) for _ in range(count)]
+        return self._stack.enter_context(
+            running_brokers(Path(directory), ports, heap_mb=BROKER_HEAP_MB)
+        )
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """What the parts of one run said, and the processor time that each spent."""
+
+    window: Window
+    produced: list[Produced]
+    consumed: Consumed
+    processor_s: dict[str, float]
+
+
+async def _attempt(
+    trial: Trial, timing: Timing, yardstick: Yardstick, brokers: Brokers
+) -> TrialRow:
+    """A benchmark of an hour does not end because one trial fails: its row says why."""
+    frame = frame_bytes(batch_events(trial.event_bytes), trial.event_bytes)
+    try:
+        before = await yardstick.before(frame)
+        found = await _measured(trial, timing, brokers)
+        after = await yardstick.after(frame)
+    except QuorateError as error:
+        return failed_row(trial, str(error))
+    pipe = PipeRate.median_of([before, after])
+    return row_of(trial, found.window, found.produced, found.consumed, pipe, found.processor_s)
+
+
+async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> _Found:
+    count = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
+    used = await brokers.first(count)
+    if used and brokers.is_cold(count):
+        await _once(trial, Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0), used)
+    before_s = brokers.processor_s() if used else {}
+    found = await _once(trial, timing, used)
+    after_s = brokers.processor_s() if used else {}
+    spent = {name: after_s[name] - before_s[name] for name in list(before_s)[:count]}
+    return msgspec.structs.replace(found, processor_s={**found.processor_s, **spent})
+
+
+async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) -> _Found:
+    if trial.system == KAFKA:
+        return await _through_broker(trial, timing, brokers[0].bootstrap)
+    return await _through_cluster(trial, timing, brokers)
+
+
+async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaBroker]) -> _Found:
+    names, run = [f"producer-{number}" for number in range(PRODUCERS)], secrets.token_hex(8)
+    kafkas = [KafkaStore(bootstrap=broker.bootstrap, topic_prefix=f"{run}.") for broker in stores]
+    local = made(
+        replicas=REPLICAS,
+        clients=[*names, CONSUMER],
+        link_security="mac",
+        topics=trial.contracts(),
+        kafkas=kafkas,
+    )
+    async with AsyncExitStack() as stack:
+        launcher = await stack.enter_async_context(running(local))
+        admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
+        task = TrialTask(
+            place=str(launcher.directory),
+            run=run,
+            topics=trial.topics,
+            validated=trial.validated_topics,
+            chooses=trial.system == QUORATE,
+            event_bytes=trial.event_bytes,
+            stores=REPLICAS if trial.system == WHOLE else None,
+        )
+        before = await _processor_s(admin)
+        found = await _run(_QUORATE_CLIENTS, task, names, timing)
+        after = await _processor_s(admin)
+    servers = {name: after[name] - spent for name, spent in before.items() if name in after}
+    return msgspec.structs.replace(found, processor_s={**found.processor_s, **servers})
+
+
+async def _through_broker(trial: Trial, timing: Timing, bootstrap: str) -> _Found:
+    run = secrets.token_hex(8)
+    topics = [f"{topic}-{run}" for topic in trial.topics]
+    await asyncio.to_thread(kafka_clients.make_topics, bootstrap, topics)
+    task = TrialTask(
+        place=bootstrap, run=run, topics=topics, validated=[], event_bytes=trial.event_bytes
+    )
+    try:
+        return await _run(_KAFKA_CLIENTS, task, [""] * PRODUCERS, timing)
+    finally:
+        await asyncio.to_thread(kafka_clients.remove_topics, bootstrap, topics)
+
+
+async def _run(module: str, task: TrialTask, identities: list[str], timing: Timing) -> _Found:
+    """Start the clients, warm up, let the window pass, and hear what they found."""
+    async with AsyncExitStack() as stack:
+        consumer = await started(stack, module, "subscribe", task)
+        producers: list[Worker] = []
+        for number, identity in enumerate(identities):
+            own = msgspec.structs.replace(task, producer=number, identity=identity)
+            producers.append(await started(stack, module, "publish", own))
+        for worker in (consumer, *producers):
+            await worker.hear(ANSWER_SECONDS_MAX)
+        began_ns = time.monotonic_ns() + int(timing.warm_up_s * 1e9)
+        window = Window(began_ns, began_ns + int(timing.window_s * 1e9))
+        for worker in (consumer, *producers):
+            worker.say(msgspec.to_builtins(window))
+        await asyncio.sleep(timing.warm_up_s + timing.window_s)
+        for producer in producers:
+            producer.say("stop")
+        produced = [
+            msgspec.convert(await producer.hear(ANSWER_SECONDS_MAX), Produced)
+            for producer in producers
+        ]
+        consumer.say(sum(each.acknowledged for each in produced))
+        consumed = msgspec.convert(await consumer.hear(ANSWER_SECONDS_MAX), Consumed)
+    spent = {f"producer {at}": each.processor_s for at, each in enumerate(produced)}
+    return _Found(window, produced, consumed, {**spent, "consumer": consumed.processor_s})
+
+
+async def _processor_s(admin: Admin) -> dict[str, float]:
+    return {name: standing.processor_s for name, standing in (await look(admin)).items()}

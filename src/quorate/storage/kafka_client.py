@@ -1,0 +1,140 @@
+"""What all clients of a Kafka cluster have in common: settings, topics, and words about trouble."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from quorate.core.errors import ConfigError
+from quorate.core.limits import SEALED_BYTES_MAX
+from quorate.core.stores import FROM_ENVIRONMENT, FROM_FILE, KafkaStore
+from quorate.protocol.ordering.records import Deposited
+
+# A Kafka that is in trouble is left alone for so long.
+REST_SECONDS = 2.0
+REQUEST_SECONDS_MAX = 5.0
+POLL_S = 0.2
+# The largest sealed batch, and what Kafka writes around it.
+MESSAGE_BYTES_MAX = SEALED_BYTES_MAX + 64 * 1024
+_SECRET_BYTES_MAX = 64 * 1024
+
+_log = logging.getLogger("quorate.kafka")
+
+# Have this done by the event loop's thread.
+Post: TypeAlias = Callable[[Callable[[], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who hears what becomes of things, in the event loop's thread."""
+
+    post: Post
+    deposited: Callable[[list[Deposited]], None]
+    fetched: Callable[[], None]
+    report: Callable[[str], None]
+
+
+class Trouble:
+    """What is wrong with a Kafka at the moment, said once and not with every attempt."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.sentence = ""
+        self._bootstrap = bootstrap
+        self._lock = threading.Lock()
+
+    def is_news(self, words: str) -> bool:
+        with self._lock:
+            before, self.sentence = self.sentence, words
+        if words and not before:
+            _log.warning("the Kafka at %s: %s; it is tried again", self._bootstrap, words)
+        return bool(words) and not before
+
+    def is_over(self) -> None:
+        with self._lock:
+            before, self.sentence = self.sentence, ""
+        if before:
+            _log.info("the Kafka at %s answers again", self._bootstrap)
+
+
+def settings_of(store: KafkaStore) -> dict[str, Any]:
+    """What all clients of this Kafka have in common."""
+    return {
+        "client.id": "quorate",
+        "log_level": 2,
+        "reconnect.backoff.max.ms": 1000,
+        "topic.metadata.propagation.max.ms": 1000,
+        **{key: _value(key, value) for key, value in store.settings.items()},
+        "bootstrap.servers": store.bootstrap,
+    }
+
+
+def _value(key: str, value: str) -> str:
+    """A setting as it is meant: what stands elsewhere is looked up there."""
+    if value.startswith(FROM_ENVIRONMENT):
+        name = value.removeprefix(FROM_ENVIRONMENT)
+        found = os.environ.get(name)
+        if found is None:
+            raise ConfigError(f"{key} is in the variable {name} of the environment, which is unset")
+        return found
+    if value.startswith(FROM_FILE):
+        path = Path(value.removeprefix(FROM_FILE))
+        try:
+            with path.open("rb") as file:
+                return file.read(_SECRET_BYTES_MAX).decode().rstrip("\n")
+        except OSError as error:
+            raise ConfigError(
+                f"{key} is in {path}, which cannot be read: {error.strerror}"
+            ) from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{key} is in {path}, which is not a text file (UTF-8)") from None
+    return value
+
+
+def made(kind: Callable[[dict[str, Any]], Any], settings: dict[str, Any]) -> Any:
+    try:
+        return kind(settings)
+    except kafka_exception() as error:
+        # The sentence of librdkafka names the setting, and never its value if that is a secret.
+        words = error.args[0].str() if error.args else str(error)
+        raise ConfigError(f"Kafka's client library refuses its settings: {words}") from None
+
+
+def make_topic(settings: dict[str, Any], topic: str, partitions: int) -> None:
+    """A topic that keeps what it gets, unless there is one that the operator made."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+    admin = AdminClient(settings)
+    # All of them: asking for one by name would have some brokers make it, as they see fit.
+    known = admin.list_topics(timeout=REQUEST_SECONDS_MAX).topics.get(topic)
+    if known is None:
+        config = {
+            "cleanup.policy": "delete",
+            "retention.ms": "-1",
+            "max.message.bytes": str(MESSAGE_BYTES_MAX),
+        }
+        wanted = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=config)
+        made = admin.create_topics([wanted], request_timeout=REQUEST_SECONDS_MAX)
+    elif len(known.partitions) < partitions:
+        made = admin.create_partitions(
+            [NewPartitions(topic, partitions)], request_timeout=REQUEST_SECONDS_MAX
+        )
+    else:
+        return
+    try:
+        made[topic].result(2 * REQUEST_SECONDS_MAX)
+    except KafkaException as error:
+        if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+            raise
+    except TimeoutError:
+        raise KafkaException("nobody answered") from None
+
+
+def kafka_exception() -> type[Exception]:
+    from confluent_kafka import KafkaException
+
+    return KafkaException

@@ -1,0 +1,290 @@
+"""Records on their way from Kafka, and those that came lately.
+
+One thread goes where something is wanted and reads on from there, since those who read a partition
+want most of what comes next. A record is kept if it has the digest of its pointer. One that is gone
+or altered is lost, and reported. When Kafka does not answer, whoever waits is sent elsewhere, and
+for a moment nobody asks.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+from quorate.crypto.digests import digest
+from quorate.storage.kafka_client import (
+    POLL_S,
+    REQUEST_SECONDS_MAX,
+    REST_SECONDS,
+    Listener,
+    Trouble,
+    kafka_exception,
+    made,
+)
+from quorate.storage.pointers import Pointer
+
+# A fetch that brings nothing for so long is given up.
+FETCH_SECONDS_MAX = 3.0
+# After so long with nothing, Kafka is asked what it has.
+LOOK_AFTER_SECONDS = 0.5
+# A record that is gone or altered is looked for again after so long: somebody may have mended it.
+LOST_SECONDS = 60.0
+LOST_MAX = 65_536
+CACHE_BYTES_MAX = 64 * 1024 * 1024
+# Reading on over so many records that nobody wants is quicker than going elsewhere.
+_SKIPPED_MAX = 256
+_FETCHED_AT_ONCE = 64
+
+# A topic and partition of Kafka.
+Target: TypeAlias = tuple[str, int]
+
+
+class Place(NamedTuple):
+    """A record of Kafka."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Reader:
+    """Records on their way from Kafka, and those that came lately."""
+
+    def __init__(self, settings: dict[str, Any], listener: Listener, trouble: Trouble) -> None:
+        self.fetched = self.lost = 0
+        self._settings = settings
+        self._listener = listener
+        self._trouble = trouble
+        self._lock = threading.Lock()
+        self._something = threading.Condition(self._lock)
+        self._settled = threading.Condition(self._lock)
+        self._wanted: dict[Target, dict[int, Pointer]] = {}
+        self._cache: OrderedDict[Place, bytes] = OrderedDict()
+        self._cache_bytes = 0
+        # Which are not to be had, and until when that counts.
+        self._lost: OrderedDict[Place, float] = OrderedDict()
+        # Until when nobody is asked, since nobody answered.
+        self._resting_until = 0.0
+        self._closed = False
+        self._consumer: Any = None
+        # Where the consumer reads, and which offset comes next.
+        self._at: Target | None = None
+        self._next = 0
+        self._thread = threading.Thread(target=self._run, name="kafka fetches", daemon=True)
+        self._thread.start()
+
+    def found(self, place: Place) -> bytes | None:
+        with self._lock:
+            payload = self._cache.get(place)
+            if payload is not None:
+                self._cache.move_to_end(place)
+            return payload
+
+    def fetch(self, place: Place, pointer: Pointer) -> None:
+        with self._lock:
+            is_wanted = place.offset in self._wanted.get(place[:2], {})
+            if is_wanted or place in self._cache or self._is_hopeless(place):
+                return
+            self._wanted.setdefault(place[:2], {})[place.offset] = pointer
+            self._something.notify()
+
+    def is_fetching(self, place: Place) -> bool:
+        with self._lock:
+            return place.offset in self._wanted.get(place[:2], {})
+
+    def is_lost(self, place: Place) -> bool:
+        """Whether Kafka said that it has no such record, or has another one there."""
+        with self._lock:
+            return self._lost.get(place, 0.0) > time.monotonic()
+
+    def wait_for(self, place: Place, timeout_s: float) -> None:
+        with self._lock:
+            self._settled.wait_for(
+                lambda: place.offset not in self._wanted.get(place[:2], {}), timeout_s
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._something.notify()
+        self._thread.join(REQUEST_SECONDS_MAX)
+
+    # In the thread
+
+    def _is_hopeless(self, place: Place) -> bool:
+        now = time.monotonic()
+        return now < self._resting_until or now < self._lost.get(place, 0.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._wanted and not self._closed:
+                    self._something.wait()
+                if self._closed:
+                    break
+                target = next(iter(self._wanted))
+            try:
+                self._fetch(target)
+            except (kafka_exception(), RuntimeError) as error:
+                self._give_up(str(error))
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def _fetch(self, target: Target) -> None:
+        """Everything that is wanted there, from the first offset on."""
+        deadline = time.monotonic() + FETCH_SECONDS_MAX
+        look_at = time.monotonic() + LOOK_AFTER_SECONDS
+        self._go_to(target)
+        while (wanted := self._wanted_from(target, self._next)) and not self._closed:
+            before, settled = self._next, 0
+            for message in self._messages():
+                settled += self._on_message(target, message)
+                if self._at is None:
+                    # What else came, came from where we read before.
+                    break
+            self._go_to(target)
+            if not settled and time.monotonic() > look_at:
+                # Not everything that is wrong is said of its own accord.
+                look_at = deadline
+                settled = self._look(target)
+            if settled or self._next > before:
+                deadline = time.monotonic() + FETCH_SECONDS_MAX
+                look_at = time.monotonic() + LOOK_AFTER_SECONDS
+                self._listener.post(self._listener.fetched)
+            elif time.monotonic() > deadline:
+                topic, partition = target
+                self._give_up(f"it does not give out record {wanted[0]} of {topic}/{partition}")
+                return
+
+    def _go_to(self, target: Target) -> None:
+        """Be where the first that is wanted comes next, or soon."""
+        from confluent_kafka import TopicPartition
+
+        wanted = self._wanted_from(target, 0)
+        if not wanted:
+            return
+        if self._consumer is None:
+            self._consumer = self._make_consumer()
+        skipped = wanted[0] - self._next
+        if self._at != target or not 0 <= skipped <= _SKIPPED_MAX:
+            self._consumer.assign([TopicPartition(*target, wanted[0])])
+            self._at, self._next = target, wanted[0]
+
+    def _make_consumer(self) -> Any:
+        from confluent_kafka import Consumer
+
+        return made(
+            Consumer,
+            {
+                "queued.max.messages.kbytes": 16 * 1024,
+                **self._settings,
+                "group.id": "quorate",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "check.crcs": True,
+            },
+        )
+
+    def _wanted_from(self, target: Target, offset: int) -> list[int]:
+        with self._lock:
+            return sorted(each for each in self._wanted.get(target, {}) if each >= offset)
+
+    def _messages(self) -> list[Any]:
+        first = self._consumer.poll(POLL_S)
+        return [] if first is None else [first, *self._consumer.consume(_FETCHED_AT_ONCE, 0)]
+
+    def _on_message(self, target: Target, message: Any) -> int:
+        """Says how many records are settled by it."""
+        from confluent_kafka import KafkaError
+
+        if (message.topic(), message.partition()) not in (target, (None, None)):
+            return 0
+        error = message.error()
+        if error is None:
+            return self._on_record(target, message.offset(), message.value() or b"")
+        code = error.code()
+        if code in (
+            KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE
+        ):  # fmt: skip
+            # That it has nothing more may have been so a while ago only.
+            return self._look(target)
+        self._trouble.is_news(str(error.str()))
+        return 0
+
+    def _on_record(self, target: Target, offset: int, value: bytes) -> int:
+        skipped = [each for each in self._wanted_from(target, self._next) if each < offset]
+        settled = self._lose(target, skipped, "it is not there any more")
+        self._next = offset + 1
+        with self._lock:
+            pointer = self._wanted.get(target, {}).get(offset)
+        if pointer is None:
+            return settled
+        if len(value) != pointer.length or digest(value) != pointer.digest:
+            return settled + self._lose(target, [offset], "it is not what was written there")
+        self._keep(Place(*target, offset), value)
+        return settled + 1
+
+    def _look(self, target: Target) -> int:
+        """See what there is, and lose what is not there; what is left is read from its place."""
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        self._at = None
+        unknown = (
+            KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC,
+            KafkaError._UNKNOWN_PARTITION,
+        )  # fmt: skip
+        wanted = self._wanted_from(target, 0)
+        try:
+            low, high = self._consumer.get_watermark_offsets(
+                TopicPartition(*target), timeout=FETCH_SECONDS_MAX / 2
+            )
+        except KafkaException as error:
+            if error.args[0].code() not in unknown:
+                raise
+            return self._lose(target, wanted, "there is no such partition")
+        gone = [each for each in wanted if not low <= each < high]
+        return self._lose(target, gone, "it is not there any more")
+
+    def _keep(self, place: Place, payload: bytes) -> None:
+        with self._lock:
+            self.fetched += 1
+            self._settle(place)
+            self._cache[place] = payload
+            self._cache_bytes += len(payload)
+            while self._cache_bytes > CACHE_BYTES_MAX:
+                self._cache_bytes -= len(self._cache.popitem(last=False)[1])
+        self._trouble.is_over()
+
+    def _lose(self, target: Target, offsets: list[int], why: str) -> int:
+        for offset in offsets:
+            with self._lock:
+                self.lost += 1
+                place = Place(*target, offset)
+                self._settle(place)
+                self._lost[place] = time.monotonic() + LOST_SECONDS
+                self._lost.move_to_end(place)
+                if len(self._lost) > LOST_MAX:
+                    self._lost.popitem(last=False)
+            words = f"record {offset} of {target[0]}/{target[1]} is lost: {why}"
+            self._listener.post(partial(self._listener.report, words))
+        return len(offsets)
+
+    def _settle(self, place: Place) -> None:
+        wanted = self._wanted.get(place[:2], {})
+        wanted.pop(place.offset, None)
+        if not wanted:
+            self._wanted.pop(place[:2], None)
+        self._settled.notify_all()
+
+    def _give_up(self, words: str) -> None:
+        """Nobody answers: whoever waits goes elsewhere for now."""
+        self._at = None
+        with self._lock:
+            self._resting_until = time.monotonic() + REST_SECONDS
+            self._wanted.clear()
+            self._settled.notify_all()
+        if self._trouble.is_news(words):
+            self._listener.post(partial(self._listener.report, words))
+        self._listener.post(self._listener.fetched)

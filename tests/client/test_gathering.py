@@ -1,0 +1,114 @@
+"""How events gather into batches: by size, by linger, and while others are under way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from clusters import running_cluster
+from quorate.client import Consumer, Producer, Receipt
+from quorate.client.producer import UNDER_WAY_BATCHES
+from quorate.core.contract import Contract
+from quorate.core.errors import QuorumError
+from quorate.runtime.local import make_local_cluster
+
+LOG = Contract.parse("orders", {"protection": "crash", "order": "total"})
+LIVE = Contract.parse("ticks", {"protection": "crash"})
+# Nobody listens at the ports of its replicas, so that nothing gets a receipt.
+LOCAL = make_local_cluster(base_port=1, topics={"orders": LOG, "ticks": LIVE})
+SOON_S = 30.0
+
+
+def publish(
+    monkeypatch: pytest.MonkeyPatch,
+    story: Callable[[Producer], Awaitable[None]],
+    *,
+    timeout_s: float = 30.0,
+    batch_events: int = 1000,
+) -> None:
+    """What a producer does that may publish, and hears nothing more."""
+
+    async def granted(*_: object, **__: object) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Producer, "command", granted)
+    monkeypatch.setattr(Producer, "_answer", granted)
+
+    async def whole() -> None:
+        producer = Producer(
+            LOCAL.cluster, LOCAL.identities["alice"], timeout_s=timeout_s, batch_events=batch_events
+        )
+        await producer.start()
+        producer._is_current = True
+        try:
+            await story(producer)
+        finally:
+            await producer.close(flush=False)
+
+    asyncio.run(whole())
+
+
+async def submitted(producer: Producer, topic: str, events: int) -> "list[asyncio.Future[Receipt]]":
+    """The batches of so many events, between which the program does something else."""
+    batches: dict[asyncio.Future[Receipt], None] = {}
+    for number in range(events):
+        batches[await producer.submit(topic, b"%d" % number)] = None
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    return list(batches)
+
+
+def test_while_batches_of_a_log_are_under_way_the_next_one_gathers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(producer: Producer) -> None:
+        batches = await submitted(producer, "orders", UNDER_WAY_BATCHES + 100)
+        # Each look at the deadlines closes one, and a slow machine has a few of those.
+        assert UNDER_WAY_BATCHES < len(batches) < UNDER_WAY_BATCHES + 20
+
+    publish(monkeypatch, story)
+
+
+def test_a_full_batch_goes_though_others_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(producer: Producer) -> None:
+        batches = await submitted(producer, "orders", UNDER_WAY_BATCHES + 100)
+        assert len(batches) >= UNDER_WAY_BATCHES + 10
+
+    publish(monkeypatch, story, batch_events=10)
+
+
+def test_batches_of_a_live_topic_wait_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(producer: Producer) -> None:
+        batches = await submitted(producer, "ticks", 50)
+        assert len(batches) == 50
+
+    publish(monkeypatch, story)
+
+
+def test_a_batch_that_never_has_its_turn_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(producer: Producer) -> None:
+        batches = await submitted(producer, "orders", UNDER_WAY_BATCHES + 5)
+        with pytest.raises(QuorumError, match="has no receipt after 0.5 s"):
+            await asyncio.wait_for(batches[-1], SOON_S)
+
+    publish(monkeypatch, story, timeout_s=0.5)
+
+
+@pytest.mark.xdist_group("processes")
+def test_events_that_gathered_keep_their_order_and_get_their_receipts() -> None:
+    events = 3000
+
+    async def story(directory: str) -> list[int]:
+        async with Producer(directory, "alice") as producer, Consumer(directory, "bob") as consumer:
+            consumer.subscribe(["orders"])
+            await consumer.subscribed()
+            batches = await submitted(producer, "orders", events)
+            receipts = await asyncio.wait_for(asyncio.gather(*batches), SOON_S)
+            assert sum(receipt.events for receipt in receipts) == events
+            assert len(batches) < events
+            return [int((await anext(consumer)).value) for _ in range(events)]
+
+    with running_cluster(
+        topics={"orders": {"protection": "crash", "order": "total"}}, replicas=3
+    ) as cluster:
+        assert asyncio.run(story(str(cluster.directory))) == list(range(events))

@@ -1,0 +1,234 @@
+"""Replicas whose payloads are in Kafka: real brokers, real processes, and what goes wrong there.
+
+Three replicas have a Kafka cluster each, the fourth keeps payloads itself. A large batch is with
+two of the four.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from signal import SIGCONT, SIGSTOP
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer as PlainProducer
+
+from clusters import TestCluster, running_cluster
+from kafkas import Message, delete_topic, make_topic, messages_in, running_kafkas
+from logs import LARGE_EVERY, LogTraffic
+from quorate.bench.kafka import KafkaBroker
+from quorate.client import Admin
+from quorate.core.ordering import SEAL_BYTES
+from quorate.core.stores import KafkaStore
+from quorate.crypto.digests import digest, seal_digest
+from quorate.crypto.sids import Place, Seal, batch_of, check_seal
+from quorate.runtime.local import OPERATOR
+from traffic import eventually, offences, status_of
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+PARTITIONS = 4
+VALIDATED = {
+    "order": "total", "protection": "byzantine", "validated": True, "partitions": PARTITIONS,
+}  # fmt: skip
+TOPICS = ("kept", "proven", "killed", "paused", "restarted", "deleted", "altered")
+CLIENTS = ("alice", "bob", "carol", "dave")
+
+
+@pytest.fixture(scope="module")
+def kafkas() -> Iterator[list[KafkaBroker]]:
+    with running_kafkas(3) as brokers:
+        yield brokers
+
+
+@pytest.fixture(scope="module")
+def shared(kafkas: list[KafkaBroker]) -> Iterator[TestCluster]:
+    topics = {name: {**VALIDATED, "event_proofs": name == "proven"} for name in TOPICS}
+    stores = [KafkaStore(bootstrap=broker.bootstrap) for broker in kafkas]
+    with running_cluster(topics=topics, clients=CLIENTS, kafkas=stores) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(shared: TestCluster) -> TestCluster:
+    shared.revive()
+    return shared
+
+
+async def store_of(cluster: TestCluster, replica: str) -> dict[str, Any]:
+    """What a replica says of its store; nothing while it does not answer."""
+    log = (await status_of(cluster.directory, replica)).get("log") or {}
+    store: dict[str, Any] = log.get("store", {})
+    return store
+
+
+def restart(cluster: TestCluster, names: list[str]) -> None:
+    """Whatever these had in memory is gone."""
+    for name in names:
+        cluster.launcher.stop(name, kill=True)
+    cluster.launcher.start_all()
+
+
+def large_values(traffic: LogTraffic) -> set[bytes]:
+    handed_in = traffic.books.handed_in.items()
+    return {value for value, known in handed_in if known.number % LARGE_EVERY == LARGE_EVERY - 1}
+
+
+def is_in(value: bytes, messages: list[Message]) -> bool:
+    return any(value in message.value for message in messages)
+
+
+# Where payloads are
+
+
+@pytest.mark.parametrize("topic", ["kept", "proven"])
+def test_large_batches_are_in_kafka_as_their_producers_signed_them(
+    cluster: TestCluster, kafkas: list[KafkaBroker], topic: str
+) -> None:
+    async def story() -> LogTraffic:
+        async with LogTraffic(cluster.directory, topic) as traffic:
+            traffic.flow()
+            await traffic.passed(100)
+            await traffic.settled()
+            traffic.check()
+            return traffic
+
+    traffic = asyncio.run(story())
+
+    found = [messages_in(broker, f"quorate.{topic}") for broker in kafkas]
+    # Where the fourth replica is one of the two stores, there may be one copy in Kafka only.
+    copies = [sum(is_in(value, each) for each in found) for value in sorted(large_values(traffic))]
+    assert len(copies) >= 10
+    assert min(copies) >= 1
+    assert max(copies) >= 2
+    for message in (message for each in found for message in each):
+        seal = Seal.decode(message.value)
+        place = Place("local", topic, message.partition, message.producer, message.session)
+        check_seal(place, message.sequence, seal)
+        assert digest(message.value) == seal_digest(message.value[:SEAL_BYTES])
+        assert seal.has_event_proofs == (topic == "proven")
+        assert len(batch_of(message.value)) > 4000
+
+
+def test_what_is_in_kafka_is_read_from_there_when_memory_has_it_no_more(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        async with LogTraffic(cluster.directory, "restarted") as traffic:
+            traffic.flow()
+            await traffic.passed(60)
+            # Its journal has pointers to what it promised to store and is not decided yet.
+            restart(cluster, ["r1"])
+            await traffic.passed(60)
+            await traffic.settled()
+            restart(cluster, cluster.names)
+            await traffic.read_again("dave")
+            traffic.check()
+        fetched = [(await store_of(cluster, name))["fetched"] for name in ("r0", "r1", "r2")]
+        assert sum(fetched) > 0
+        assert await store_of(cluster, "r3") == {"kind": "embedded"}
+
+    asyncio.run(story())
+
+
+# A Kafka that fails
+
+
+def test_when_a_kafka_dies_publishing_goes_on_with_the_next_store(
+    cluster: TestCluster, kafkas: list[KafkaBroker]
+) -> None:
+    async def story() -> None:
+        async with LogTraffic(cluster.directory, "killed") as traffic:
+            traffic.flow()
+            await traffic.passed(50)
+            kafkas[0].stop(kill=True)
+            await traffic.passed(100)
+            await eventually(lambda: store_of(cluster, "r0"), lambda seen: seen["trouble"])
+            async with Admin(cluster.directory, OPERATOR) as admin:
+                report = (await admin.status())["r0"]
+                assert (report["health"], bool(report["store"])) == ("store in trouble", True)
+                assert (await offences(admin.cluster, "r0"))["r0", "store"] >= 1
+            await traffic.settled()
+            kafkas[0].start()
+            await asyncio.to_thread(kafkas[0].wait_until_up)
+            before = (await store_of(cluster, "r0"))["written"]
+            traffic.flow()
+            await eventually(
+                lambda: store_of(cluster, "r0"),
+                lambda seen: not seen["trouble"] and seen["written"] > before,
+            )
+            await traffic.settled()
+            traffic.check()
+
+    asyncio.run(story())
+
+
+def test_a_kafka_that_stands_still_holds_up_nobody(
+    cluster: TestCluster, kafkas: list[KafkaBroker]
+) -> None:
+    async def story() -> None:
+        async with LogTraffic(cluster.directory, "paused") as traffic:
+            traffic.flow()
+            await traffic.passed(20)
+            kafkas[1].signal(SIGSTOP)
+            try:
+                await traffic.passed(100)
+                seen = await store_of(cluster, "r1")
+            finally:
+                kafkas[1].signal(SIGCONT)
+            # Its replica is there and answers, whatever its Kafka does.
+            assert seen["kind"] == "kafka"
+            await traffic.settled()
+            traffic.check()
+
+    asyncio.run(story())
+
+
+# A Kafka that forgets or lies
+
+
+def forget(broker: KafkaBroker, topic: str) -> None:
+    delete_topic(broker, topic)
+
+
+def lie(broker: KafkaBroker, topic: str) -> None:
+    """The same offsets, with something else in them."""
+    messages = messages_in(broker, topic)
+    delete_topic(broker, topic)
+    make_topic(broker, topic, PARTITIONS)
+    producer = PlainProducer({"bootstrap.servers": broker.bootstrap})
+    for message in messages:
+        other = message.value[:-1] + bytes([message.value[-1] ^ 1])
+        producer.produce(topic, other, partition=message.partition)
+    assert producer.flush(15) == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "spoil", "words"),
+    [
+        ("deleted", forget, "is lost"),
+        ("altered", lie, "it is not what was written there"),
+    ],
+)
+def test_what_one_kafka_lost_comes_from_the_others_and_its_replica_reports_it(
+    cluster: TestCluster, kafkas: list[KafkaBroker], topic: str, spoil: Any, words: str
+) -> None:
+    async def story() -> None:
+        async with LogTraffic(cluster.directory, topic) as traffic:
+            traffic.flow()
+            await traffic.passed(100)
+            await traffic.settled()
+            await asyncio.to_thread(spoil, kafkas[0], f"quorate.{topic}")
+            restart(cluster, cluster.names)
+            # With one of the others away, some of what r0 stores is nowhere else.
+            cluster.launcher.stop("r3")
+            reading = asyncio.create_task(traffic.read_again("dave"))
+            await eventually(lambda: store_of(cluster, "r0"), lambda seen: seen["lost"] > 0)
+            cluster.launcher.start("r3")
+            await reading
+            traffic.check()
+        log = (cluster.directory / "run" / "r0.log").read_text()
+        assert any(words in line and f"quorate.{topic}" in line for line in log.splitlines())
+        for name in ("r1", "r2"):
+            assert (await store_of(cluster, name))["lost"] == 0
+
+    asyncio.run(story())
