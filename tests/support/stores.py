@@ -246,11 +246,12 @@ def check(store: DiskStore, oracle: Oracle) -> None:
             assert surplus == oracle.surplus(partition, bytes_max, absent_bytes=30)
         for offset in range(-1, end + 2):
             assert store.chain(partition, offset) == oracle.chain(partition, offset)
-            placed = store.placed_at(group_of(Line(0, *partition)), partition, offset)
-            assert placed == oracle.placed_at(partition, offset)
             for bytes_max in (0, 40, 10**6):
                 expected = oracle.read(partition, offset, bytes_max)
                 assert store.read(partition, offset, bytes_max) == expected
+        for offset in (start - 1, start, (start + end) // 2, end - 1, end):
+            placed = store.placed_at(group_of(Line(0, *partition)), partition, offset)
+            assert placed == oracle.placed_at(partition, offset)
         times = {entry[2] + late for entry in oracle.entries[partition] for late in (-1, 0, 1)}
         for time_us in sorted(times | {0}):
             assert store.offset_at(partition, time_us) == oracle.offset_at(partition, time_us)

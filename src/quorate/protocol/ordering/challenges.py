@@ -50,7 +50,7 @@ from quorate.protocol.ordering.clocks import WallClock
 from quorate.protocol.ordering.filling import Filling
 from quorate.protocol.ordering.leader_change import Signer
 from quorate.protocol.ordering.placement import Roster
-from quorate.protocol.ordering.readers import SEARCH_BYTES, Readers
+from quorate.protocol.ordering.readers import Readers
 from quorate.protocol.ordering.records import Placed, Store, cut
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import chained, leaves_of
@@ -61,8 +61,9 @@ ANSWER_US_MAX = 5_000_000
 ASKED_MAX = 12
 # After an answer that proves nothing, a store is left alone for so long.
 PAUSE_US = 1_000_000
-# A signature takes as long as handing out so much.
+# A signature takes as long as handing out so much, and so does finding a decision on disk.
 SIGNATURE_BYTES = 8 * 1024
+SEARCH_BYTES = 16 * 1024
 
 
 class Found(NamedTuple):
