@@ -288,10 +288,10 @@ class LogKeeper:
 
 
 def _evidence(group: Group) -> list[str]:
-    """What is proved of stores, as much of it as fits."""
+    """What is proved of stores and producers, as much of it as fits."""
     shown: list[str] = []
-    for evidence in group.challenges.evidence.values():
-        text = render(evidence)
+    stores, producers = group.challenges.evidence, group.challenges.contradictions
+    for text in (*map(render, stores.values()), *map(render, producers.values())):
         if sum(map(len, shown)) + len(text) <= EVIDENCE_CHARACTERS_SHOWN:
             shown.append(text)
     return shown

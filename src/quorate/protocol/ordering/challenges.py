@@ -21,16 +21,21 @@ Who is not to blame:
 Who stays silent is suspected, and reported as such after a while. That proves nothing: it may be
 slow, cut off, or filling up.
 
+A producer that hands us two batches under one number of a line has signed both, and that is
+evidence as it is: nobody need be asked.
+
 Invariants:
 - a correct replica that keeps its disk never signs a receipt and a refusal of one batch;
 - what is reported as "false-receipt" has evidence that verifies.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import reduce
 from typing import NamedTuple
 
-from quorate.core.ids import Digest, NodeId
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of
 from quorate.core.ordering import (
     RECEIPTS_MAX,
     AskReceipts,
@@ -44,8 +49,8 @@ from quorate.core.ordering import (
 )
 from quorate.crypto import receipts as signing
 from quorate.crypto.digests import digest, link
-from quorate.crypto.evidence import FalseReceipt, render
-from quorate.crypto.sids import Place
+from quorate.crypto.evidence import FalseReceipt, TwoSeals, render
+from quorate.crypto.sids import Place, Seal, check_seal
 from quorate.protocol.ordering.clocks import WallClock
 from quorate.protocol.ordering.filling import Filling
 from quorate.protocol.ordering.leader_change import Signer
@@ -111,6 +116,8 @@ class Challenges:
     ) -> None:
         # By store: the first of it is enough.
         self.evidence: dict[NodeId, FalseReceipt] = {}
+        # By producer, in the same way.
+        self.contradictions: dict[MemberId, TwoSeals] = {}
         self._group, self._members, self._me = roster.number, roster.members, roster.me
         self._validation = validation
         self._signer = signer
@@ -203,6 +210,21 @@ class Challenges:
                     f"'{opened.found.place.topic}', and neither gives it nor says that it does "
                     "not have it: suspected, and not proved",
                 )
+
+    def on_contradiction(self, line: Line, sequence: Sequence, one: bytes, other: bytes) -> None:
+        """A producer says two things under one number. Whether it signed both, we look again."""
+        producer = member_of(line.publisher)
+        if producer in self.contradictions:
+            return
+        place = self._validation.place(line)
+        with suppress(RemoteProtocolError):
+            seals = Seal.decode(one), Seal.decode(other)
+            for seal in seals:
+                check_seal(place, sequence, seal)
+            self.contradictions[producer] = TwoSeals.of(place, sequence, *seals)
+            self._outbox.report(
+                line.publisher, "two-seals", f"signed two batches as number {sequence} of its line"
+            )
 
     # What we are asked
 

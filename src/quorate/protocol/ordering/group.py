@@ -24,6 +24,7 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
+    SEAL_BYTES,
     Absent,
     Accept,
     Announce,
@@ -265,6 +266,8 @@ class Group:
             return
         self.counters["batches_in"] += len(digests)
         waiting = self.backlog.take(line, append.first, digests, append.payloads)
+        if waiting is None:
+            self._note_contradiction(line, append.first, append.payloads)
         large = [len(payload) > INLINE_BYTES_MAX for payload in append.payloads]
         if any(large) and waiting is not None:
             self.backlog.keep_and_tell(waiting, append, large)
@@ -278,7 +281,20 @@ class Group:
         digests = [*map(seal_digest, announce.seals)] if is_validated else announce.digests
         if not digests or (is_validated and not self._are_valid(line, announce, digests)):
             return
-        self.backlog.take(line, announce.first, digests, [None] * len(digests))
+        if self.backlog.take(line, announce.first, digests, [None] * len(digests)) is None:
+            self._note_contradiction(line, announce.first, announce.seals)
+
+    def _note_contradiction(self, line: Line, first: Sequence, given: list[bytes]) -> None:
+        """Of a validated topic we may have both seals, if we have what came before."""
+        if not self._validation.covers(line.topic):
+            return
+        waiting = self.backlog.line(line)
+        for sequence in range(max(first, waiting.next), min(first + len(given), waiting.end)):
+            mine = waiting.payloads[sequence - waiting.next]
+            one, other = (mine or b"")[:SEAL_BYTES], given[sequence - first][:SEAL_BYTES]
+            if mine is not None and one != other:
+                self.challenges.on_contradiction(line, sequence, one, other)
+                return
 
     def _are_valid(self, line: Line, message: Append | Announce, digests: list[Digest]) -> bool:
         """Whether the publisher signed these batches. What we know already, we looked at."""
