@@ -24,7 +24,7 @@ from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary
-from quorate.sim.sealing import CLUSTER
+from quorate.sim.sealing import CLUSTER, public_key
 
 PARTITION = Partition(T, 0)
 FIRST, SECOND, THIRD, LAST = stores_of((0, 1, 2, 3), PARTITION)
@@ -287,3 +287,36 @@ def test_what_was_never_ordered_has_no_receipts_to_ask_for() -> None:
     council.say(READER, [LAST], AskReceipts(*PARTITION, 0))
 
     assert council.messages(Receipts) == []
+
+
+# Producers
+
+
+def producers_keys(council: Council) -> Keys:
+    return Keys(CLUSTER, {A: "a"}, {A: (public_key(A),)})
+
+
+@pytest.mark.parametrize("stores", [(FIRST, SECOND), (SECOND, THIRD)], ids=["whole", "seal"])
+def test_a_producer_that_signs_two_batches_of_one_number_is_proved_to(
+    stores: tuple[NodeId, ...],
+) -> None:
+    """Whoever has the first one whole knows both seals, however the second one comes."""
+    council = Council(VALIDATED)
+    council.hand_in(A, 1, large(1), stores=[FIRST])
+    council.hand_in(A, 1, sealed_by(A, 1, b"other" * INLINE_BYTES_MAX), stores=stores)
+
+    evidence = council.group(FIRST).challenges.contradictions[A]
+    assert verify_evidence(evidence, producers_keys(council)).kind == "two-seals"
+    assert (A, "two-seals") in kinds(council, by=FIRST)
+    # The others know the digest of the first one only, and that proves nothing.
+    assert council.group(LAST).challenges.contradictions == {}
+    assert (A, "contradiction") in kinds(council, by=LAST)
+
+
+def test_a_producer_that_says_the_same_again_contradicts_nothing() -> None:
+    council = Council(VALIDATED)
+    for _ in range(2):
+        council.hand_in(A, 1, large(1), large(2), stores=[FIRST])
+
+    assert council.group(FIRST).challenges.contradictions == {}
+    assert kinds(council) == []

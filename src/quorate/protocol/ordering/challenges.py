@@ -21,16 +21,21 @@ Who is not to blame:
 Who stays silent is suspected, and reported as such after a while. That proves nothing: it may be
 slow, cut off, or filling up.
 
+A producer that hands us two batches under one number of a line has signed both, and that is
+evidence as it is: nobody need be asked.
+
 Invariants:
 - a correct replica that keeps its disk never signs a receipt and a refusal of one batch;
 - what is reported as "false-receipt" has evidence that verifies.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import reduce
 from typing import NamedTuple
 
-from quorate.core.ids import Digest, NodeId
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of
 from quorate.core.ordering import (
     RECEIPTS_MAX,
     AskReceipts,
@@ -44,13 +49,13 @@ from quorate.core.ordering import (
 )
 from quorate.crypto import receipts as signing
 from quorate.crypto.digests import digest, link
-from quorate.crypto.evidence import FalseReceipt, render
-from quorate.crypto.sids import Place
+from quorate.crypto.evidence import FalseReceipt, TwoSeals, render
+from quorate.crypto.sids import Place, Seal, check_seal
 from quorate.protocol.ordering.clocks import WallClock
 from quorate.protocol.ordering.filling import Filling
 from quorate.protocol.ordering.leader_change import Signer
 from quorate.protocol.ordering.placement import Roster
-from quorate.protocol.ordering.readers import SEARCH_BYTES, Readers
+from quorate.protocol.ordering.readers import Readers
 from quorate.protocol.ordering.records import Placed, Store, cut
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import chained, leaves_of
@@ -61,8 +66,9 @@ ANSWER_US_MAX = 5_000_000
 ASKED_MAX = 12
 # After an answer that proves nothing, a store is left alone for so long.
 PAUSE_US = 1_000_000
-# A signature takes as long as handing out so much.
+# A signature takes as long as handing out so much, and so does finding a decision on disk.
 SIGNATURE_BYTES = 8 * 1024
+SEARCH_BYTES = 16 * 1024
 
 
 class Found(NamedTuple):
@@ -110,6 +116,8 @@ class Challenges:
     ) -> None:
         # By store: the first of it is enough.
         self.evidence: dict[NodeId, FalseReceipt] = {}
+        # By producer, in the same way.
+        self.contradictions: dict[MemberId, TwoSeals] = {}
         self._group, self._members, self._me = roster.number, roster.members, roster.me
         self._validation = validation
         self._signer = signer
@@ -203,6 +211,21 @@ class Challenges:
                     "not have it: suspected, and not proved",
                 )
 
+    def on_contradiction(self, line: Line, sequence: Sequence, one: bytes, other: bytes) -> None:
+        """A producer says two things under one number. Whether it signed both, we look again."""
+        producer = member_of(line.publisher)
+        if producer in self.contradictions:
+            return
+        place = self._validation.place(line)
+        with suppress(RemoteProtocolError):
+            seals = Seal.decode(one), Seal.decode(other)
+            for seal in seals:
+                check_seal(place, sequence, seal)
+            self.contradictions[producer] = TwoSeals.of(place, sequence, *seals)
+            self._outbox.report(
+                line.publisher, "two-seals", f"signed two batches as number {sequence} of its line"
+            )
+
     # What we are asked
 
     def on_challenge(self, sender: NodeId, challenge: Challenge) -> None:
@@ -219,6 +242,9 @@ class Challenges:
         start, _ = self._store.bounds(partition)
         is_there = offset < start or self._stands_there(line, challenge)
         if not is_there or self._filling.may_come(partition, offset):
+            return
+        if self._store.is_fetching(partition, offset):
+            # Somebody keeps it for us and is slow: it is not gone.
             return
         now_us = self._wall_us(self._outbox.now_us)
         place = self._validation.place(line)

@@ -24,6 +24,7 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import MARKER, Digest, NodeId, Sequence
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
+    SEAL_BYTES,
     Absent,
     Accept,
     Announce,
@@ -290,7 +291,9 @@ class Group:
             self._deposit(line, append, digests)
             return
         waiting = self.backlog.take(line, append.first, digests, append.payloads)
-        if any(large) and waiting is not None:
+        if waiting is None:
+            self._note_contradiction(line, append.first, append.payloads)
+        elif any(large):
             self.backlog.keep_and_tell(waiting, append, large)
 
     def _deposit(self, line: Line, append: Append, digests: list[Digest]) -> None:
@@ -317,7 +320,21 @@ class Group:
         if not self._validation.covers(announce.topic):
             self._outbox.report(sender, "rejected", "seals, on a topic that is not validated")
         elif self._are_valid(line, announce, digests):
-            self.backlog.take(line, announce.first, digests, [None] * len(digests))
+            waiting = self.backlog.take(line, announce.first, digests, [None] * len(digests))
+            if waiting is None:
+                self._note_contradiction(line, announce.first, announce.seals)
+
+    def _note_contradiction(self, line: Line, first: Sequence, given: list[bytes]) -> None:
+        """Of a validated topic we may have both seals, if we have what came before."""
+        if not self._validation.covers(line.topic):
+            return
+        waiting = self.backlog.line(line)
+        for sequence in range(max(first, waiting.next), min(first + len(given), waiting.end)):
+            mine = waiting.payloads[sequence - waiting.next]
+            one, other = (mine or b"")[:SEAL_BYTES], given[sequence - first][:SEAL_BYTES]
+            if mine is not None and one != other:
+                self.challenges.on_contradiction(line, sequence, one, other)
+                return
 
     def _are_valid(
         self, line: Line, message: Append | AnnounceSealed, digests: list[Digest]
