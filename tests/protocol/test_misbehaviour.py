@@ -23,7 +23,15 @@ from quorate.core.messages import (
     Supply,
     Vouch,
 )
-from quorate.core.ordering import Assigned, Concluded, Cosign, Located, TopologyReport
+from quorate.core.ordering import (
+    Assigned,
+    Concluded,
+    Cosign,
+    Located,
+    Slot,
+    TopologyReport,
+    Walked,
+)
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready, Report
 from quorate.protocol.misbehaviour import (
@@ -60,6 +68,7 @@ EXAMPLES: list[Message] = [
     TopologyReport(3, 1, D, ""),
     Located(7, 0, 3, 40),
     Cosign(0, 5, 60, bytes(64)),
+    Walked(1, 3, 5, [Slot(b"", D, [0])], 5, 6, 0, [], []),
 ]
 # Which attribute of which message each field stands for; what is not here has no such field.
 MEANS: dict[str, dict[type, str]] = {
@@ -83,6 +92,7 @@ MEANS: dict[str, dict[type, str]] = {
         Assigned: "partitions",
         TopologyReport: "digest",
         Cosign: "signature",
+        Walked: "slots",
     },
     "authenticators": {Link: "authenticators"},
     "reply": dict.fromkeys((Reply, Concluded), "sentence"),

@@ -61,6 +61,7 @@ SUBCOMMANDS = (
     Subcommand("subscribe", _EVENTS, "Print the events of a topic as they are delivered."),
     Subcommand("prove", _EVENTS, "Print a proof of what was published on a validated topic."),
     Subcommand("verify", _EVENTS, "Say what a proof proves, offline, or why it does not hold."),
+    Subcommand("audit", _CHECK, "Check the whole history of a cluster, at every replica."),
     Subcommand("simulate", _CHECK, "Run a protocol under many seeds, faults and adversaries."),
     Subcommand("bench", _CHECK, "Measure, with the raw pipe of the same run beside it."),
     Subcommand("test", _CHECK, "Run the project's own tests."),

@@ -2,8 +2,9 @@
 
 Source: FIT-Broker 2013, sections 4.4.2 to 4.4.4; Mod-SMaRt (Sousa and Bessani 2012).
 
-Three conversations: clients hand in batches and hear of their positions; replicas agree on an
-order, slot by slot, and change their leader; whoever reads follows a partition.
+Four conversations: clients hand in batches and hear of their positions; replicas agree on an
+order, slot by slot, and change their leader; whoever reads follows a partition; whoever audits
+walks the slots.
 
 A *line* is the batches of one publisher for one partition, numbered without gaps. Digests of a
 line are chained (`chain` of a batch covers all batches before it), so that one hash says what a
@@ -35,6 +36,15 @@ CHECKPOINT_CHARACTERS_MAX = 256 * 1024
 PART_BYTES_MAX = 256 * 1024
 # A tree of 2^63 leaves is so high.
 PATH_HASHES_MAX = 63
+# What an auditor is told of at a time: the order that slots decided, without what was in it.
+WALKED_SLOTS_MAX = 16_384
+SLOT_SPANS_MAX = 4096
+SLOT_DIGESTS_BYTES_MAX = 4096 * DIGEST_BYTES
+EDGE_MAX = 63
+# Of one batch, by different stores.
+RECEIPTS_MAX = 64
+# Of digests there are as many as one receipt covers.
+EVIDENCE_CHARACTERS_MAX = 1024 * 1024
 
 # Times that no event has.
 BEGIN_US = -(2**63)
@@ -57,6 +67,7 @@ _State = Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)]
 _Sentence = Annotated[str, Meta(max_length=SENTENCE_CHARACTERS_MAX)]
 _Offset = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 _Signature = Annotated[bytes, Meta(max_length=SIGNATURE_BYTES_MAX)]
+_Evidence = Annotated[str, Meta(max_length=EVIDENCE_CHARACTERS_MAX)]
 _Checkpoint = Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
 _Part = Annotated[bytes, Meta(min_length=1, max_length=PART_BYTES_MAX)]
 
@@ -125,7 +136,10 @@ class Received(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
-    """Replica to replica: I keep the payloads of these batches; the chain is that of the last."""
+    """Replica to replica: I keep the payloads of these batches; the chain is that of the last.
+
+    Of a validated topic it is signed (`crypto/receipts.py`).
+    """
 
     publisher: _Node
     topic: _Topic
@@ -133,6 +147,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
     first: _Number
     count: _Number
     chain: _Digest
+    signature: _Signature = b""
 
 
 class Retrieve(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
@@ -430,6 +445,79 @@ class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=20):
     count: _Number = 1
 
 
+# Holding stores to their receipts
+
+
+class Challenge(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=41):
+    """To a replica: you signed that you store this batch, and did not give it.
+
+    The answer is `Entries`, or a `Refusal`.
+    """
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    sequence: _Number
+    time_us: _Time
+    digest: _Digest
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=42):
+    """The answer: I do not have it, and keep the partition from `start` on. I sign that."""
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    sequence: _Number
+    digest: _Digest
+    start: _Number
+    time_us: _Time
+    signature: _Signature
+
+
+class AskReceipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=43):
+    """To a replica: who signed that they store the batch at this offset?
+
+    Whoever names a store says that it did not give it, and gets no answer: the replica sees to it.
+    """
+
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    store: _Node | None = None
+
+
+class SignedReceipt(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What one store signed. `behind` are the digests of the batches after the one asked for."""
+
+    store: _Node
+    first: _Number
+    count: _Number
+    chain: _Digest
+    signature: _Signature
+    behind: Annotated[bytes, Meta(max_length=RUN_BATCHES_MAX * DIGEST_BYTES)]
+
+
+class Receipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=44):
+    """The answer: these did. `before` is the chain of the line before the batch.
+
+    `evidence` is against those of them that were asked for it and refused (`crypto/evidence.py`).
+    """
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    sequence: _Number
+    time_us: _Time
+    digest: _Digest
+    before: _Digest
+    receipts: Annotated[list[SignedReceipt], Meta(max_length=RECEIPTS_MAX)]
+    evidence: Annotated[list[_Evidence], Meta(max_length=RECEIPTS_MAX)]
+
+
 # Proving
 
 
@@ -511,6 +599,47 @@ class TopologyReport(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
     text: Annotated[str, Meta(max_length=TOPOLOGY_CHARACTERS_MAX)]
 
 
+# Auditing
+
+
+class Walk(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=37):
+    """Client to replica: how did you decide the slots of this group, from this one on?
+
+    Slot 0 asks for the first that is kept.
+    """
+
+    group: _Number
+    number: _Number
+    slot: _Number
+
+
+class Slot(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What one slot decided: its value, the digests of its batches, and where each span went."""
+
+    value: _Value
+    digests: Annotated[bytes, Meta(max_length=SLOT_DIGESTS_BYTES_MAX)]
+    offsets: Annotated[list[_Number], Meta(max_length=SLOT_SPANS_MAX)]
+
+
+class Walked(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=38):
+    """Replica to client: these slots, from `slot` on; `start` is the first that is kept, and `end`
+    the one after the last.
+
+    `size` and `edge` are the tree before the first of them, `checkpoints` the last ones that we
+    have.
+    """
+
+    group: _Number
+    number: _Number
+    slot: _Number
+    slots: Annotated[list[Slot], Meta(max_length=WALKED_SLOTS_MAX)]
+    start: _Number
+    end: _Number
+    size: _Number
+    edge: Annotated[list[_Digest], Meta(max_length=EDGE_MAX)]
+    checkpoints: Annotated[list[_Checkpoint], Meta(max_length=2)]
+
+
 OrderMessage: TypeAlias = (
     Append
     | Announce
@@ -542,9 +671,15 @@ OrderMessage: TypeAlias = (
     | Absent
     | Prove
     | Proven
+    | Challenge
+    | Refusal
+    | AskReceipts
+    | Receipts
     | Concluded
     | Recall
     | Assigned
     | TopologyQuery
     | TopologyReport
+    | Walk
+    | Walked
 )

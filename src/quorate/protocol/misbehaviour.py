@@ -9,7 +9,7 @@ the link: a message still comes from the node that sends it.
 Each wrapper takes a `Ready` and returns parts of it, each with a delay in microseconds.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol, TypeAlias, get_args
 
@@ -50,10 +50,13 @@ from quorate.core.ordering import (
     Retrieved,
     Stored,
     TopologyReport,
+    Walked,
     Write,
 )
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.records import Held, Record
 from quorate.protocol.ordering.value import Value, chained, leaves_of
 
 Parts: TypeAlias = list[tuple[int, Ready]]
@@ -176,6 +179,22 @@ class Replay:
         return [(0, ready)]
 
 
+class Forget:
+    """Say that large batches are on disk, and sign for it, and never write them."""
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.persist = [record for each in ready.persist for record in self._left_of(each)]
+        return [(0, ready)]
+
+    def _left_of(self, record: Record) -> Iterator[Record]:
+        if not isinstance(record, Held):
+            yield record
+            return
+        for sequence, payload in enumerate(record.payloads, record.first):
+            if len(payload) <= INLINE_BYTES_MAX:
+                yield msgspec.structs.replace(record, first=sequence, payloads=[payload])
+
+
 def alter(message: Message, field: str, how: int) -> Message:
     """The message with one field changed, or the message itself if it has no such field."""
     change = _CHANGES.get((type(message), field))
@@ -250,6 +269,16 @@ def _wrong_vote(message: Message, how: int) -> Message:
 def _wrong_chain(message: Message, how: int) -> Message:
     assert isinstance(message, Received | Stored | Chained)
     return msgspec.structs.replace(message, chain=_flip(message.chain, how))
+
+
+def _wrong_walk(message: Message, how: int) -> Message:
+    """Other batches in the first slot than were decided."""
+    assert isinstance(message, Walked)
+    if not message.slots:
+        return message
+    first, *others = message.slots
+    wrong = msgspec.structs.replace(first, digests=_flip(first.digests, how))
+    return msgspec.structs.replace(message, slots=[wrong, *others])
 
 
 def _wrong_slot(message: Message, _: int) -> Message:
@@ -351,6 +380,7 @@ _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
     (Assigned, "topic"): _wrong_group,
     (Assigned, "content"): _wrong_share,
     (TopologyReport, "content"): _wrong_topology,
+    (Walked, "content"): _wrong_walk,
     (Cosign, "sequence"): _wrong_size,
     (Cosign, "content"): _wrong_signature,
     (Proven, "sequence"): _wrong_leaf,

@@ -173,6 +173,14 @@ class SimStore:
             if slot.payload is None
         ]
 
+    def placed_at(self, group: int, partition: Partition, offset: int) -> tuple[int, Placed] | None:
+        self._catch_up()
+        kept = self._partition(partition)
+        if not kept.start <= offset < kept.end:
+            return None
+        slot = kept.slots[offset - kept.start]
+        return slot.time_us, slot.placed
+
     def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
         found: list[Decided] = []
         first, end = self.slots(group)

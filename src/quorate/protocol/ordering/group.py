@@ -24,12 +24,14 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
+    Absent,
     Accept,
     Announce,
     AnnounceSealed,
     Append,
     AskPart,
     Cosign,
+    Entries,
     Fill,
     Line,
     OfferSnapshot,
@@ -38,13 +40,13 @@ from quorate.core.ordering import (
     Propose,
     Received,
     SnapshotPart,
-    Stored,
     Write,
 )
 from quorate.crypto.digests import digest, seal_digest
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.ordering.backlog import Backlog, IsOpen, MayAppend
 from quorate.protocol.ordering.catching_up import CatchingUp
+from quorate.protocol.ordering.challenges import Challenges
 from quorate.protocol.ordering.clocks import Clocks, WallClock
 from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.consensus import Consensus
@@ -57,6 +59,7 @@ from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.proving import Proving
 from quorate.protocol.ordering.readers import Readers
+from quorate.protocol.ordering.receipts import Receipting
 from quorate.protocol.ordering.records import (
     DIGEST_BYTES,
     Certified,
@@ -76,6 +79,7 @@ from quorate.protocol.ordering.snapshots import Snapshots
 from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import SPANS_MAX, Span, Value, value_digest
+from quorate.protocol.ordering.walking import Walking
 from quorate.protocol.outbox import Outbox
 
 # A slot orders up to so much.
@@ -123,9 +127,14 @@ class Group:
         self.change = LeaderChange(self.consensus, signer, outbox, pace)
         self.readers = Readers(log, store, outbox)
         self.filling = Filling(self._others, roster.stores, store, outbox)
+        self.receipts = Receipting(validation, signer, roster.one_correct, outbox)
+        self.challenges = Challenges(
+            roster, validation=validation, signer=signer, store=store, readers=self.readers,
+            filling=self.filling, wall_us=wall_us, outbox=outbox,
+        )  # fmt: skip
         self.backlog = Backlog(
             roster, log, self.commands, may_append, self.consensus.keep_displaced, outbox,
-            is_open=is_open, named=self._named, rooms=rooms,
+            is_open=is_open, named=self._named, receipts=self.receipts, rooms=rooms,
         )  # fmt: skip
         self.retrieval = Retrieval(
             roster, log, self.backlog, self.commands, self.readers, outbox, pace
@@ -154,6 +163,7 @@ class Group:
             roster, log, self.commands, self.consensus, self.backlog, self.cosigning,
             self.transfer, outbox,
         )  # fmt: skip
+        self.walking = Walking(log, store, self.cosigning, outbox)
         self.catching_up = CatchingUp(
             roster, self.consensus, self.change, backlog=self.backlog, commands=self.commands,
             clocks=self.clocks, transfer=self.transfer, store=store, outbox=outbox,
@@ -230,6 +240,7 @@ class Group:
                 if self.cosigning is not None:
                     self.cosigning.ask_again(self._others)
         self.filling.tick()
+        self.challenges.tick()
         if self.transfer is not None:
             self.transfer.tick()
         is_busy = bool(self.backlog.active) or self.change.is_changing
@@ -327,16 +338,6 @@ class Group:
         waiting.heard[sender] = received
         self.backlog.has_news = True
         self.retrieval.on_received(sender, waiting, received)
-
-    def on_stored(self, sender: NodeId, stored: Stored) -> None:
-        line = Line(stored.publisher, stored.topic, stored.partition)
-        waiting = self.backlog.line_heard_of(sender, line)
-        if waiting is None:
-            return
-        if waiting.on_stored(sender, stored):
-            self.backlog.has_news = True
-        else:
-            waiting.keep_early(sender, stored)
 
     # Agreement
 
@@ -453,7 +454,7 @@ class Group:
         contents = []
         for span, waiting in zip(decoded.spans, lines, strict=True):
             self.backlog.hold(waiting, span.batches, sync=False)
-            contents.append(waiting.content(span.batches))
+            contents.append(self.receipts.content(waiting, span.batches))
         targets = [waiting.line.target for waiting in lines]
         chains = {target: self.log.partition(target).chain for target in targets}
         decided = self.log.apply(slot, value_digest(value), value, decoded, contents)
@@ -554,6 +555,15 @@ class Group:
         stretches = self.readers.read(partition, fill.offset, FILL_BYTES_MAX)
         read_bytes = sum(len(payload) for each in stretches for payload in each.payloads)
         self._outbox.answer(sender, answer(fill, stretches), read_bytes)
+
+    def on_entries(self, sender: NodeId, entries: Entries) -> None:
+        self.filling.on_entries(sender, entries)
+        self.challenges.on_entries(sender, entries)
+
+    def on_absent(self, sender: NodeId, absent: Absent) -> None:
+        if self.filling.on_absent(sender, absent):
+            partition = Partition(absent.topic, absent.partition)
+            self.challenges.doubt(sender, partition, absent.offset)
 
 
 def _span(waiting: Waiting, last: Sequence, batches_max: int, bytes_max: int) -> Span:

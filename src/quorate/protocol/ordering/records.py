@@ -76,6 +76,20 @@ class Voted(msgspec.Struct, frozen=True, gc=False, tag="voted"):
     named: list[Named] = []
 
 
+class Receipted(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A store signed that it keeps batches; the chain is that of the last of them.
+
+    `behind` has the digests of those that come after what was decided with the others.
+    """
+
+    store: NodeId
+    first: Sequence
+    count: int
+    chain: Digest
+    signature: bytes
+    behind: bytes = b""
+
+
 class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Consecutive batches of one publisher got consecutive offsets, and leaves in the order log.
 
@@ -93,6 +107,9 @@ class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     chains: bytes
     # Which of them, from 0, this replica does not have the payloads of, whatever it holds.
     lacking: list[int] = []
+    # Who signed that they keep those, on validated topics, and the line's chain before the first.
+    before: Digest = b""
+    receipts: list[Receipted] = []
 
     @property
     def count(self) -> int:
@@ -206,6 +223,9 @@ class Store(Protocol):
 
     def absent(self) -> list[tuple[Partition, int, int]]:
         """Offsets, and how many from each on, whose payloads are not here."""
+
+    def placed_at(self, group: int, partition: Partition, offset: int) -> tuple[int, Placed] | None:
+        """When this offset was decided, and what was put there together, if it is still known."""
 
     def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
         """Slots from this one on, up to about so many bytes of records."""

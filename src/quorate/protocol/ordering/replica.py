@@ -21,6 +21,8 @@ from quorate.core.ordering import (
     AnnounceSealed,
     Append,
     AskPart,
+    AskReceipts,
+    Challenge,
     Cosign,
     Decision,
     Entries,
@@ -33,6 +35,7 @@ from quorate.core.ordering import (
     Prove,
     Recall,
     Received,
+    Refusal,
     Retrieve,
     Retrieved,
     SnapshotPart,
@@ -42,6 +45,7 @@ from quorate.core.ordering import (
     Stored,
     Sync,
     TopologyQuery,
+    Walk,
     Write,
 )
 from quorate.crypto.identity import check_keys
@@ -105,6 +109,7 @@ class Ordering:
         # Told when topics, replicas or clients have changed.
         self.on_topology: Callable[[Cluster], None] | None = None
         self._names = names
+        self._operators = _operators_of(cluster)
         self._validation = Validation("", (), {}) if validation is None else validation
         self._signer = signer
         self._notaries = notaries or {}
@@ -165,6 +170,7 @@ class Ordering:
     def _adopt(self, cluster: Cluster) -> None:
         """These are the topics, replicas and clients from now on."""
         self._names = {client.number: client.name for client in cluster.clients}
+        self._operators = _operators_of(cluster)
         self.topics = {topic.id: topic for topic in topics_of(cluster) if topic.contract.is_log}
         self._signer.adopt(cluster)
         self._validation.adopt(cluster, self.topics.values())
@@ -272,18 +278,16 @@ class Ordering:
             return
         _AGREEMENT[type(message)](group, sender, message)
 
-    def _on_reading(self, sender: NodeId, message: Locate | Follow | Allow) -> None:
+    def _on_reading(
+        self, sender: NodeId, message: Locate | Follow | Allow | Challenge | AskReceipts
+    ) -> None:
         topic, group = self.topics.get(message.topic), self._group_of(message.topic)
         if topic is None or group is None or not self._may_read(sender, topic):
             self._refuse(sender, f"may not read topic {message.topic}")
         elif message.partition >= topic.contract.partitions:
             self._refuse(sender, f"asked for partition {message.partition} of '{topic.name}'")
-        elif isinstance(message, Locate):
-            group.readers.on_locate(sender, message)
-        elif isinstance(message, Follow):
-            group.readers.on_follow(sender, message)
         else:
-            group.readers.on_allow(sender, message)
+            _READING[type(message)](group, sender, message)
 
     def _on_prove(self, sender: NodeId, prove: Prove) -> None:
         """Whoever may not know hears so: it waits for an answer, and not for a stream."""
@@ -308,6 +312,13 @@ class Ordering:
         else:
             self.steward.on_query(sender, message)
 
+    def _on_walk(self, sender: NodeId, walk: Walk) -> None:
+        group = self.groups.get(walk.group)
+        if group is None or not self._may_walk(sender, walk.group):
+            self._refuse(sender, f"may not walk the slots of group {walk.group}")
+            return
+        group.walking.on_walk(sender, walk)
+
     # Guards
 
     def _may_say(self, sender: NodeId, message: Message, group: Group) -> bool:
@@ -331,6 +342,16 @@ class Ordering:
         is_client = name is not None and (allowed == EVERYONE or name in allowed)
         return is_client or sender in topic.index
 
+    def _may_walk(self, sender: NodeId, kind: int) -> bool:
+        """Slots tell who published how much and when, on all topics of a group.
+
+        So operators may walk them, and whoever may read all of these topics anyway.
+        """
+        member = member_of(sender)
+        ordered = [topic for topic in self.topics.values() if group_of(topic.contract) == kind]
+        is_reader = member in self._names and all(self._may_read(sender, each) for each in ordered)
+        return is_reader or (member in self._operators and member in self._names)
+
     def _group_of(self, topic: TopicId) -> Group | None:
         known = self.topics.get(topic)
         return None if known is None else self.groups.get(group_of(known.contract))
@@ -343,15 +364,21 @@ def _always(_: Line) -> bool:
     return True
 
 
+def _operators_of(cluster: Cluster | None) -> frozenset[MemberId]:
+    clients = () if cluster is None else cluster.clients
+    return frozenset(client.number for client in clients if client.operator)
+
+
 _FOLLOWERS_SAY = (Standing, Fill, Retrieve, AskPart)
 _WORDS: dict[type, Callable[[Group, NodeId, Any], None]] = {
     Received: Group.on_received,
-    Stored: Group.on_stored,
+    Stored: lambda group, sender, stored: group.backlog.on_stored(sender, stored),
     Retrieve: lambda group, sender, ask: group.retrieval.on_retrieve(sender, ask),
     Retrieved: lambda group, sender, given: group.retrieval.on_retrieved(sender, given),
     Fill: Group.on_fill,
-    Entries: lambda group, sender, entries: group.filling.on_entries(sender, entries),
-    Absent: lambda group, sender, absent: group.filling.on_absent(sender, absent),
+    Entries: Group.on_entries,
+    Absent: Group.on_absent,
+    Refusal: lambda group, sender, refusal: group.challenges.on_refusal(sender, refusal),
 }
 _AGREEMENT: dict[type, Callable[[Group, NodeId, Any], None]] = {
     Propose: Group.on_propose,
@@ -367,16 +394,22 @@ _AGREEMENT: dict[type, Callable[[Group, NodeId, Any], None]] = {
     StopData: lambda group, sender, data: group.change.on_stop_data(sender, data),
     Sync: lambda group, sender, sync: group.change.on_sync(sender, sync),
 }
+_READING: dict[type, Callable[[Group, NodeId, Any], None]] = {
+    Locate: lambda group, sender, locate: group.readers.on_locate(sender, locate),
+    Follow: lambda group, sender, follow: group.readers.on_follow(sender, follow),
+    Allow: lambda group, sender, allow: group.readers.on_allow(sender, allow),
+    Challenge: lambda group, sender, challenge: group.challenges.on_challenge(sender, challenge),
+    AskReceipts: lambda group, sender, ask: group.challenges.on_ask(sender, ask),
+}
 HANDLERS: dict[type, Callable[[Ordering, NodeId, Any], None]] = {
     Append: Ordering._on_request,
     Announce: Ordering._on_request,
     AnnounceSealed: Ordering._on_request,
     **dict.fromkeys(_WORDS, Ordering._on_word),
     **dict.fromkeys(_AGREEMENT, Ordering._on_agreement),
-    Locate: Ordering._on_reading,
-    Follow: Ordering._on_reading,
-    Allow: Ordering._on_reading,
+    **dict.fromkeys(_READING, Ordering._on_reading),
     Prove: Ordering._on_prove,
     Recall: Ordering._on_control,
     TopologyQuery: Ordering._on_control,
+    Walk: Ordering._on_walk,
 }

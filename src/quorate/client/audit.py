@@ -1,0 +1,601 @@
+"""Auditing: the whole history of a cluster, from every replica, computed again and compared.
+
+An auditor is a client. First it walks the slots of each group at each replica on its own, which
+gives the order (`protocol/auditing/history.py`). Then it reads the payloads of each partition, also
+from every replica that has them (`protocol/auditing/payloads.py`). What replicas say is compared
+with what a quorum signed and with each other, and never believed.
+
+What is audited is what was decided when the audit began. Whoever does not answer is named, and
+misses in the result; as long as n - f replicas of a group tell their history, that is enough.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from quorate.client.session import ClusterLike, IdentityLike, Session
+from quorate.core.cluster import Client, Cluster
+from quorate.core.contract import EVERYONE
+from quorate.core.control import CONTROL_TOPIC
+from quorate.core.errors import ConfigError, QuorumError
+from quorate.core.ids import NodeId
+from quorate.core.messages import Message, Reply
+from quorate.core.ordering import (
+    BEGIN_US,
+    END_US,
+    Absent,
+    Assigned,
+    Chained,
+    Concluded,
+    Entries,
+    Follow,
+    Locate,
+    Located,
+    Ordered,
+    Partition,
+    TopologyReport,
+    Walk,
+    Walked,
+)
+from quorate.crypto.checkpoint import Cosigner
+from quorate.protocol.auditing.findings import Findings
+from quorate.protocol.auditing.history import History, Judgement, Ledger, Orderers
+from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
+from quorate.protocol.control.client import Commands
+from quorate.protocol.machine import Answered, Outcome, Ready, Topology
+from quorate.protocol.ordering.placement import GroupKind, group_of, rules_of
+from quorate.protocol.outbox import Outbox
+from quorate.protocol.requests import Requests
+from quorate.protocol.topic import Topic
+from quorate.runtime.signing import origin_of
+from quorate.runtime.topics import topics_of
+
+# Nobody was at the address of a replica for so long: it is down.
+UNREACHED_S = 1.0
+LOOK_EVERY_S = 0.1
+ASK_AGAIN_S = 2.0
+# A replica that brings nothing new for so long does not answer.
+SILENT_S = 15.0
+TICK_EVERY_US = 50_000
+# So many partitions are read from a replica at a time.
+PARTITIONS_AT_ONCE = 4
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an audit is. Totals grow while it is found out what there is."""
+
+    doing: str = "connecting"
+    slots: int = 0
+    slots_total: int = 0
+    batches: int = 0
+    batches_total: int = 0
+    checked_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """What was found of one group's order."""
+
+    name: str
+    replicas: tuple[str, ...]
+    agreeing: tuple[str, ...]
+    # Those whose slots were walked to the end.
+    walked: tuple[str, ...]
+    needed: int
+    first_slot: int
+    last_slot: int
+    batches: int
+    signed: int
+    checkpoints: int
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.walked) >= self.needed
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """What was found of one partition's payloads; none were read where we may not."""
+
+    topic: str
+    partition: int
+    validated: bool
+    is_read: bool
+    # From which offset on its order is known, and from which one payloads were seen.
+    first: int
+    end: int
+    audited_from: int | None
+    batches: int
+    events: int
+    payload_bytes: int
+    producers: tuple[str, ...]
+    # By replica: how many batches it brought, and how many it does not have.
+    brought: Mapping[str, int]
+    lacking: Mapping[str, int]
+    undecided: tuple[Missing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of an audit."""
+
+    cluster: str
+    groups: tuple[GroupReport, ...]
+    partitions: tuple[PartitionReport, ...]
+    findings: Findings
+    # Who did not answer, or not to the end, and why.
+    silent: Mapping[str, str]
+    notes: tuple[str, ...]
+    checked_bytes: int
+    seconds: float
+    processor_s: float
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(partition.payload_bytes for partition in self.partitions)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether enough replicas told their history, and all payloads could be judged."""
+        is_judged = not any(partition.undecided for partition in self.partitions)
+        return is_judged and all(group.is_finished for group in self.groups)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A partition that is read from one replica now."""
+
+    audit: PartitionAudit
+    holding: Holding
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    moved_s: float = field(default_factory=time.monotonic)
+
+
+class Auditor(Session):
+    """Audits a cluster.
+
+    Slots are told to operators, and to whoever may read all topics of their group; payloads to
+    those only who may subscribe to the topic.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterLike,
+        identity: IdentityLike,
+        *,
+        topics: Iterable[str] = (),
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        """All log topics are audited, or those that are named."""
+        super().__init__(cluster, identity)
+        self._wanted = tuple(topics)
+        self._on_progress = on_progress
+        self._progress = Progress()
+        self._findings = Findings()
+        self._notes: dict[str, None] = {}
+        self._silent: dict[NodeId, str] = {}
+        self._numbers = count(1)
+        self._words: dict[tuple[NodeId, int], asyncio.Future[Walked | Located]] = {}
+        self._readings: dict[tuple[NodeId, Partition], _Reading] = {}
+        control = next((t for t in topics_of(self.cluster) if t.name == CONTROL_TOPIC), None)
+        self._listening_machine = _Listener(self.node, control, self._hear)
+
+    async def audit(self) -> Report:
+        """Walk, read and judge all of it."""
+        began_s, spent_s = time.monotonic(), time.process_time()
+        founding = await self._learn_the_cluster()
+        topics = self._topics()
+        await self._connect()
+        keys = KnownKeys.of(self.cluster, *founding)
+        groups: list[GroupReport] = []
+        ledgers: dict[Partition, Ledger] = {}
+        for orderers in self._groups(topics):
+            history = History(orderers, self._findings)
+            await self._walk_group(history)
+            judgement = history.judge()
+            groups.append(self._group_report(history, judgement))
+            if judgement.trusted is not None:
+                ledgers |= judgement.trusted.ledgers()
+        audits = [
+            PartitionAudit(topic, ledgers[partition], keys, self._findings, self.cluster.name_of)
+            for topic in topics
+            for partition in _partitions(topic)
+            if partition in ledgers
+        ]
+        # Commands first: they tell whose key is whose.
+        for part in (_of_control(audits, is_control=True), _of_control(audits, is_control=False)):
+            await self._read_all([each for each in part if self._may_read(each.topic)])
+            keys.are_all = (bool(founding) and any(map(_has_all_commands, part))) or keys.are_all
+        return Report(
+            self.cluster.name,
+            tuple(groups),
+            tuple(map(self._partition_report, audits)),
+            self._findings,
+            {self.cluster.name_of(node): why for node, why in self._silent.items()},
+            tuple(self._notes),
+            sum(audit.checked_bytes for audit in audits),
+            time.monotonic() - began_s,
+            time.process_time() - spent_s,
+        )
+
+    # What there is
+
+    async def _learn_the_cluster(self) -> list[Cluster]:
+        """What the cluster is now, and how it began, if replicas say so."""
+        if self.cluster.control is None:
+            return []
+        commands = self._commands()
+        try:
+            await self.update_topology()
+            number = commands.ask_founding()
+            self.driver.wake()
+            await self._answer(number, CONTROL_TOPIC, "how the cluster began")
+        except QuorumError as error:
+            self._notes[f"the cluster is taken to be what its file says: {error}"] = None
+        return [] if commands.founding is None else [commands.founding]
+
+    def _topics(self) -> list[Topic]:
+        """Those that are audited; commands too, which say whose key is whose."""
+        logs = {topic.name: topic for topic in topics_of(self.cluster) if topic.contract.is_log}
+        for name in self._wanted:
+            if name not in logs:
+                self.cluster.contract(name)
+                known = ", ".join(each for each in logs if each != CONTROL_TOPIC) or "none"
+                raise ConfigError(
+                    f"'{name}' is no log topic, and has no history; log topics are {known}"
+                )
+        chosen = [logs[name] for name in dict.fromkeys(self._wanted)] or list(logs.values())
+        control = logs.get(CONTROL_TOPIC)
+        needs_keys = any(topic.contract.validated for topic in chosen)
+        if control is not None and needs_keys and control not in chosen:
+            chosen.append(control)
+        for topic in chosen:
+            if not self._may_read(topic):
+                self._notes[
+                    f"the payloads of '{topic.name}' were not read: {self.member.name} may not "
+                    f"subscribe to it"
+                ] = None
+        return chosen
+
+    def _may_read(self, topic: Topic) -> bool:
+        allowed = topic.contract.subscribe
+        return allowed == EVERYONE or self.member.name in allowed
+
+    def _groups(self, topics: Iterable[Topic]) -> list[Orderers]:
+        """The groups that order these topics."""
+        found: dict[GroupKind, Orderers] = {}
+        for topic in topics:
+            kind = group_of(topic.contract)
+            if kind not in found:
+                self._refuse_if_not_told(kind)
+                replicas = self.cluster.replicas
+                found[kind] = Orderers(
+                    self.cluster.name,
+                    kind,
+                    kind.name.lower(),
+                    topic.members,
+                    rules_of(kind, topic.quorum).quorum,
+                    topic.quorum.one_correct,
+                    origin_of(self.cluster, kind),
+                    {each.number: Cosigner(each.name, each.sign_key) for each in replicas},
+                    self.cluster.name_of,
+                    topic.quorum.reachable,
+                )
+        return list(found.values())
+
+    def _refuse_if_not_told(self, kind: GroupKind) -> None:
+        """Replicas would not answer, and nobody would know why."""
+        ordered = [t for t in topics_of(self.cluster) if t.contract.is_log]
+        closed = [t for t in ordered if group_of(t.contract) is kind and not self._may_read(t)]
+        member = self.cluster.named(self.member.name)
+        if closed and not (isinstance(member, Client) and member.operator):
+            raise ConfigError(
+                f"{member.name} may not audit the {kind.name.lower()} group, which orders "
+                f"'{closed[0].name}': that is for operators, and for those who may subscribe to "
+                f"all of its topics"
+            )
+
+    async def _connect(self) -> None:
+        """Wait for all replicas; for one that nobody finds at its address, a little only."""
+        self._tell("connecting")
+        nodes = [replica.number for replica in self.cluster.replicas]
+        links = {asyncio.ensure_future(self.driver.until_connected(node)): node for node in nodes}
+        pending = set(links)
+        began_s = time.monotonic()
+        while pending and (waited_s := time.monotonic() - began_s) < SILENT_S:
+            is_in_vain = all(self.transport.why_unreached(links[link]) for link in pending)
+            if is_in_vain and waited_s >= UNREACHED_S:
+                break
+            _, pending = await asyncio.wait(pending, timeout=LOOK_EVERY_S)
+        for link, node in links.items():
+            if link in pending:
+                link.cancel()
+                self._give_up(node, self.transport.why_down(node) or "it cannot be reached")
+
+    # Walking
+
+    async def _walk_group(self, history: History) -> None:
+        """The slots of each replica, those first that begin earliest: others join their branch."""
+        self._tell("walking the order")
+        group, members = history.orderers.group, history.orderers.members
+        there = [node for node in members if node not in self._silent]
+        asked = await asyncio.gather(*(self._walk(node, group, 0) for node in there))
+        firsts = [
+            (node, walked)
+            for node, walked in zip(there, asked, strict=True)
+            if isinstance(walked, Walked)
+        ]
+        firsts.sort(key=lambda each: each[1].slot)
+        self._progress.slots_total += sum(len(range(w.slot, w.end)) for _, w in firsts)
+        for node, walked in firsts:
+            history.begin(node, walked)
+            await self._walk_on(history, node)
+
+    async def _walk_on(self, history: History, node: NodeId) -> None:
+        walker = history.walkers.get(node)
+        while walker is not None and not walker.is_done:
+            slot = walker.slot
+            walked = await self._walk(node, history.orderers.group, slot)
+            if not isinstance(walked, Walked):
+                return
+            history.take(node, walked)
+            self._progress.slots += walker.slot - slot
+            self._on_progress(self._progress)
+            if walker.slot == slot and not walker.is_broken:
+                self._give_up(node, f"it does not tell slot {slot}, though it has come further")
+                return
+
+    async def _walk(self, node: NodeId, group: int, slot: int) -> Walked | Located | None:
+        number = next(self._numbers)
+        return await self._ask(node, Walk(group, number, slot), number)
+
+    async def _ask(self, node: NodeId, question: Message, number: int) -> Walked | Located | None:
+        """The answer, if one comes; whoever does not answer is not asked again."""
+        future = asyncio.get_running_loop().create_future()
+        self._words[node, number] = future
+        try:
+            async with asyncio.timeout(SILENT_S):
+                while node not in self._silent:
+                    await self.driver.until_connected(node)
+                    self.driver.send(node, question)
+                    with suppress(TimeoutError):
+                        return await asyncio.wait_for(asyncio.shield(future), ASK_AGAIN_S)
+        except TimeoutError:
+            why = self.transport.why_down(node) or f"no answer within {SILENT_S:g} s"
+            self._give_up(node, why)
+        finally:
+            del self._words[node, number]
+        return None
+
+    def _group_report(self, history: History, judgement: Judgement) -> GroupReport:
+        orderers, trusted = history.orderers, judgement.trusted
+        self._notes |= dict.fromkeys(judgement.notes)
+        walked = [node for node, walker in history.walkers.items() if walker.is_done]
+        return GroupReport(
+            orderers.name,
+            self._names(orderers.members),
+            self._names(sorted(judgement.agreeing)),
+            self._names(sorted(walked)),
+            orderers.needed,
+            0 if trusted is None else trusted.start,
+            0 if trusted is None else trusted.end - 1,
+            0 if trusted is None else trusted.tree.size,
+            judgement.signed,
+            judgement.checkpoints,
+        )
+
+    # Reading
+
+    async def _read_all(self, audits: list[PartitionAudit]) -> None:
+        """All partitions, from all replicas at once."""
+        self._tell("reading payloads")
+        nodes = dict.fromkeys(node for audit in audits for node in audit.topic.members)
+        await asyncio.gather(*(self._read_from(node, audits) for node in nodes))
+
+    async def _read_from(self, node: NodeId, audits: list[PartitionAudit]) -> None:
+        waiting = iter([audit for audit in audits if node in audit.topic.index])
+
+        async def read_some() -> None:
+            for audit in waiting:
+                if node not in self._silent:
+                    await self._read(node, audit)
+
+        await asyncio.gather(*(read_some() for _ in range(PARTITIONS_AT_ONCE)))
+
+    async def _read(self, node: NodeId, audit: PartitionAudit) -> None:
+        ledger = audit.ledger
+        begin = await self._locate(node, ledger.partition, BEGIN_US)
+        end = None if begin is None else await self._locate(node, ledger.partition, END_US)
+        if begin is None or end is None:
+            return
+        start = min(max(begin, ledger.first), ledger.end)
+        holding = audit.holdings[node] = Holding(begin, start, min(end, ledger.end))
+        self._progress.batches_total += holding.end - holding.start
+        reading = self._readings[node, ledger.partition] = _Reading(audit, holding)
+        try:
+            while not holding.is_done and node not in self._silent:
+                await self._follow(node, reading)
+        finally:
+            del self._readings[node, ledger.partition]
+
+    async def _follow(self, node: NodeId, reading: _Reading) -> None:
+        """Ask for what comes next, and wait until there is something to ask again for."""
+        holding, partition = reading.holding, reading.audit.ledger.partition
+        number = next(self._numbers)
+        reading.moved.clear()
+        self.driver.send(node, Follow(*partition, number, holding.cursor, holding.end, True))
+        while not reading.moved.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reading.moved.wait(), ASK_AGAIN_S)
+            still_s = time.monotonic() - reading.moved_s
+            if still_s >= SILENT_S:
+                why = self.transport.why_down(node)
+                at = f"offset {holding.cursor} of partition {partition.number} of"
+                self._give_up(node, why or f"it does not send {at} '{reading.audit.topic.name}'")
+                return
+            if still_s >= ASK_AGAIN_S:
+                return
+
+    async def _locate(self, node: NodeId, partition: Partition, time_us: int) -> int | None:
+        number = next(self._numbers)
+        located = await self._ask(node, Locate(*partition, number, time_us), number)
+        return located.offset if isinstance(located, Located) else None
+
+    # What replicas say
+
+    def _hear(self, sender: NodeId, message: Message) -> None:
+        if isinstance(message, Walked | Located):
+            future = self._words.get((sender, message.number))
+            if future is not None and not future.done():
+                future.set_result(message)
+        elif isinstance(message, Entries | Absent | Chained):
+            partition = Partition(message.topic, message.partition)
+            reading = self._readings.get((sender, partition))
+            if reading is not None:
+                self._hear_of(sender, message, reading)
+
+    def _hear_of(
+        self, sender: NodeId, message: Entries | Absent | Chained, reading: _Reading
+    ) -> None:
+        holding, before = reading.holding, reading.holding.cursor
+        if isinstance(message, Chained):
+            holding.kept_from = max(holding.kept_from, message.start)
+            return
+        if message.offset != before or holding.is_done:
+            # Said twice, since we asked twice.
+            return
+        if isinstance(message, Absent):
+            holding.lack(message.count)
+        elif before + len(message.payloads) <= holding.end:
+            reading.audit.check(sender, message)
+            self._progress.checked_bytes += sum(map(len, message.payloads))
+        self._progress.batches += holding.cursor - before
+        if holding.cursor > before:
+            reading.moved_s = time.monotonic()
+        if holding.is_done or isinstance(message, Absent):
+            reading.moved.set()
+        self._on_progress(self._progress)
+
+    def _give_up(self, node: NodeId, why: str) -> None:
+        self._silent.setdefault(node, why)
+
+    def _partition_report(self, audit: PartitionAudit) -> PartitionReport:
+        topic, ledger, is_read = audit.topic, audit.ledger, self._may_read(audit.topic)
+        silent = sum(node not in audit.holdings for node in topic.members)
+        undecided = audit.judge(silent) if is_read else []
+        self._notes |= audit.notes
+        if audit.opaque:
+            self._notes[f"'{topic.name}' has {audit.opaque} batches that hold no events"] = None
+        held = {self.cluster.name_of(node): each for node, each in audit.holdings.items()}
+        return PartitionReport(
+            topic.name,
+            ledger.partition.number,
+            topic.contract.validated,
+            is_read,
+            ledger.first,
+            ledger.end,
+            audit.audited_from,
+            audit.batches,
+            audit.events,
+            audit.payload_bytes,
+            self._names(audit.producers),
+            {name: holding.batches for name, holding in held.items()},
+            {name: holding.lacking for name, holding in held.items()},
+            tuple(undecided),
+        )
+
+    def _names(self, nodes: Iterable[NodeId]) -> tuple[str, ...]:
+        return tuple(map(self.cluster.name_of, nodes))
+
+    def _tell(self, doing: str) -> None:
+        self._progress.doing = doing
+        self._on_progress(self._progress)
+
+    # Session
+
+    def _machine(self) -> "_Listener":
+        return self._listening_machine
+
+    def _commands(self) -> Commands:
+        return self._listening_machine.commands
+
+    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Answered):
+                self._on_answered(outcome)
+            elif isinstance(outcome, Topology):
+                self._adopt(outcome.cluster)
+
+
+class _Listener:
+    """The machine of an auditor: it asks which cluster this is, and passes all else on."""
+
+    def __init__(
+        self, me: NodeId, control: Topic | None, hear: Callable[[NodeId, Message], None]
+    ) -> None:
+        self._outbox = Outbox()
+        self._requests = Requests(self._outbox)
+        self._hear = hear
+        self._connected: set[NodeId] = set()
+        self._next_tick_us = 0
+        self.commands = Commands(me, control, self._outbox, self._requests)
+
+    def step(self, sender: NodeId, message: Message) -> None:
+        handler = _CONTROL.get(type(message))
+        if handler is not None:
+            handler(self, sender, message)
+        else:
+            self._hear(sender, message)
+
+    def tick(self, now_us: int) -> None:
+        self._outbox.now_us = now_us
+        if now_us >= self._next_tick_us:
+            self._next_tick_us = now_us + TICK_EVERY_US
+            self._outbox.wake_at(self._next_tick_us)
+            self._requests.tick()
+            self.commands.tick()
+
+    def connected(self, peer: NodeId) -> None:
+        self._connected.add(peer)
+        self._requests.connected(peer)
+        self.commands.connected(peer)
+
+    def disconnected(self, peer: NodeId) -> None:
+        self._connected.discard(peer)
+
+    def writable(self, peer: NodeId, writable: bool) -> None:
+        """What an auditor sends is little."""
+
+    def take(self) -> Ready:
+        self.commands.flush(self._connected.__contains__)
+        return self._outbox.take()
+
+    def on_reply(self, sender: NodeId, reply: Reply) -> None:
+        self._requests.on_reply(sender, reply)
+
+
+_CONTROL: dict[type, Callable[[_Listener, NodeId, Any], None]] = {
+    Reply: _Listener.on_reply,
+    Ordered: lambda listener, sender, said: listener.commands.on_ordered(sender, said),
+    Concluded: lambda listener, sender, said: listener.commands.on_concluded(sender, said),
+    Assigned: lambda listener, sender, said: listener.commands.on_assigned(sender, said),
+    TopologyReport: lambda listener, sender, said: listener.commands.on_report(sender, said),
+}
+
+
+def _partitions(topic: Topic) -> Iterable[Partition]:
+    return (Partition(topic.id, number) for number in range(topic.contract.partitions))
+
+
+def _of_control(audits: Iterable[PartitionAudit], *, is_control: bool) -> list[PartitionAudit]:
+    return [audit for audit in audits if (audit.topic.name == CONTROL_TOPIC) is is_control]
+
+
+def _has_all_commands(audit: PartitionAudit) -> bool:
+    ledger = audit.ledger
+    return audit.topic.name == CONTROL_TOPIC and ledger.first == 0 and audit.batches == ledger.end

@@ -1,0 +1,1 @@
+"""Auditing: what replicas tell of their history is computed again, and compared."""

@@ -1,0 +1,480 @@
+"""The order of one group, as its replicas tell it: computed again, compared, and judged.
+
+Source: RFC 6962; DESIGN sections 3 and 6 (audit); Kabis 2023, section 3.4.
+
+Each replica is walked on its own (`ordering/walking.py`). What it tells becomes a *branch*: from
+values, digests and offsets all else is computed as replicas do it, and nothing is taken on their
+word. In a branch lines have no gaps, their chains lead to what values name, partitions have no
+gaps either, and time does not go back. Replicas that tell the same share a branch; one that
+differs in a slot gets a branch of its own, which is a fork.
+
+A checkpoint that a quorum signed says which branch is right: the one whose tree has its root at
+its size. Where nothing signed tells, so many replicas do that one of them is correct.
+
+A history may begin late, since old slots are not kept for ever. Then the tree before the first
+slot is a replica's word, which a later checkpoint confirms or does not.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of
+from quorate.core.ordering import Line, Partition, Slot, Walked
+from quorate.crypto.checkpoint import Checkpoint, Cosigner, OtherKeysError
+from quorate.crypto.checkpoint import read as read_checkpoint
+from quorate.crypto.evidence import heads_in_conflict
+from quorate.crypto.merkle import Tree
+from quorate.protocol.auditing.findings import Finding, Findings, Where
+from quorate.protocol.ordering.log import LINES_PER_MEMBER_MAX
+from quorate.protocol.ordering.records import DIGEST_BYTES, cut
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, leaves_of
+
+FIRST_SLOT = 1
+# Of a branch that makes no sense at all, so much is told.
+FAULTS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Orderers:
+    """The replicas of one group, and what it takes to believe them."""
+
+    cluster: str
+    group: int
+    name: str
+    members: tuple[NodeId, ...]
+    # So many signatures make a checkpoint, and of so many members one is correct.
+    quorum: int
+    one_correct: int
+    origin: str
+    cosigners: Mapping[NodeId, Cosigner]
+    name_of: Callable[[NodeId], str]
+    # So many of them tell their history, whoever fails.
+    needed: int
+
+
+class Fault(NamedTuple):
+    """Something in a branch that does not follow from what came before."""
+
+    slot: int
+    sentence: str
+
+
+class Run(NamedTuple):
+    """Consecutive batches of a line, as one slot put them into a partition."""
+
+    offset: int
+    publisher: NodeId
+    first: Sequence
+    batches: int
+    time_us: int
+
+
+class Ledger:
+    """What was agreed to stand in one partition, from the first offset that is known."""
+
+    __slots__ = ("_offsets", "digests", "first", "partition", "runs")
+
+    def __init__(self, partition: Partition, first: int) -> None:
+        self.partition, self.first = partition, first
+        self.digests = bytearray()
+        self.runs: list[Run] = []
+        self._offsets: list[int] = []
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.digests) // DIGEST_BYTES
+
+    def add(self, run: Run, digests: bytes) -> None:
+        self.runs.append(run)
+        self._offsets.append(run.offset)
+        self.digests += digests
+
+    def digests_of(self, offset: int, batches: int) -> bytes:
+        at = (offset - self.first) * DIGEST_BYTES
+        return bytes(self.digests[at : at + batches * DIGEST_BYTES])
+
+    def run_at(self, offset: int) -> Run:
+        return self.runs[bisect_right(self._offsets, offset) - 1]
+
+
+class Branch:
+    """One history: what slots add up to, if they were decided like this."""
+
+    def __init__(self, start: int, size: int, edge: Iterable[Digest]) -> None:
+        self.start, self._edge = start, tuple(edge)
+        self.slots: list[Slot] = []
+        self.faults: list[Fault] = []
+        self.tree = Tree(size, self._edge)
+        # The size of the tree before each slot, and after the last; and its root at those.
+        self.sizes = [size]
+        self.roots = {size: self.tree.root()}
+        self._time_us: int | None = None
+        self._lines: dict[Line, tuple[Sequence, Digest]] = {}
+        self._lines_of: Counter[MemberId] = Counter()
+        self._ends: dict[Partition, int] = {}
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.slots)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it begins with the first slot that there ever was."""
+        return self.start == FIRST_SLOT and self.sizes[0] == 0
+
+    def has(self, slot: int) -> bool:
+        return self.start <= slot < self.end
+
+    def at(self, slot: int) -> Slot:
+        return self.slots[slot - self.start]
+
+    def before(self, slot: int) -> tuple[int, Digest] | None:
+        """The size and root of the tree before this slot, if that is known here."""
+        if not self.start <= slot <= self.end:
+            return None
+        size = self.sizes[slot - self.start]
+        return size, self.roots[size]
+
+    def slot_of(self, size: int) -> int:
+        """The slot after which the tree has at least so many leaves."""
+        return self.start - 1 + next(i for i, each in enumerate(self.sizes) if each >= size)
+
+    def forked(self, slot: int) -> "Branch":
+        """The same history up to, and without, this slot."""
+        branch = Branch(self.start, self.sizes[0], self._edge)
+        for each in self.slots[: slot - self.start]:
+            branch.append(each)
+        return branch
+
+    def append(self, slot: Slot) -> None:
+        """Go on with this; `RemoteProtocolError` if it cannot be a slot, and none can follow."""
+        number, value = self.end, Value.decode(slot.value)
+        batches = sum(span.batches for span in value.spans)
+        if len(slot.digests) != batches * DIGEST_BYTES or len(slot.offsets) != len(value.spans):
+            raise RemoteProtocolError(
+                f"{batches} batches in {len(value.spans)} spans, with {len(slot.digests)} bytes of "
+                f"digests and {len(slot.offsets)} offsets"
+            )
+        if self._time_us is not None and value.time_us < self._time_us:
+            self._fault(number, f"goes back in time from {self._time_us} to {value.time_us}")
+        self._time_us = value.time_us
+        at = 0
+        for span, offset in zip(value.spans, slot.offsets, strict=True):
+            digests = cut(slot.digests[at : at + span.batches * DIGEST_BYTES])
+            at += span.batches * DIGEST_BYTES
+            self._go_on_with_line(number, span, digests)
+            self._go_on_with_partition(number, span, offset)
+            for leaf in leaves_of(span.line, span.first, offset, value.time_us, digests):
+                self.tree.append(leaf)
+        self.slots.append(slot)
+        self.sizes.append(self.tree.size)
+        self.roots[self.tree.size] = self.tree.root()
+
+    def ledgers(self) -> dict[Partition, Ledger]:
+        """What stands where."""
+        found: dict[Partition, Ledger] = {}
+        for slot in self.slots:
+            value, at = Value.decode(slot.value), 0
+            for span, offset in zip(value.spans, slot.offsets, strict=True):
+                partition, size = span.line.target, span.batches * DIGEST_BYTES
+                ledger = found.setdefault(partition, Ledger(partition, offset))
+                run = Run(offset, span.publisher, span.first, span.batches, value.time_us)
+                if offset == ledger.end:
+                    ledger.add(run, slot.digests[at : at + size])
+                at += size
+        return found
+
+    def _go_on_with_line(self, slot: int, span: Span, digests: list[Digest]) -> None:
+        known, member = self._lines.get(span.line), member_of(span.publisher)
+        before = CHAIN_START if span.first == 1 else None
+        if known is None:
+            self._lines_of[member] += 1
+            if before is None and self.is_whole:
+                self._fault(slot, f"begins {_named(span.line)} with batch {span.first}")
+        elif known[0] == span.first:
+            before = known[1]
+        elif before is None or not self._may_be_forgotten(member):
+            # A line that was forgotten, for a client has had too many, begins anew.
+            self._fault(
+                slot,
+                f"orders batch {span.first} of {_named(span.line)} where {known[0]} is the next",
+            )
+            before = None
+        if before is not None and chained(before, digests)[-1] != span.chain:
+            self._fault(
+                slot, f"has digests of {_named(span.line)} that do not lead to what its value names"
+            )
+        self._lines[span.line] = span.end, span.chain
+
+    def _may_be_forgotten(self, member: MemberId) -> bool:
+        return not self.is_whole or self._lines_of[member] > LINES_PER_MEMBER_MAX
+
+    def _go_on_with_partition(self, slot: int, span: Span, offset: int) -> None:
+        partition = span.line.target
+        due = self._ends.get(partition, 0 if self.is_whole else offset)
+        if offset != due:
+            self._fault(
+                slot,
+                f"puts batches at offset {offset} of partition {partition.number} of topic "
+                f"{partition.topic} where {due} is the next",
+            )
+        self._ends[partition] = offset + span.batches
+
+    def _fault(self, slot: int, sentence: str) -> None:
+        if len(self.faults) < FAULTS_MAX:
+            self.faults.append(Fault(slot, sentence))
+
+
+@dataclass(slots=True)
+class Walker:
+    """How far one replica has been walked, and in which branch."""
+
+    branch: Branch
+    slot: int
+    # The slot after the last, as it said when it was asked first.
+    end: int
+    is_broken: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_broken or self.slot >= self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What holds of a group: the history that is right, and up to where a quorum signed it."""
+
+    trusted: Branch | None
+    signed: int
+    checkpoints: int
+    # The replicas that tell this history, as far as they go.
+    agreeing: tuple[NodeId, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Signed:
+    """A checkpoint that a quorum signed, and who showed it."""
+
+    checkpoint: Checkpoint
+    shown_by: list[NodeId] = field(default_factory=list)
+
+
+class History:
+    """What the replicas of one group tell of its slots."""
+
+    def __init__(self, orderers: Orderers, findings: Findings) -> None:
+        self.orderers = orderers
+        self.branches: list[Branch] = []
+        self.walkers: dict[NodeId, Walker] = {}
+        self._findings = findings
+        # By their texts, so that none is verified twice; and those that count for nothing.
+        self._signed: dict[str, Signed] = {}
+        self._notes: dict[str, None] = {}
+
+    # Walking
+
+    def begin(self, replica: NodeId, walked: Walked) -> None:
+        """The first word of a replica: where its slots begin, and on which tree."""
+        start = max(walked.slot, FIRST_SLOT)
+        try:
+            branch = Branch(start, walked.size, walked.edge)
+        except LocalProtocolError as error:
+            self._accuse(replica, "broken-history", start, f"tells of {error}")
+            return
+        for known in self.branches:
+            if known.before(start) == branch.before(start):
+                branch = known
+                break
+        else:
+            self.branches.append(branch)
+        self.walkers[replica] = Walker(branch, start, max(start, walked.end))
+        self.take(replica, walked)
+
+    def take(self, replica: NodeId, walked: Walked) -> None:
+        """What a replica tells next. Anything but the slot that is due brings nothing."""
+        self._show(replica, walked.checkpoints)
+        walker = self.walkers[replica]
+        if max(walked.slot, FIRST_SLOT) != walker.slot:
+            return
+        for slot in walked.slots:
+            if walker.is_done:
+                return
+            try:
+                self._step(walker, slot)
+            except RemoteProtocolError as error:
+                walker.is_broken = True
+                self._accuse(replica, "broken-history", walker.slot, f"has {error}")
+
+    def _step(self, walker: Walker, slot: Slot) -> None:
+        branch = walker.branch
+        if branch.has(walker.slot) and branch.at(walker.slot) != slot:
+            branch = self._other(branch, walker.slot, slot)
+        if not branch.has(walker.slot):
+            branch.append(slot)
+        walker.branch = branch
+        walker.slot += 1
+
+    def _other(self, branch: Branch, number: int, slot: Slot) -> Branch:
+        """The branch that goes on with this slot instead; there may be one already."""
+        for known in self.branches:
+            same = known.has(number) and known.before(number) == branch.before(number)
+            if same and known.at(number) == slot:
+                return known
+        forked = branch.forked(number)
+        forked.append(slot)
+        self.branches.append(forked)
+        return forked
+
+    # Checkpoints
+
+    def _show(self, replica: NodeId, texts: Iterable[str]) -> None:
+        for text in texts:
+            known = self._signed.get(text) or self._read(replica, text)
+            if known is not None and replica not in known.shown_by:
+                known.shown_by.append(replica)
+
+    def _read(self, replica: NodeId, text: str) -> Signed | None:
+        orderers = self.orderers
+        cosigners = [orderers.cosigners[member] for member in orderers.members]
+        try:
+            checkpoint = read_checkpoint(text, cosigners, orderers.quorum)
+            if checkpoint.head.origin != orderers.origin:
+                raise RemoteProtocolError(
+                    f"a checkpoint of {checkpoint.head.origin!a}, not of {orderers.origin!a}"
+                )
+        except OtherKeysError as error:
+            self._notes[f"{orderers.name_of(replica)} shows {error}: of keys of another time"] = (
+                None
+            )
+            return None
+        except RemoteProtocolError as error:
+            self._accuse(replica, "bad-checkpoint", None, f"shows {error}")
+            return None
+        self._signed[text] = Signed(checkpoint)
+        return self._signed[text]
+
+    # Judging
+
+    def judge(self) -> Judgement:
+        """Which history is right, and who tells another one."""
+        self._find_two_heads()
+        trusted = max(self.branches, key=self._weight, default=None)
+        if trusted is None:
+            return Judgement(None, 0, len(self._signed), notes=tuple(self._notes))
+        self._find_unserved()
+        for replica, walker in self.walkers.items():
+            for fault in walker.branch.faults:
+                if fault.slot < walker.slot:
+                    self._accuse(replica, "broken-history", fault.slot, fault.sentence)
+        for branch in self.branches:
+            if branch is not trusted:
+                self._compare(branch, trusted)
+        agreeing = [r for r, walker in self.walkers.items() if walker.branch is trusted]
+        return Judgement(
+            trusted, self._confirmed(trusted), len(self._signed), tuple(agreeing),
+            tuple(self._notes),
+        )  # fmt: skip
+
+    def _weight(self, branch: Branch) -> tuple[int, int, int]:
+        return self._confirmed(branch), len(self._tellers(branch)), branch.tree.size
+
+    def _tellers(self, branch: Branch) -> list[NodeId]:
+        return [replica for replica, walker in self.walkers.items() if walker.branch is branch]
+
+    def _confirmed(self, branch: Branch) -> int:
+        """Up to which size a quorum signed this history."""
+        heads = [signed.checkpoint.head for signed in self._signed.values()]
+        return max([head.size for head in heads if branch.roots.get(head.size) == head.root] + [0])
+
+    def _contradiction(self, branch: Branch) -> Checkpoint | None:
+        """The first checkpoint that this history cannot be reconciled with."""
+        found = [
+            signed.checkpoint
+            for signed in self._signed.values()
+            if branch.sizes[0] <= signed.checkpoint.head.size <= branch.tree.size
+            and branch.roots.get(signed.checkpoint.head.size) != signed.checkpoint.head.root
+        ]
+        return min(found, key=lambda checkpoint: checkpoint.head.size, default=None)
+
+    def _compare(self, branch: Branch, trusted: Branch) -> None:
+        """Say who tells this history, which is not the one that we take for right."""
+        tellers, right = self._tellers(branch), self._tellers(trusted)
+        fork = _fork(branch, trusted)
+        contradiction = self._contradiction(branch)
+        before = None if fork is None else trusted.before(fork + 1)
+        if contradiction is not None:
+            size = contradiction.head.size
+            why = f"that a quorum signed, with {size} batches"
+            self._accuse_all(tellers, "other-history", fork or branch.slot_of(size), why)
+        elif before is not None and before[0] <= self._confirmed(trusted):
+            why = f"that a quorum signed, with {self._confirmed(trusted)} batches"
+            self._accuse_all(tellers, "other-history", fork, why)
+        elif fork is None:
+            self._notes[
+                f"what {self._names(tellers)} told of slots {branch.start} to {branch.end - 1} "
+                f"has nothing in common with what others did"
+            ] = None
+        elif len(right) >= self.orderers.one_correct > len(tellers):
+            self._accuse_all(tellers, "other-history", fork, f"that {self._names(right)} tell")
+        else:
+            self._find(
+                "fork", "", fork,
+                f"{self._names(right)} and {self._names(tellers)} decided slot {fork} differently, "
+                "and nothing signed tells who is right",
+            )  # fmt: skip
+
+    def _find_unserved(self) -> None:
+        """What a quorum signed must be the history of somebody, if anybody goes so far."""
+        for signed in self._signed.values():
+            head = signed.checkpoint.head
+            far = [b for b in self.branches if b.sizes[0] <= head.size <= b.tree.size]
+            if far and not any(branch.roots.get(head.size) == head.root for branch in far):
+                self._find(
+                    "unserved-checkpoint", "", None,
+                    f"a quorum signed a history of {head.size} batches that no replica tells "
+                    f"(shown by {self._names(signed.shown_by)})",
+                )  # fmt: skip
+
+    def _find_two_heads(self) -> None:
+        orderers = self.orderers
+        numbers = {orderers.cosigners[member].name: member for member in orderers.members}
+        signed = [each.checkpoint for each in self._signed.values()]
+        for at, one in enumerate(signed):
+            for other in signed[at + 1 :]:
+                for evidence in heads_in_conflict(orderers.cluster, one, other, numbers):
+                    who = orderers.name_of(evidence.replica)
+                    sentence = f"{who} signed two heads with {evidence.size} batches"
+                    where = Where(orderers.name)
+                    self._findings.add(Finding("two-heads", who, where, sentence, evidence))
+
+    def _accuse_all(self, tellers: list[NodeId], kind: str, slot: int | None, why: str) -> None:
+        for replica in tellers:
+            self._accuse(replica, kind, slot, f"is not of the history {why}")
+
+    def _accuse(self, replica: NodeId, kind: str, slot: int | None, what: str) -> None:
+        who = self.orderers.name_of(replica)
+        subject = who if slot is None else f"slot {slot} of {who}"
+        self._find(kind, who, slot, f"{subject} {what}")
+
+    def _find(self, kind: str, who: str, slot: int | None, sentence: str) -> None:
+        self._findings.add(Finding(kind, who, Where(self.orderers.name, slot), sentence))
+
+    def _names(self, replicas: Iterable[NodeId]) -> str:
+        return ", ".join(map(self.orderers.name_of, replicas)) or "nobody"
+
+
+def _fork(one: Branch, other: Branch) -> int | None:
+    """The first slot that both have, and in which they differ."""
+    start, end = max(one.start, other.start), min(one.end, other.end)
+    if start <= end and one.before(start) != other.before(start):
+        return start
+    return next((slot for slot in range(start, end) if one.at(slot) != other.at(slot)), None)
+
+
+def _named(line: Line) -> str:
+    return f"client {member_of(line.publisher)} on partition {line.partition} of topic {line.topic}"

@@ -1,0 +1,377 @@
+"""The payloads of one partition, from every replica that has them, against what was agreed.
+
+Source: DESIGN section 6 (audit); Kabis 2023, sections 3.3 and 3.4.
+
+A ledger (`history.py`) has the digest of every batch, and who published it as which number. A
+replica's payloads must have these digests and say the same of where they belong. What is right is
+looked into once, whoever sent it: on validated topics at seal, number of events and tree of
+events. What is wrong may still be signed: then its producer signed two batches under one number,
+and both seals prove it.
+
+Rules:
+- a payload that is not there is nobody's lie: large ones are with few replicas, and retention takes
+  old ones. Only what nobody has is missing, and only if fewer replicas than must have had it say
+  that their retention took it, and nobody is left who did not answer;
+- whose key a seal has is known from the cluster as it is, as it began, and from the commands in
+  between; where those are not all there, an unknown key is no finding.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from quorate.core.batch import Batch, count_of
+from quorate.core.cluster import Cluster
+from quorate.core.columns import HEADER_BYTES
+from quorate.core.control import CONTROL_TOPIC_ID, PutClient, decode_command
+from quorate.core.errors import QuorateError, RemoteProtocolError
+from quorate.core.ids import Digest, MemberId, NodeId, member_of
+from quorate.core.ordering import SEAL_BYTES, Entries, Line
+from quorate.crypto.digests import digest
+from quorate.crypto.events import events_root
+from quorate.crypto.evidence import Evidence, Keys, TwoSeals, verify_evidence
+from quorate.crypto.sids import SALT_BYTES, Place, Seal, batch_of, body_of, check_seal
+from quorate.protocol.auditing.findings import Finding, Findings, Where
+from quorate.protocol.auditing.history import Ledger
+from quorate.protocol.ordering.records import DIGEST_BYTES
+from quorate.protocol.ordering.value import chained, leaves_of
+from quorate.protocol.topic import Topic
+
+_BEGINNING_BYTES = SEAL_BYTES + SALT_BYTES + HEADER_BYTES
+# Kept in place of a seal that was not seen.
+_NO_SEAL = bytes(SEAL_BYTES)
+
+
+@dataclass(slots=True)
+class KnownKeys:
+    """Whose keys are whose: what is certain, and what commands asked for.
+
+    A command may have been refused. So what it asks for excuses a key, and proves nothing.
+    """
+
+    certain: Keys
+    numbers: dict[str, MemberId]
+    asked_for: dict[MemberId, list[bytes]] = field(default_factory=dict)
+    # Whether every command that ever asked for a key has been seen.
+    are_all: bool = False
+
+    @staticmethod
+    def of(cluster: Cluster, *others: Cluster) -> "KnownKeys":
+        numbers = {member.name: member.number for member in cluster.members}
+        numbers |= {former.name: former.number for former in cluster.formers}
+        return KnownKeys(Keys.of(cluster, *others), numbers)
+
+    def learn(self, payload: bytes) -> None:
+        """A batch of commands may bring keys."""
+        for event in Batch(payload).events():
+            command = decode_command(event.value)
+            if isinstance(command, PutClient) and command.name in self.numbers:
+                known = self.asked_for.setdefault(self.numbers[command.name], [])
+                known.append(command.sign_key)
+
+    def has(self, member: MemberId, key: bytes) -> bool:
+        return key in self.certain.keys.get(member, ())
+
+    def may_have_had(self, member: MemberId, key: bytes) -> bool:
+        return not self.are_all or key in self.asked_for.get(member, ())
+
+    def holds(self, evidence: Evidence) -> bool:
+        """Whether somebody else with the certain keys would be convinced."""
+        try:
+            verify_evidence(evidence, self.certain)
+        except RemoteProtocolError:
+            return False
+        return True
+
+
+class Holding:
+    """What one replica has of one partition, as far as it was read."""
+
+    __slots__ = ("absent", "cursor", "end", "kept_from", "payload_bytes", "start")
+
+    def __init__(self, kept_from: int, start: int, end: int) -> None:
+        # Before this nothing is kept, it says.
+        self.kept_from = kept_from
+        # It is read between these.
+        self.start, self.end = start, max(start, end)
+        self.cursor = start
+        self.payload_bytes = 0
+        # What it does not have, from one offset to before another, in order.
+        self.absent: list[tuple[int, int]] = []
+
+    @property
+    def is_done(self) -> bool:
+        return self.cursor >= self.end
+
+    @property
+    def batches(self) -> int:
+        """How many it has brought, right or wrong."""
+        return self.cursor - self.start - self.lacking
+
+    @property
+    def lacking(self) -> int:
+        return sum(end - start for start, end in self.absent)
+
+    def lack(self, batches: int) -> None:
+        """It does not have the next ones."""
+        start, end = self.cursor, min(self.cursor + max(1, batches), self.end)
+        self.cursor = end
+        if self.absent and self.absent[-1][1] == start:
+            start = self.absent.pop()[0]
+        self.absent.append((start, end))
+
+    def has(self, offset: int) -> bool:
+        is_absent = any(start <= offset < end for start, end in self.absent)
+        return self.start <= offset < self.cursor and not is_absent
+
+    def bounds(self) -> Iterable[int]:
+        """Where it may be otherwise from one batch to the next."""
+        yield from (self.kept_from, self.start, self.cursor)
+        for start, end in self.absent:
+            yield from (start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Consecutive batches whose payloads nobody who answered has.
+
+    So many say that their retention took them, and so many have not answered.
+    """
+
+    start: int
+    end: int
+    gone: int
+    silent: int
+
+
+class PartitionAudit:
+    """One partition: what its ledger says, and what replicas brought."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        ledger: Ledger,
+        keys: KnownKeys,
+        findings: Findings,
+        name_of: Callable[[NodeId], str],
+    ) -> None:
+        self.topic, self.ledger = topic, ledger
+        self.holdings: dict[NodeId, Holding] = {}
+        self.events = self.batches = self.payload_bytes = 0
+        # With all copies.
+        self.checked_bytes = 0
+        # Batches that are no batches of events, where nobody promised that they are.
+        self.opaque = 0
+        self.notes: dict[str, None] = {}
+        self._keys, self._findings, self._name_of = keys, findings, name_of
+        self._is_validated = topic.contract.validated
+        count = ledger.end - ledger.first
+        self._seen = bytearray(count)
+        # Of what was right, so that what contradicts it can be proved.
+        self._seals = bytearray(count * SEAL_BYTES if self._is_validated else 0)
+        # What producers signed and nobody agreed on, by offset.
+        self._rivals: dict[int, bytes] = {}
+
+    @property
+    def producers(self) -> list[MemberId]:
+        return sorted({member_of(run.publisher) for run in self.ledger.runs})
+
+    @property
+    def audited_from(self) -> int | None:
+        """The first offset of which a payload was seen."""
+        at = self._seen.find(1)
+        return None if at < 0 else self.ledger.first + at
+
+    # Payloads
+
+    def check(self, replica: NodeId, entries: Entries) -> None:
+        """What a replica says stands at these offsets, all of which the ledger has."""
+        payloads, offset = entries.payloads, entries.offset
+        digests = [*map(digest, payloads)]
+        size = sum(map(len, payloads))
+        self.checked_bytes += size
+        holding = self.holdings[replica]
+        holding.payload_bytes += size
+        holding.cursor = offset + len(payloads)
+        if not self._stands_as_agreed(entries):
+            self._accuse(replica, "wrong-position", offset, "says that another line stands there")
+            return
+        agreed = self.ledger.digests_of(offset, len(payloads))
+        if b"".join(digests) == agreed:
+            self._look_into(offset, payloads)
+            return
+        # Of large payloads a link protects what they hash to, and not themselves.
+        is_its_word = self._fits_itself(entries, digests)
+        what = "sends other bytes than were agreed on"
+        if not is_its_word:
+            what += ", and than it says itself (its disk or its link alters them),"
+        for at, found in enumerate(digests):
+            if found == agreed[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
+                self._look_into(offset + at, payloads[at : at + 1])
+            else:
+                self._accuse(replica, "altered-payload", offset + at, what)
+                self._look_for_rival(offset + at, payloads[at])
+
+    def _stands_as_agreed(self, entries: Entries) -> bool:
+        offset, end = entries.offset, entries.offset + len(entries.payloads)
+        while offset < end:
+            run = self.ledger.run_at(offset)
+            sequence = run.first + offset - run.offset
+            said = entries.publisher, entries.first + offset - entries.offset, entries.time_us
+            if said != (run.publisher, sequence, run.time_us):
+                return False
+            offset = run.offset + run.batches
+        return True
+
+    def _look_into(self, offset: int, payloads: Sequence[bytes]) -> None:
+        """These are what was agreed on; each is looked into once."""
+        at = offset - self.ledger.first
+        for number, payload in enumerate(payloads, at):
+            if self._seen[number]:
+                continue
+            self._seen[number] = 1
+            self.batches += 1
+            self.payload_bytes += len(payload)
+            if self._is_validated:
+                self._look_into_sealed(self.ledger.first + number, payload)
+            else:
+                self._look_into_bare(payload)
+
+    def _look_into_bare(self, payload: bytes) -> None:
+        try:
+            self.events += count_of(payload)
+            if self.topic.id == CONTROL_TOPIC_ID:
+                self._keys.learn(payload)
+        except QuorateError:
+            # Whoever publishes on such a topic may publish anything.
+            self.opaque += 1
+
+    def _look_into_sealed(self, offset: int, payload: bytes) -> None:
+        place, sequence = self._place(offset)
+        who = self._name_of(place.producer)
+        try:
+            seal = Seal.decode(payload)
+            check_seal(place, sequence, seal)
+        except RemoteProtocolError as error:
+            # No correct replica lets it pass: more than f of them did.
+            self._find("bad-seal", "", offset, f"what was ordered is {error}")
+            return
+        at = (offset - self.ledger.first) * SEAL_BYTES
+        self._seals[at : at + SEAL_BYTES] = payload[:SEAL_BYTES]
+        self._check_key(place, offset, seal)
+        try:
+            # The header is enough to count, and the whole too much to copy.
+            count = count_of(batch_of(payload[:_BEGINNING_BYTES]))
+            if count != seal.events:
+                raise RemoteProtocolError(f"a batch of {count} events, and its seal says {seal[0]}")
+            if seal.has_event_proofs:
+                salt = body_of(payload)[:SALT_BYTES]
+                if events_root(salt, Batch(batch_of(payload)).events()) != seal.root:
+                    raise RemoteProtocolError("a batch whose events are not those of its seal's")
+        except QuorateError as error:
+            self._find("bad-batch", who, offset, f"{who} signed {error}")
+            return
+        self.events += count
+
+    def _check_key(self, place: Place, offset: int, seal: Seal) -> None:
+        if self._keys.has(place.producer, seal.public_key):
+            return
+        who = self._name_of(place.producer)
+        if self._keys.may_have_had(place.producer, seal.public_key):
+            self.notes[
+                f"'{place.topic}' has batches of {who} with a key that {who} may have had before"
+            ] = None
+        else:
+            self._find(
+                "unknown-key", "", offset,
+                f"what was ordered of {who} is signed with a key that {who} never had",
+            )  # fmt: skip
+
+    def _fits_itself(self, entries: Entries, digests: list[Digest]) -> bool:
+        """Whether these payloads are those that the message is about."""
+        line = Line(entries.publisher, *self.ledger.partition)
+        leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, digests)
+        return chained(entries.before, leaves)[-1] == entries.after
+
+    def _look_for_rival(self, offset: int, payload: bytes) -> None:
+        """What is wrong may be signed all the same, and as what was agreed on."""
+        if not self._is_validated:
+            return
+        place, sequence = self._place(offset)
+        try:
+            check_seal(place, sequence, Seal.decode(payload))
+        except RemoteProtocolError:
+            return
+        self._rivals.setdefault(offset, payload[:SEAL_BYTES])
+
+    def _place(self, offset: int) -> tuple[Place, int]:
+        run, partition = self.ledger.run_at(offset), self.ledger.partition
+        place = Place.of(
+            self._keys.certain.cluster, self.topic.name, partition.number, run.publisher
+        )
+        return place, run.first + offset - run.offset
+
+    # Judging
+
+    def judge(self, silent: int) -> list[Missing]:
+        """When all has come that will: who signed twice, and what nobody has."""
+        for offset, rival in self._rivals.items():
+            at = (offset - self.ledger.first) * SEAL_BYTES
+            agreed = bytes(self._seals[at : at + SEAL_BYTES])
+            place, sequence = self._place(offset)
+            if agreed == _NO_SEAL:
+                continue
+            evidence = TwoSeals.of(place, sequence, Seal.decode(agreed), Seal.decode(rival))
+            if self._keys.holds(evidence):
+                who = self._name_of(place.producer)
+                self._find(
+                    "two-seals", who, offset,
+                    f"{who} signed two batches as number {sequence} of its line", evidence,
+                )  # fmt: skip
+        return self._judge_missing(silent)
+
+    def _judge_missing(self, silent: int) -> list[Missing]:
+        found: list[Missing] = []
+        for missing in self._missing(silent):
+            # So many had it before it was ordered.
+            stores = self.topic.quorum.one_correct
+            if missing.gone >= stores:
+                continue
+            if missing.silent:
+                found.append(missing)
+                continue
+            last = missing.end - 1
+            is_one = missing.start == last
+            batches = f"batch {last}" if is_one else f"batches {missing.start} to {last}"
+            self._find(
+                "gap", "", missing.start,
+                f"nobody has the payload of {batches} of partition "
+                f"{self.ledger.partition.number} of '{self.topic.name}', which {stores} stores had",
+            )  # fmt: skip
+        return found
+
+    def _missing(self, silent: int) -> Iterable[Missing]:
+        first, end = self.ledger.first, self.ledger.end
+        bounds = {first, end}
+        for holding in self.holdings.values():
+            bounds.update(bound for bound in holding.bounds() if first < bound < end)
+        for start, stop in pairwise(sorted(bounds)):
+            if any(holding.has(start) for holding in self.holdings.values()):
+                continue
+            gone = sum(holding.kept_from > start for holding in self.holdings.values())
+            behind = sum(
+                holding.cursor <= start and holding.kept_from <= start
+                for holding in self.holdings.values()
+            )
+            yield Missing(start, stop, gone, silent + behind)
+
+    def _accuse(self, replica: NodeId, kind: str, offset: int, what: str) -> None:
+        who = self._name_of(replica)
+        partition = f"partition {self.ledger.partition.number} of '{self.topic.name}'"
+        self._find(kind, who, offset, f"{who} {what} at offset {offset} of {partition}")
+
+    def _find(
+        self, kind: str, who: str, offset: int, sentence: str, evidence: Evidence | None = None
+    ) -> None:
+        where = Where(topic=self.topic.name, partition=self.ledger.partition.number, offset=offset)
+        self._findings.add(Finding(kind, who, where, sentence, evidence))
