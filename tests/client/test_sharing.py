@@ -119,7 +119,7 @@ class Told(Reader):
     def end(self, place: Place) -> None:
         del self.reads[place]
 
-    async def update_topology(self, *, patiently: bool) -> object:
+    async def learn_topology(self, *, patiently: bool) -> object:
         await asyncio.sleep(0)
         self.meanwhile.pop(0)()
         return None
@@ -267,7 +267,7 @@ class Group(Reader):
 
     def end(self, place: Place) -> None: ...
 
-    async def update_topology(self, *, patiently: bool) -> object: ...
+    async def learn_topology(self, *, patiently: bool) -> object: ...
 
     async def command(self, command: Command) -> None:
         if isinstance(command, Commit):

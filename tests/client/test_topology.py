@@ -78,7 +78,7 @@ def test_a_consumer_reads_a_new_partition_once_whatever_replicas_that_lag_behind
 def test_clients_that_ask_now_and_then_keep_nothing_of_what_was_answered() -> None:
     async def story() -> int:
         async with Consumer(FOUNDING, KEYS["bob"]) as consumer:
-            for question in (consumer.update_topology(), consumer.command(Renew())):
+            for question in (consumer.learn_topology(), consumer.command(Renew())):
                 asked = asyncio.create_task(question)
                 await until(lambda: consumer._answers)
                 (number,) = consumer._answers

@@ -140,7 +140,7 @@ def test_a_file_with_other_clients_at_some_replicas_lets_none_of_them_disagree()
         cluster.launcher.wait_until_up("r3")
         assert await alike(cluster) == 1
         async with Admin(cluster.directory, OPERATOR) as admin:
-            assert set((await admin.update_topology()).topics) == {"log", "live", "ours"}
+            assert set((await admin.learn_topology()).topics) == {"log", "live", "ours"}
 
     with running_cluster(topics=TOPICS) as cluster:
         asyncio.run(story(cluster))

@@ -130,7 +130,7 @@ def test_clients_whose_file_is_older_than_the_partitions_of_a_log_know_them_from
             last = await stack.enter_async_context(Consumer(cluster.directory, "carol"))
             last.subscribe(["narrow"], start="end")
             await last.subscribed()
-            await last.update_topology()
+            await last.learn_topology()
             for number in range(3):
                 await producer.send("narrow", b"new", partition=number)
             return old, await next_records(last, 3)
@@ -267,7 +267,7 @@ def test_a_consumer_whose_queue_is_full_still_hears_answers(
             for _ in range(30):
                 found += await next_records(consumer, 1)
                 await consumer.commit()
-                await consumer.update_topology()
+                await consumer.learn_topology()
             return [int(record.value) for record in found]
 
     assert asyncio.run(story()) == [*range(30)]
@@ -287,7 +287,7 @@ def test_what_was_created_and_altered_is_there_after_all_replicas_were_killed() 
         async with Admin(cluster.directory, OPERATOR) as admin:
             after = await alike(admin, 4)
             assert after["revision"] == before["revision"] == 2
-            contract = (await admin.update_topology()).topics["kept"]
+            contract = (await admin.learn_topology()).topics["kept"]
             assert (contract.partitions, contract.publish) == (3, ("alice",))
         async with Consumer(cluster.directory, "bob") as consumer:
             consumer.subscribe(["kept"], start="begin")
@@ -305,7 +305,7 @@ def test_what_cannot_be_is_refused_alike_by_every_replica_and_changes_nothing(
             Admin(cluster.directory, OPERATOR) as operator,
             Admin(cluster.directory, "alice") as alice,
         ):
-            before = (await operator.update_topology()).topics
+            before = (await operator.learn_topology()).topics
             for work, words in (
                 (operator.create_topic("shared", {}), "there is a topic 'shared' already"),
                 (operator.create_topic("new", {"ordr": "total"}), "did you mean 'order'"),
@@ -321,7 +321,7 @@ def test_what_cannot_be_is_refused_alike_by_every_replica_and_changes_nothing(
                 # The answer is the one of f + 1 replicas, so those said the same words.
                 with pytest.raises(RefusedError, match=words):
                     await work
-            assert (await operator.update_topology()).topics == before
+            assert (await operator.learn_topology()).topics == before
             await alike(operator, 4)
 
     asyncio.run(story())
@@ -675,7 +675,7 @@ def test_members_and_operators_do_as_usual_while_a_replica_lies_about_the_contro
                 with pytest.raises(RefusedError, match=f"there is a topic '{topic}' already"):
                     await admin.create_topic(topic, {"order": "total"})
                 await admin.alter_topic(topic, {"partitions": 4})
-                known = await admin.update_topology()
+                known = await admin.learn_topology()
                 assert known.topics[topic].partitions == 4
                 # A member reads all that is its own, and nothing else is.
                 await publish(cluster, topic, 0, 20)

@@ -67,7 +67,7 @@ async def caught_up(directory: Path, replicas: int) -> None:
 
     async def look() -> list[tuple[Any, ...]]:
         async with Admin(directory, OPERATOR) as admin:
-            await admin.update_topology()
+            await admin.learn_topology()
             reports: list[Any] = list((await admin.status(timeout_s=1.0)).values())
         groups = [(group_in(report, "byzantine"), report) for report in reports]
         return [
@@ -102,7 +102,7 @@ def test_a_replica_goes_on_with_other_keys_at_another_address(data: bool) -> Non
         # It counts again: with another one down, the log goes on.
         cluster.launcher.stop("r3", kill=True)
         async with Producer(cluster.directory, "alice") as producer:
-            await producer.update_topology()
+            await producer.learn_topology()
             receipt = await producer.send("log", b"one more", partition=0)
             assert receipt.offset is not None
 
@@ -129,17 +129,17 @@ def test_a_replica_that_is_added_follows_the_logs_and_serves_new_topics(founding
         traffic.check()
         await caught_up(cluster.directory, 5)
         async with Admin(cluster.directory, OPERATOR) as admin:
-            await admin.update_topology()
+            await admin.learn_topology()
             report: Any = (await admin.status(timeout_s=1.0))["r4"]
         group = group_in(report, "byzantine")
         assert group is not None
         assert group["started_over"] == (0 if founding else 1)
         async with Admin(cluster.directory, OPERATOR) as admin:
-            await admin.update_topology()
+            await admin.learn_topology()
             names = [f"t{number}" for number in range(12)]
             for name in names:
                 await admin.create_topic(name, {"protection": "crash"})
-            found = await admin.update_topology()
+            found = await admin.learn_topology()
         mine = [name for name in names if 4 in found.placement(name)]
         assert mine
         assert found.placement("log") == found.placement("live") == (0, 1, 2, 3)

@@ -27,7 +27,7 @@ def test_when_logs_are_synced_and_whether_lying_is_allowed_stays_as_in_the_file(
         file = cluster_file(cluster.directory)
         async with Admin(cluster.directory, OPERATOR) as admin:
             await admin.create_topic("first", {})
-            present = await admin.update_topology()
+            present = await admin.learn_topology()
         assert (present.fsync, present.allow_misbehaviour) == ("always", True)
         file.rename(file.parent / FOUNDING_FILE)
         write_cluster(file, replace(present, fsync="interval", allow_misbehaviour=False))

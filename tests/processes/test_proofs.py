@@ -308,7 +308,7 @@ def test_one_replica_is_enough_and_what_was_ordered_before_a_restart_is_proved_a
         # Nothing is published that would bring a head to be signed, and yet it is.
         await eventually(lambda: checkpoint_of(cluster, "r0"))
         async with Prover(cluster.directory, "bob") as prover:
-            await prover.update_topology()
+            await prover.learn_topology()
             for name in cluster.names[1:]:
                 cluster.launcher.stop(name)
             # The one that is left cannot order anything any more.

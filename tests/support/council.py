@@ -14,13 +14,13 @@ from functools import partial
 from random import Random
 from typing import TypeVar
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from quorate.core.cluster import Cluster
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import SEAL_BYTES, AnnounceSealed, Append, Line
+from quorate.core.ordering import SEAL_BYTES, AnnounceSealed, Append, Line, Stored
 from quorate.crypto.digests import digest
+from quorate.crypto.receipts import Receipt
+from quorate.crypto.sids import Place
 from quorate.protocol.machine import Ready, Report
 from quorate.protocol.misbehaviour import Rewrite, behave
 from quorate.protocol.ordering.group import Group
@@ -35,6 +35,7 @@ from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary, SimSigner, notaries_of
+from quorate.sim.sealing import CLUSTER, public_key, signing_key
 from quorate.sim.stores import SimStore
 from stage import event, topic
 
@@ -44,9 +45,8 @@ NAMES = {A: "a", B: "b", C: "c", READER: "reader"}
 T = topic_id("t")
 BYZANTINE: dict[str, object] = {"protection": "byzantine", "order": "total"}
 CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
+# Producers sign with the keys of `sim/sealing.py`; `seals.py` makes what they hand in.
 VALIDATED: dict[str, object] = {**BYZANTINE, "validated": True}
-# What the cluster is called, of whose validated topic producers and stores sign something.
-CLUSTER = "council"
 WALL_US = 1_000_000_000
 ROUNDS_MAX = 200
 
@@ -67,22 +67,13 @@ def value_of(*spans: Span, time_us: int = WALL_US) -> bytes:
     return Value(time_us, spans).encode()
 
 
-def secret_of(publisher: NodeId) -> Ed25519PrivateKey:
-    """The key of a publisher, always the same."""
-    return Ed25519PrivateKey.from_private_bytes(digest(b"publisher %d" % publisher))
-
-
-def public_key_of(publisher: NodeId) -> bytes:
-    return secret_of(publisher).public_key().public_bytes_raw()
-
-
 def sealed_by(
     publisher: NodeId, sequence: Sequence, value: bytes, signer: NodeId | None = None
 ) -> bytes:
     """A batch of one event for the validated topic `t`, signed by its publisher or by another."""
     key = publisher if signer is None else signer
     sealer = Sealer(
-        CLUSTER, public_key_of(key), secret_of(key).sign, wall_us=lambda: WALL_US, salt=_no_salt
+        CLUSTER, public_key(key), signing_key(key).sign, wall_us=lambda: WALL_US, salt=_no_salt
     )
     return sealer.seal(topic(VALIDATED), publisher, 0, sequence, event(value))
 
@@ -151,6 +142,7 @@ class Council:
     rewrites: dict[NodeId, Rewrite] = field(default_factory=dict)
     # How many times each replica got another key, as those know who start from now on.
     keys: dict[NodeId, int] = field(default_factory=dict)
+    names: Mapping[NodeId, str] = field(default_factory=lambda: NAMES)
 
     def __post_init__(self) -> None:
         self.topic: Topic = topic(self.table, f=self.f)
@@ -197,6 +189,12 @@ class Council:
         for replica in self.seats:
             self.step(publisher, replica, whole if replica in keeping else named)
         self.collect()
+
+    def receipt(self, store: NodeId, publisher: NodeId, chain: bytes) -> Stored:
+        """What a store signs for the first batch of a validated line, if it has it or not."""
+        place = Place.of(CLUSTER, "t", 0, publisher)
+        signature = SimSigner(store).attest(Receipt(place, 1, 1, chain).encode())
+        return Stored(publisher, T, 0, 1, 1, chain, signature)
 
     def step(self, sender: NodeId, receiver: NodeId, message: Message) -> None:
         self.seats[receiver].ordering.step(sender, message)
@@ -322,25 +320,28 @@ class Council:
         outbox.now_us = self.now_us
         ordering = Ordering(
             replica,
-            [self.topic] if self.cluster is None else (),
-            NAMES,
+            self._topics() if self.cluster is None else (),
+            self.names,
             signer=signer,
             notaries=notaries,
             store=store,
             found=store.found(),
             wall_us=partial(self._wall_us, replica),
             outbox=outbox,
-            validation=self._validation(),
             pace=self.pace,
             rooms=self.rooms,
             cluster=self.cluster,
+            validation=self._validation(),
             snapshot_every=self.snapshot_every,
         )
         self.seats[replica] = Seat(ordering, outbox, disk, store, signer, notaries)
         self.seats = dict(sorted(self.seats.items()))
 
-    def _validation(self) -> Validation:
-        return Validation(CLUSTER, [self.topic], {each: public_key_of(each) for each in NAMES})
+    def _topics(self) -> list[Topic]:
+        return [self.topic]
+
+    def _validation(self) -> Validation | None:
+        return Validation(CLUSTER, self._topics(), {each: public_key(each) for each in NAMES})
 
     def _wall_us(self, replica: NodeId, _: int) -> int:
         return WALL_US + self.ahead_us.get(replica, 0)

@@ -137,7 +137,7 @@ def current(
     which says how the cluster began: `--output` writes both.
     """
     launcher = opened(directory)
-    found = run(asked(launcher, observer(launcher), lambda admin: admin.update_topology()))
+    found = run(asked(launcher, observer(launcher), lambda admin: admin.learn_topology()))
     if output is None:
         typer.echo(found.render(), nl=False)
         return

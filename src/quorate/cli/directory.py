@@ -130,7 +130,7 @@ def known(launcher: Launcher, topics: Iterable[str]) -> Cluster:
     unknown = [topic for topic in topics if topic not in (*launcher.cluster.topics, CONTROL_TOPIC)]
     if unknown and launcher.cluster.control is not None:
         who = observer(launcher)
-        launcher.cluster = run(asked(launcher, who, lambda admin: admin.update_topology()))
+        launcher.cluster = run(asked(launcher, who, lambda admin: admin.learn_topology()))
     for topic in unknown:
         launcher.cluster.contract(topic)
     return launcher.cluster

@@ -24,6 +24,7 @@ from quorate.cli.directory import (
 from quorate.cli.tables import on_stderr
 from quorate.client.blocking import BlockingProducer
 from quorate.client.producer import BATCH_EVENTS, Receipt
+from quorate.core.cluster import Cluster
 from quorate.core.errors import ConfigError
 from quorate.core.event import Event
 from quorate.core.limits import BATCH_BYTES_MAX
@@ -31,6 +32,7 @@ from quorate.core.limits import BATCH_BYTES_MAX
 READ_BYTES = 256 * 1024
 # A batch holds a line that was read in pieces, and what came with its end.
 LINE_BYTES_MAX = BATCH_BYTES_MAX // 2
+BASIC_HELP = "Only who reads it with --basic gets it."
 WAITING = "Waiting for the replicas ..."
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -56,6 +58,10 @@ def publish(
     file: Annotated[
         Path | None, typer.Option(help="Publish the content of this file as one event.")
     ] = None,
+    basic: Annotated[
+        bool,
+        typer.Option("--basic", help="On a validated topic: without validation. " + BASIC_HELP),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no receipts.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each receipt as one line of JSON.")
@@ -68,12 +74,16 @@ def publish(
     """
     launcher = opened(directory)
     who = publisher(launcher, topic, name)
+    if basic:
+        refuse_basic(launcher.cluster, [topic])
     template = Event(_encoded(key), b"", headers_of(header), 0, urgent)
     batches = _batches(values or [], file)
     count = 0
     with hint_if_unreached(launcher), BlockingProducer(launcher.directory, who) as producer:
         with on_stderr().status(WAITING):
             producer.reach(patience_s(launcher))
+            if basic:
+                producer.update_topology([])
             producer.register(topic)
         placement = Placement(partition, producer.cluster.contract(topic).partitions)
         for values_at_once in batches:
@@ -85,6 +95,15 @@ def publish(
                     typer.echo(_as_json(receipt) if as_json else _as_words(receipt, who))
     if not count:
         on_stderr().print("Nothing came in, so nothing was published.")
+
+
+def refuse_basic(cluster: Cluster, topics: list[str]) -> None:
+    """Unless a topic can be validated, and so can be not."""
+    for topic in topics:
+        if not cluster.contract(topic).validated:
+            raise ConfigError(
+                f"--basic is for validated topics, and '{topic}' is none; leave --basic out"
+            )
 
 
 class Placement(NamedTuple):

@@ -62,7 +62,7 @@ def _ask(launcher: Launcher, name: str, *, as_json: bool) -> Reports:
         if launcher.cluster.control is not None:
             # Topics and replicas may have come since the file was written.
             with contextlib.suppress(QuorumError):
-                launcher.cluster = await admin.update_topology(TOPOLOGY_S_MAX)
+                launcher.cluster = await admin.learn_topology(TOPOLOGY_S_MAX)
         return await admin.status()
 
     try:

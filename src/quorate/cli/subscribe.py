@@ -21,7 +21,7 @@ from quorate.cli.directory import (
     patience_s,
     subscriber,
 )
-from quorate.cli.publish import headers_of
+from quorate.cli.publish import headers_of, refuse_basic
 from quorate.cli.tables import on_stderr, printable
 from quorate.client.blocking import BlockingConsumer
 from quorate.client.consumer import Record, Start
@@ -53,6 +53,13 @@ def subscribe(
             "that is not there yet is waited for.",
         ),
     ] = "end",
+    basic: Annotated[
+        bool,
+        typer.Option(
+            "--basic",
+            help="Of validated topics: all events, whoever published them, and without checks.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each event as one line of JSON.")
     ] = False,
@@ -72,6 +79,8 @@ def subscribe(
     begin = start_of(start)
     launcher = opened(directory)
     who = subscriber(launcher, topics, name)
+    if basic:
+        refuse_basic(launcher.cluster, topics)
     headers = dict(headers_of(header))
     shown = 0
     with (
@@ -81,6 +90,8 @@ def subscribe(
     ):
         with on_stderr().status("Waiting for the replicas ..."):
             consumer.reach(patience_s(launcher))
+            if basic:
+                consumer.update_topology([])
             consumer.subscribe(
                 topics, key_prefix=os.fsencode(key_prefix), headers=headers, start=begin
             )
@@ -164,6 +175,7 @@ def as_words(record: Record) -> str:
         *([] if record.key is None else [f"key {_shown(record.key)}"]),
         *(f"{printable(name)}={_shown(value)}" for name, value in record.headers),
         *(["urgent"] if record.urgent else []),
+        *(["validated"] if record.validated else []),
         f"vouched by {', '.join(record.vouchers)}",
     ]
     where = f"{record.topic} {record.publisher}#{record.sequence}.{record.index}"
@@ -193,6 +205,7 @@ def _as_json(record: Record) -> str:
             "vouchers": record.vouchers,
             "partition": record.partition,
             "offset": record.offset,
+            "validated": record.validated,
         }
     )
 

@@ -160,20 +160,20 @@ def _value(key: str, text: str) -> Setting:
 
 async def _create(admin: Admin, name: str, contract: dict[str, Setting]) -> Cluster:
     await admin.create_topic(name, contract)
-    return await admin.update_topology()
+    return await admin.learn_topology()
 
 
 async def _alter(admin: Admin, name: str, changes: dict[str, Setting]) -> Cluster:
-    contract = (await admin.update_topology()).contract(name)
+    contract = (await admin.learn_topology()).contract(name)
     if not changes:
         keys = ", ".join(key for key in contract.keys if key not in FIXED_KEYS)
         raise ConfigError(f"say what to alter of {name}, as KEY=VALUE; the keys are {keys}")
     await admin.alter_topic(name, changes)
-    return await admin.update_topology()
+    return await admin.learn_topology()
 
 
 def _current(launcher: Launcher) -> Cluster:
-    return _ask(launcher, observer(launcher), lambda admin: admin.update_topology())
+    return _ask(launcher, observer(launcher), lambda admin: admin.learn_topology())
 
 
 def _ask(launcher: Launcher, who: str, work: Callable[[Admin], Awaitable[_Value]]) -> _Value:

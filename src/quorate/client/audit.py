@@ -231,7 +231,7 @@ class Auditor(Session):
             return []
         commands = self._commands()
         try:
-            await self.update_topology()
+            await self.learn_topology()
             number = commands.ask_founding()
             self.driver.wake()
             await self._answer(number, CONTROL_TOPIC, "how the cluster began")

@@ -18,7 +18,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -118,6 +118,10 @@ class BlockingProducer(_Blocking[Producer]):
 
     def unregister(self, topic: str) -> None:
         self._call(self._client.unregister(topic))
+
+    def update_topology(self, topics: Collection[str]) -> None:
+        """From now on these topics are validated and all others are not."""
+        self._call(self._client.update_topology(topics))
 
     def send(
         self,
@@ -227,6 +231,13 @@ class BlockingConsumer(_Blocking[Consumer]):
 
     def unsubscribe(self, topic: str) -> None:
         self._call(self._client.unsubscribe(topic))
+
+    def update_topology(self, topics: Collection[str]) -> None:
+        """From now on these topics are validated and all others are not.
+
+        What was read ahead by then comes first, as it was read: `Record.validated` says how.
+        """
+        self._call(self._client.update_topology(topics))
 
     def commit(self) -> None:
         """Have the cluster remember how far this member of its group is."""

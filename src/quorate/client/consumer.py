@@ -6,23 +6,29 @@ its beginning, its end, an offset, or a time.
 A consumer's own queue is bounded. When the program takes too little out of it, the consumer
 stops reading from the replicas; their queues fill, and the topic's contract says what happens
 then: producers are slowed, or the oldest or newest events of this subscriber are discarded.
+
+A consumer validates the topics whose contract says so, unless `update_topology` says otherwise
+(`modes.py`). Inside, what is read has the name of its *log*, which is the topic's or its
+companion's.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
+from quorate.client.modes import Modes, checked_names
 from quorate.client.queue import QUEUE_EVENTS, Arrival, Queue
 from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
 from quorate.client.sharing import Member, Progress, refuse_without
 from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
+from quorate.core.contract import companion_name
 from quorate.core.control import CONTROL_TOPIC, LEASE_US, LEASE_US_MAX, LEASE_US_MIN
 from quorate.core.errors import (
     ClosedError,
@@ -34,7 +40,7 @@ from quorate.core.errors import (
 from quorate.core.event import Event
 from quorate.core.filter import Filter
 from quorate.core.ids import MemberId, NodeId, TopicId, member_of, topic_id
-from quorate.core.ordering import BEGIN_US, END_US, Partition
+from quorate.core.ordering import BEGIN_US, END_US, Marked, Partition
 from quorate.protocol.control.client import Commands
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import (
@@ -47,6 +53,7 @@ from quorate.protocol.machine import (
     Skipped,
     Topology,
     Trimmed,
+    Turned,
 )
 from quorate.protocol.ordering.validation import Validation
 from quorate.runtime.topics import client_names, topics_of
@@ -80,7 +87,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     urgent: bool
     vouchers: tuple[str, ...]
     partition: int = 0
-    # Of its batch, on a log topic.
+    # Of its batch, on a log topic. Consumers that validate a topic count validated batches, and
+    # those that do not count both kinds together.
     offset: int | None = None
     # Whether its producer's signature, its position and its content all hold (K1, extended).
     validated: bool = False
@@ -132,8 +140,18 @@ class Consumer(Session):
         # Subscriptions that wait until we have asked which topics there are.
         self._put_off: list[tuple[list[str], Filter, Start]] = []
         self._starts: dict[str, Start] = {}
-        # The batch whose events are handed out now.
+        # The batch whose events are handed out now, and where it stands in a validated log, if it
+        # was read from that without validation.
         self._open: tuple[str, int, int] | None = None
+        self._open_origin: int | None = None
+        self._handed_index = -1
+        self._modes = Modes()
+        self._changing = asyncio.Lock()
+        # Batches of validated logs whose first events were handed out before, and how many.
+        self._begun_with: dict[tuple[str, int], tuple[int, int]] = {}
+        # Partitions that are to be validated as soon as it is known from where on; and from where
+        # on, if a batch that the program has not had was read already.
+        self._turning: dict[tuple[str, int], int | None] = {}
         self.counters: Counter[str] = Counter()
         self._queue = Queue(queue_events)
         self._destination = Destination(
@@ -146,7 +164,9 @@ class Consumer(Session):
         self._wanted: dict[str, Filter] = {}
         self._asked: dict[str, int] = {}
         self._refused: dict[str, Exception] = {}
+        # The topic, and the log, that a number stands for.
         self._names: dict[TopicId, str] = {}
+        self._log_names: dict[TopicId, str] = {}
         self._records: deque[Record] = deque()
         self._arrived = asyncio.Event()
         # Partitions whose first offset is not known yet.
@@ -198,42 +218,210 @@ class Consumer(Session):
                     f"topics, and this one is live"
                 )
         for topic in topics:
+            log = self._log_of(topic)
             self._wanted[topic] = wanted
-            self._names[topic_id(topic)] = topic
-            self._asked[topic] = self._destination.subscribe(topic, wanted)
             self._starts[topic] = start
+            self._ask_for(topic, log)
             if self._membership is not None:
-                self._membership.want(topic)
+                self._membership.want(log)
             elif self.cluster.contract(topic).is_log:
                 for partition in range(self.cluster.contract(topic).partitions):
-                    self._drop_queued(topic, partition)
-                    self._read(topic, partition, start)
+                    self._drop_queued(log, partition)
+                    self._read(log, partition, start)
+
+    def _ask_for(self, topic: str, log: str) -> None:
+        self._names[topic_id(log)], self._log_names[topic_id(log)] = topic, log
+        self._asked[topic] = self._destination.subscribe(log, self._wanted[topic])
+
+    def _log_of(self, topic: str) -> str:
+        return self._modes.log_of(self.cluster, topic)
+
+    def _topic_of(self, log: str) -> str:
+        return self._names[topic_id(log)]
 
     def seek(self, topic: str, partition: int, start: Start) -> None:
         """Go on with a partition of a log topic from there. What is queued of it is dropped."""
         self._check_place(topic, partition, start)
-        if self._membership is not None and (topic, partition) not in self._membership.held:
+        log = self._log_of(topic)
+        if self._membership is not None and (log, partition) not in self._membership.held:
             raise LocalProtocolError(
                 f"partition {partition} of '{topic}' is not this member's of group "
                 f"'{self._membership.group}'"
             )
-        self._progress.forget((topic, partition))
+        self._progress.forget((log, partition))
         if isinstance(start, int):
-            self._progress.done[topic, partition] = start
-        self._drop_queued(topic, partition)
-        self._read(topic, partition, start)
+            self._progress.done[log, partition] = start
+        self._drop_queued(log, partition)
+        self._read(log, partition, start)
         if self._driver is not None:
             self._driver.wake()
+
+    # Validated or basic
+
+    async def update_topology(self, topics: Collection[str]) -> None:
+        """From now on these topics are validated and all others are not (Kabis 2023, 2.1.3).
+
+        A topic that is read already goes on where it was: no event comes twice, and no validated
+        event is left out. Events that nobody validated come if they were published after a change
+        to basic, and none come after a change to validated. Members of a group go on where the
+        group is with the topic in this mode, or where they subscribed from if it has read none.
+        """
+        topics = checked_names(topics)
+        async with self._changing:
+            await self._know(topics)
+            modes = Modes.of(self.cluster, topics)
+            changed = [
+                topic
+                for topic in self._wanted
+                if modes.log_of(self.cluster, topic) != self._log_of(topic)
+            ]
+            if self._membership is not None:
+                await self._change_shares(self._membership, modes, changed)
+                return
+            left = [topic for topic in changed if self._log_of(topic) == topic]
+            marks = await self._leave_validated(left, modes)
+            self._modes = modes
+            for topic in changed:
+                self._ask_for(topic, self._log_of(topic))
+            for (topic, partition), (position, marked) in marks.items():
+                self._turning.pop((topic, partition), None)
+                self._read_on_unvalidated(topic, partition, position, marked)
+            for topic in changed:
+                if topic not in left:
+                    self._turn_validated(topic)
+            if changed:
+                self.driver.wake()
+                await self.subscribed()
+
+    async def _leave_validated(
+        self, topics: list[str], modes: Modes
+    ) -> dict[tuple[str, int], tuple[int | None, Marked | None]]:
+        """Where each partition goes on, when its validated batches have places in its companion."""
+        found: dict[tuple[str, int], tuple[int | None, Marked | None]] = {}
+        try:
+            for topic in topics:
+                companion = modes.log_of(self.cluster, topic)
+                for partition in range(self.cluster.contract(topic).partitions):
+                    if await self._turns_back(topic, partition):
+                        continue
+                    reading = self._destination.reading(topic, partition)
+                    position = None if reading is None else reading.position
+                    self._destination.stop_reading_partition(topic, partition)
+                    self._unbegun.discard(Partition(topic_id(topic), partition))
+                    found[topic, partition] = position, None
+                    if position is not None:
+                        marked = await self._have_marked(companion, topic, partition, position)
+                        found[topic, partition] = position, marked
+        except BaseException:
+            # We read on as before.
+            for (topic, partition), (position, _) in found.items():
+                start = self._starts[topic] if position is None else position
+                self._read(topic, partition, start)
+            raise
+        return found
+
+    async def _turns_back(self, topic: str, partition: int) -> bool:
+        """Whether we had yet to learn where validated batches begin, and read the companion."""
+        place, companion = (topic, partition), companion_name(topic)
+        if place in self._turning and self._destination.turn_back(companion, partition):
+            del self._turning[place]
+            return True
+        while place in self._turning:
+            self._begun.clear()
+            await self._begun.wait()
+        return False
+
+    async def _have_marked(
+        self, companion: str, topic: str, partition: int, offset: int
+    ) -> Marked | None:
+        number = self._destination.ask_for_marks(companion, partition, offset)
+        self.driver.wake()
+        try:
+            await self._answer(
+                number, companion, f"where validated batches of '{topic}' stand",
+                needed=self.cluster.f + 1,
+            )  # fmt: skip
+            return self._destination.marks.take(number)
+        finally:
+            self._destination.marks.take(number)
+            self._forget_answer(number)
+
+    def _read_on_unvalidated(
+        self, topic: str, partition: int, position: int | None, marked: Marked | None
+    ) -> None:
+        """What is queued was validated, and stays."""
+        companion = self._log_of(topic)
+        if position is None or marked is None:
+            self._read(companion, partition, self._starts[topic])
+        else:
+            first = range(position, marked.marked)
+            self._destination.read_on_unvalidated(companion, partition, first, marked.end)
+
+    def _turn_validated(self, topic: str) -> None:
+        """What is queued was not validated, and goes. It is read again as far as it can be."""
+        companion = companion_name(topic)
+        for number in range(self.cluster.contract(topic).partitions):
+            places = [Partition(topic_id(log), number) for log in (companion, topic)]
+            origin = self._queue.drop_unvalidated(places)
+            is_open = self._open is not None and self._open[:2] == (companion, number)
+            if is_open or self._open_origin is not None:
+                origin = self._close_unvalidated(topic, number, origin)
+            self._pause_or_go_on()
+            self._unbegun.discard(places[0])
+            if self._destination.reading(companion, number) is not None:
+                self._turning[topic, number] = origin
+                self._destination.turn_validated(companion, number)
+            else:
+                self._destination.stop_reading_partition(companion, number)
+                self._read(topic, number, self._starts[topic])
+
+    def _close_unvalidated(self, topic: str, number: int, origin: int | None) -> int | None:
+        """Drop the rest of the batch that is handed out, if it is of this partition; says which
+        validated batch is the first that is not handed out."""
+        if self._open is None or self._open[:2] not in (
+            (companion_name(topic), number), (topic, number)
+        ):  # fmt: skip
+            return origin
+        if self._open_origin is not None:
+            origin = self._open_origin
+            self._begun_with[topic, number] = origin, self._handed_index + 1
+        self._open = self._open_origin = None
+        self._records.clear()
+        return origin
+
+    def _on_turned(self, turned: Turned) -> None:
+        """We know with which validated batch we go on, if that is still what we want."""
+        topic, number = self._names[turned.partition.topic], turned.partition.number
+        if (topic, number) in self._turning:
+            origin = self._turning.pop((topic, number))
+            begun = self._begun_with.get((topic, number))
+            companion = self._log_names[turned.partition.topic]
+            self._destination.stop_reading_partition(companion, number)
+            self._read(topic, number, turned.offset if origin is None else origin)
+            if begun is not None:
+                self._begun_with[topic, number] = begun
+
+    async def _change_shares(self, membership: Member, modes: Modes, topics: list[str]) -> None:
+        """Its group shares each log of a topic among those who read it."""
+        former = {topic: self._log_of(topic) for topic in topics}
+        self._modes = modes
+        for topic in topics:
+            self._ask_for(topic, self._log_of(topic))
+            membership.change(former[topic], self._log_of(topic))
+        if topics:
+            self.driver.wake()
+            await self.subscribed()
 
     # Groups
 
     def assignment(self) -> list[tuple[str, int]]:
         """The partitions that are this member's of its group now."""
-        return [] if self._membership is None else list(self._membership.held)
+        held = [] if self._membership is None else list(self._membership.held)
+        return [(self._topic_of(log), partition) for log, partition in held]
 
     def position(self, topic: str, partition: int) -> int | None:
         """The offset to go on with after what the program is through with, if it has read any."""
-        return self._progress.done.get((topic, partition))
+        return self._progress.done.get((self._log_of(topic), partition))
 
     async def commit(self) -> None:
         """Have the cluster remember how far this member is. All that was handed out counts."""
@@ -263,32 +451,34 @@ class Consumer(Session):
             await self._membership.join_again()
 
     def has(self, place: tuple[str, int]) -> bool:
-        topic, number = place
-        return number < self.cluster.contract(topic).partitions
+        log, number = place
+        return number < self.cluster.contract_of(log).partitions
 
     def begin(self, place: tuple[str, int], offset: int | None) -> None:
-        self._read(*place, self._starts[place[0]] if offset is None else offset)
+        topic = self._topic_of(place[0])
+        if self._log_of(topic) != place[0]:
+            # It was ours to read before we changed to the other log, which the cluster has yet to
+            # hear of.
+            return
+        self._read(*place, self._starts[topic] if offset is None else offset)
         if offset is not None:
             # Its group has been there.
             self._named.pop(place, None)
         self._begun.set()
 
     def end(self, place: tuple[str, int]) -> None:
-        topic, number = place
-        self._destination.stop_reading_partition(topic, number)
-        self._unbegun.discard(Partition(topic_id(topic), number))
+        log, number = place
+        self._destination.stop_reading_partition(log, number)
+        self._unbegun.discard(Partition(topic_id(log), number))
         self._begun.set()
-        self._drop_queued(topic, number)
+        self._drop_queued(log, number)
 
-    def _drop_queued(self, topic: str, partition: int) -> None:
-        if self._open is not None and self._open[:2] == (topic, partition):
+    def _drop_queued(self, log: str, partition: int) -> None:
+        if self._open is not None and self._open[:2] == (log, partition):
+            # The records that are here are those of one batch.
             self._open = None
-        self._records = deque(
-            record
-            for record in self._records
-            if (record.topic, record.partition) != (topic, partition)
-        )
-        self._queue.drop(Partition(topic_id(topic), partition))
+            self._records.clear()
+        self._queue.drop(Partition(topic_id(log), partition))
         self._pause_or_go_on()
 
     def _check_place(self, topic: str, partition: int, start: Start) -> None:
@@ -313,17 +503,18 @@ class Consumer(Session):
         if topic not in self._wanted:
             raise LocalProtocolError(f"subscribe to topic '{topic}' before seeking in it")
 
-    def _read(self, topic: str, partition: int, start: Start) -> None:
-        self._unbegun.add(Partition(topic_id(topic), partition))
-        self._named.pop((topic, partition), None)
+    def _read(self, log: str, partition: int, start: Start) -> None:
+        self._unbegun.add(Partition(topic_id(log), partition))
+        self._named.pop((log, partition), None)
+        self._begun_with.pop((log, partition), None)
         if isinstance(start, int):
-            self._named[topic, partition] = start
-            self._destination.read(topic, partition, start)
+            self._named[log, partition] = start
+            self._destination.read(log, partition, start)
         elif isinstance(start, datetime):
             time_us = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
-            self._destination.read_from_time(topic, partition, time_us)
+            self._destination.read_from_time(log, partition, time_us)
         else:
-            self._destination.read_from_time(topic, partition, _TIMES_US[start])
+            self._destination.read_from_time(log, partition, _TIMES_US[start])
 
     def _read_new_partitions(self, before: Cluster) -> None:
         """Topics that we read may have got more partitions, of which nothing was read yet.
@@ -338,7 +529,7 @@ class Consumer(Session):
             if now.is_log:
                 for partition in range(known.partitions, now.partitions):
                     start = "begin" if self._is_current else self._starts[topic]
-                    self._read(topic, partition, start)
+                    self._read(self._log_of(topic), partition, start)
 
     async def subscribed(self) -> None:
         """Wait until every subscription is in force; raise if one is refused."""
@@ -353,8 +544,9 @@ class Consumer(Session):
             self._subscribe(topics, wanted, start)
         await self._know(self._wanted)
         for topic, number in list(self._asked.items()):
-            await self._answer(number, topic, f"to subscribe to '{topic}'")
-            self._asked.pop(topic, None)
+            await self._answer(number, self._log_of(topic), f"to subscribe to '{topic}'")
+            if self._asked.get(topic) == number:
+                del self._asked[topic]
         if self._membership is not None and self._membership.is_joining:
             await self._join(self._membership)
         try:
@@ -366,11 +558,11 @@ class Consumer(Session):
                         if self._closed:
                             raise ClosedError("the consumer is closed")
         except TimeoutError:
-            topic = self._names[next(iter(self._unbegun)).topic]
-            members = len(self.cluster.placement(topic))
+            log = self._log_names[next(iter(self._unbegun)).topic]
+            members = len(self.cluster.placement(log))
             raise self._too_few(
                 "too few replicas say where a partition begins",
-                topic,
+                log,
                 needed=members - self.cluster.f,
             ) from None
         if self._membership is not None:
@@ -379,17 +571,18 @@ class Consumer(Session):
     async def unsubscribe(self, topic: str) -> None:
         self._wanted.pop(topic, None)
         self._asked.pop(topic, None)
+        log = self._log_of(topic)
         if self._membership is not None:
-            await self._membership.drop(topic)
+            await self._membership.drop(log)
             if not self._membership.topics:
                 self._destination.commands.leave(self._membership.group)
         if self.cluster.contract(topic).is_log:
             for partition in range(self.cluster.contract(topic).partitions):
-                self._drop_queued(topic, partition)
-                self._unbegun.discard(Partition(topic_id(topic), partition))
-        number = self._destination.unsubscribe(topic)
+                self._drop_queued(log, partition)
+                self._unbegun.discard(Partition(topic_id(log), partition))
+        number = self._destination.unsubscribe(log)
         self.driver.wake()
-        await self._answer(number, topic, f"to unsubscribe from '{topic}'")
+        await self._answer(number, log, f"to unsubscribe from '{topic}'")
 
     # Reading
 
@@ -404,6 +597,7 @@ class Consumer(Session):
 
     def _next_record(self) -> Record:
         record = self._records.popleft()
+        self._handed_index = record.index
         if not self._records and self._open is not None:
             self._progress.hand_out(*self._open)
             self._open = None
@@ -444,8 +638,8 @@ class Consumer(Session):
             delivery = self._take()
             opened = self._opened(delivery)
             if isinstance(delivery, Entry):
-                topic = self._names[delivery.partition.topic]
-                self._progress.hand_out(topic, delivery.partition.number, delivery.offset)
+                log = self._log_names[delivery.partition.topic]
+                self._progress.hand_out(log, delivery.partition.number, delivery.offset)
             if opened is not None:
                 found.append((delivery, opened))
                 events_max -= opened.count
@@ -495,11 +689,19 @@ class Consumer(Session):
         self._pause_or_go_on()
 
     def _is_ours(self, arrival: Arrival) -> bool:
-        """It is not if we heard just before it that another member of the group reads it now."""
-        if self._membership is None or not isinstance(arrival, Entry):
+        """It is not if another member of the group reads it now, or if it is not validated, and we
+        have just changed to what is."""
+        if not isinstance(arrival, Entry) or not (self._membership or self._turning):
             return True
-        topic, number = arrival.partition
-        return (self._names[topic], number) in self._membership.held
+        log, number = self._log_names[arrival.partition.topic], arrival.partition.number
+        topic = self._topic_of(log)
+        if self._membership is not None:
+            return (log, number) in self._membership.held and log == self._log_of(topic)
+        if (topic, number) not in self._turning or arrival.seal:
+            return True
+        if self._turning[topic, number] is None:
+            self._turning[topic, number] = arrival.origin
+        return False
 
     def _on_news(self, outcome: Outcome) -> None:
         if isinstance(outcome, Answered):
@@ -508,8 +710,10 @@ class Consumer(Session):
             self._unbegun.discard(outcome.partition)
             self._begun.set()
             if self._membership is not None:
-                topic = self._names[outcome.partition.topic]
-                self._membership.on_begun((topic, outcome.partition.number), outcome.offset)
+                log = self._log_names[outcome.partition.topic]
+                self._membership.on_begun((log, outcome.partition.number), outcome.offset)
+        elif isinstance(outcome, Turned):
+            self._on_turned(outcome)
         elif isinstance(outcome, Trimmed):
             # Retention took what this consumer had yet to read.
             self.counters["trimmed"] += outcome.count
@@ -557,7 +761,7 @@ class Consumer(Session):
             return
         self._strangers.add(member_of(self._queue.publisher))
         with contextlib.suppress(QuorumError):
-            await self.update_topology()
+            await self.learn_topology()
 
     @property
     def _can_name_publisher(self) -> bool:
@@ -577,15 +781,15 @@ class Consumer(Session):
 
     def _tell_what_is_beyond_the_end(self) -> None:
         """Whoever names an offset may wait for it, but should know that it is not there yet."""
-        for (topic, partition), offset in list(self._named.items()):
-            reading = self._destination.reading(topic, partition)
+        for (log, partition), offset in list(self._named.items()):
+            reading = self._destination.reading(log, partition)
             if reading is None or reading.position != offset:
-                del self._named[topic, partition]
+                del self._named[log, partition]
             elif reading.end < offset:
-                del self._named[topic, partition]
+                del self._named[log, partition]
                 _log.warning(
                     "partition %d of '%s' ends at offset %d; waiting for offset %d",
-                    partition, topic, reading.end, offset,
+                    partition, self._topic_of(log), reading.end, offset,
                 )  # fmt: skip
 
     def _take(self) -> Arrival:
@@ -645,8 +849,10 @@ class Consumer(Session):
             place = (0, None, False)
         topic, publisher = self._names[number], self.cluster.name_of(source)
         vouchers = self._voucher_names(delivery.vouchers)
-        wanted = self._wanted.get(topic)
+        wanted, first = self._wanted.get(topic), self._first_index(delivery)
         for index, event in enumerate(opened.events()):
+            if index < first:
+                continue
             if wanted is None or wanted.is_empty or wanted.matches(event):
                 self._records.append(
                     Record(
@@ -660,11 +866,23 @@ class Consumer(Session):
                     )
                 )
         if isinstance(delivery, Entry):
-            self._open = topic, delivery.partition.number, delivery.offset
+            log = self._log_names[delivery.partition.topic]
+            self._open = log, delivery.partition.number, delivery.offset
+            self._open_origin, self._handed_index = delivery.origin, -1
             if not self._records:
                 # Its filter left nothing of it.
                 self._progress.hand_out(*self._open)
                 self._open = None
+
+    def _first_index(self, delivery: Arrival) -> int:
+        """Which event of a batch is the first that the program has not had."""
+        if not isinstance(delivery, Entry) or not self._begun_with:
+            return 0
+        place = self._log_names[delivery.partition.topic], delivery.partition.number
+        offset, first = self._begun_with.get(place, (-1, 0))
+        if delivery.offset >= offset:
+            self._begun_with.pop(place, None)
+        return first if delivery.offset == offset else 0
 
     def _voucher_names(self, vouchers: tuple[NodeId, ...]) -> tuple[str, ...]:
         return tuple(self.cluster.member(replica).name for replica in vouchers)

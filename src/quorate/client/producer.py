@@ -4,6 +4,9 @@ Events of one topic gather into a batch until it is full or its linger is over; 
 one receipt, which all its events share. A producer pushes back: `send` and `submit` wait while
 as much is in flight as the contract's queues allow, so a slow topic slows its producers and
 fills no memory.
+
+On a validated topic a producer signs its batches, unless `update_topology` says otherwise: then
+they go to the topic's companion (`modes.py`).
 """
 
 import asyncio
@@ -11,11 +14,12 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from quorate.client.modes import Modes, checked_names
 from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core import batch
 from quorate.core.control import CONTROL_TOPIC, LEASE_US, Register, Unregister
@@ -55,7 +59,8 @@ GIVE_BACK_S_MAX = 2.0
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """The contract of this batch is fulfilled; `guarantee` says what that means.
 
-    On a log topic the batch stands at an offset of a partition from now on.
+    On a log topic the batch stands at an offset of a partition from now on. What was published on
+    a validated topic without validation has an offset of the topic's companion.
     """
 
     topic: str
@@ -102,6 +107,10 @@ class Outlet:
         self.sent: dict[int, Closed] = {}
         self.is_full = False
         self.room = asyncio.Event()
+        # While the stream is about to be another one: how many batches still go on this one.
+        self.left: int | None = None
+        # The offset behind our last validated batch.
+        self.validated_end = 0
 
     @property
     def is_idle(self) -> bool:
@@ -150,6 +159,8 @@ class Producer(Session):
         # Topics that we are asking to publish on.
         self._registering: dict[str, asyncio.Task[None]] = {}
         self._next_partition = 0
+        self._modes = Modes()
+        self._changing = asyncio.Lock()
         sealer = Sealer(
             self.cluster.name, self._identity.public.sign_key, self._identity.sign,
             wall_us=lambda: time.time_ns() // 1000, salt=lambda: secrets.token_bytes(SALT_BYTES),
@@ -181,15 +192,22 @@ class Producer(Session):
 
     async def _register(self, topic: str) -> None:
         await self._know([topic])
-        number = self._source.register(topic)
-        self.driver.wake()
-        await self._answer(number, topic, f"to register on '{topic}'")
+        log = self._modes.log_of(self.cluster, topic)
+        await self._register_at_replicas(topic, log)
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Register(topic))
             self._keep_lease(LEASE_US)
+        while log != self._modes.log_of(self.cluster, topic):
+            log = self._modes.log_of(self.cluster, topic)
+            await self._register_at_replicas(topic, log)
         # Nobody publishes before it is granted: what is refused would wait for ever.
         if topic not in self._outlets:
-            self._by_id[topic_id(topic)] = self._outlets[topic] = self._make_outlets(topic)
+            self._by_id[topic_id(log)] = self._outlets[topic] = self._make_outlets(topic, log)
+
+    async def _register_at_replicas(self, topic: str, log: str) -> None:
+        number = self._source.register(log)
+        self.driver.wake()
+        await self._answer(number, log, f"to register on '{topic}'")
 
     def _end_registering(self, topic: str, done: "asyncio.Task[None]") -> None:
         del self._registering[topic]
@@ -197,31 +215,103 @@ class Producer(Session):
             # Nobody may be waiting any more, and that is fine.
             done.exception()
 
-    def _make_outlets(self, topic: str) -> list[Outlet]:
+    def _make_outlets(self, topic: str, log: str) -> list[Outlet]:
         contract = self.cluster.topics[topic]
         if not contract.is_log:
             return [Outlet(topic, self._source.stream(topic))]
         partitions = range(contract.partitions)
-        return [Outlet(topic, self._source.line(topic, number), number) for number in partitions]
+        return [Outlet(topic, self._source.line(log, number), number) for number in partitions]
 
     def _use_new_partitions(self) -> None:
         """Topics that we publish on may have got more partitions."""
         for topic, outlets in self._outlets.items():
             contract = self.cluster.topics[topic]
             if contract.is_log:
+                log = self._modes.log_of(self.cluster, topic)
                 for number in range(len(outlets), contract.partitions):
-                    outlets.append(Outlet(topic, self._source.line(topic, number), number))
+                    outlets.append(Outlet(topic, self._source.line(log, number), number))
 
     async def unregister(self, topic: str) -> None:
         """Stop publishing on a topic, after what is under way has its receipts."""
         await self.flush(topic)
+        log = self._modes.log_of(self.cluster, topic)
         self._outlets.pop(topic, None)
-        self._by_id.pop(topic_id(topic), None)
-        number = self._source.unregister(topic)
+        self._by_id.pop(topic_id(log), None)
+        number = self._source.unregister(log)
         self.driver.wake()
-        await self._answer(number, topic, f"to unregister from '{topic}'")
+        await self._answer(number, log, f"to unregister from '{topic}'")
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Unregister(topic))
+
+    # Validated or basic
+
+    async def update_topology(self, topics: Collection[str]) -> None:
+        """From now on these topics are validated and all others are not (Kabis 2023, 2.1.3).
+
+        What was published before is published as it was asked for then. Where a topic changes, this
+        waits for the receipts of that, and no consumer sees what comes later before it. If they
+        stay out, this raises, and the topic is as before.
+        """
+        topics = checked_names(topics)
+        async with self._changing:
+            await self._know(topics)
+            modes = Modes.of(self.cluster, topics)
+            changed = {
+                topic: modes.log_of(self.cluster, topic)
+                for topic in self._outlets
+                if modes.log_of(self.cluster, topic) != self._modes.log_of(self.cluster, topic)
+            }
+            held = [outlet for topic in changed for outlet in self._outlets[topic]]
+            for outlet in held:
+                self._close_open(outlet)
+                # What comes later waits until it is clear which way it goes.
+                outlet.left = len(outlet.closed)
+            try:
+                for topic, log in changed.items():
+                    await self._end_log(topic, log)
+                self._modes = modes
+                for topic, log in changed.items():
+                    self._begin_log(topic, log)
+            finally:
+                for outlet in held:
+                    outlet.left = None
+                    if not self._closed:
+                        self._pump(outlet)
+
+    async def _end_log(self, topic: str, log: str) -> None:
+        """Wait until all that was published has its place before what comes in this log."""
+        await self._register_at_replicas(topic, log)
+        for outlet in list(self._outlets[topic]):
+            receipts = [closed.future for closed in (*outlet.sent.values(), *outlet.closed)]
+            receipts = receipts[: len(outlet.sent) + (outlet.left or 0)]
+            for receipt in receipts:
+                await await_future(receipt)
+            if outlet.sent:
+                raise QuorumError(
+                    f"a batch on '{topic}' has no receipt, and may still be delivered; the topic "
+                    f"is published on as before",
+                    self._lags(topic),
+                )
+            if log != topic and outlet.validated_end:
+                await self._have_marked(log, outlet)
+
+    async def _have_marked(self, companion: str, outlet: Outlet) -> None:
+        """Wait until our last validated batch has its place in the companion."""
+        number = self._source.ask_for_marks(companion, outlet.partition, outlet.validated_end)
+        self.driver.wake()
+        try:
+            await self._answer(
+                number, companion, f"where validated batches of '{outlet.name}' stand",
+                needed=self.cluster.f + 1,
+            )  # fmt: skip
+        finally:
+            self._source.marks.take(number)
+            self._forget_answer(number)
+
+    def _begin_log(self, topic: str, log: str) -> None:
+        outlets = self._by_id[topic_id(log)] = self._outlets[topic]
+        for outlet in outlets:
+            outlet.stream = self._source.line(log, outlet.partition)
 
     async def send(
         self,
@@ -411,6 +501,11 @@ class Producer(Session):
         if outlets is None:
             return
         outlet = outlets[recorded.line.partition]
+        if not isinstance(outlet.stream, LineOutgoing) or outlet.stream.line != recorded.line:
+            # It was published before the topic changed, and nobody waits for it any more.
+            return
+        if outlet.stream.topic.contract.validated:
+            outlet.validated_end = recorded.offset + recorded.count
         names = tuple(self.cluster.member(replica).name for replica in recorded.replicas)
         for at in range(recorded.count):
             sequence = recorded.first + at
@@ -508,8 +603,10 @@ class Producer(Session):
     def _pump(self, outlet: Outlet) -> None:
         """Hand closed batches to the machine while it has room for them."""
         waiting, stream, publish_on = outlet.closed, outlet.stream, self._source.publish_on
-        while waiting and stream.has_room:
+        while waiting and stream.has_room and outlet.left != 0:
             closed = waiting.popleft()
+            if outlet.left is not None:
+                outlet.left -= 1
             if isinstance(stream, LineOutgoing):
                 sequence = stream.add(closed.payload, closed.events)
             else:

@@ -118,7 +118,7 @@ class Prover(Session):
             if self.cluster.control is not None and not self._is_current:
                 # Without a quorum for that, our file has to do.
                 with contextlib.suppress(QuorumError):
-                    await self.update_topology(TOPOLOGY_TIMEOUT_S)
+                    await self.learn_topology(TOPOLOGY_TIMEOUT_S)
         else:
             await self._know([topic])
 

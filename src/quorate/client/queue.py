@@ -5,6 +5,7 @@ there is room again once half of it is empty.
 """
 
 from collections import deque
+from collections.abc import Collection
 from typing import TypeAlias
 
 from quorate.core import batch
@@ -55,11 +56,29 @@ class Queue:
 
     def drop(self, partition: Partition) -> None:
         """Nobody wants to read this partition of a log from here any more."""
-        kept = [
-            each
-            for each in self._arrivals
-            if not (isinstance(each[0], Entry) and each[0].partition == partition)
-        ]
+        self._keep(
+            [
+                each
+                for each in self._arrivals
+                if not (isinstance(each[0], Entry) and each[0].partition == partition)
+            ]
+        )
+
+    def drop_unvalidated(self, partitions: Collection[Partition]) -> int | None:
+        """Nobody wants what was read of these without validation; says where in its validated log
+        the first of that stands, if any of it is there."""
+        origins: list[int] = []
+        kept: list[tuple[Arrival, int]] = []
+        for arrival, count in self._arrivals:
+            is_of = isinstance(arrival, Entry) and arrival.partition in partitions
+            if isinstance(arrival, Entry) and is_of and not arrival.seal:
+                origins += [] if arrival.origin is None else [arrival.origin]
+            else:
+                kept.append((arrival, count))
+        self._keep(kept)
+        return origins[0] if origins else None
+
+    def _keep(self, kept: list[tuple[Arrival, int]]) -> None:
         self._arrivals = deque(kept)
         self._events = sum(count for _, count in kept)
         self.bytes = sum(len(arrival.payload) for arrival, _ in kept)

@@ -176,7 +176,7 @@ class Session(ABC):
         finally:
             self._forget_answer(number)
 
-    async def update_topology(
+    async def learn_topology(
         self, timeout_s: float | None = None, *, patiently: bool = False
     ) -> Cluster:
         """Ask which topics and replicas there are now; they count from here on.
@@ -196,7 +196,7 @@ class Session(ABC):
         while not self._closed:
             await asyncio.sleep(TOPOLOGY_EVERY_S)
             with contextlib.suppress(QuorumError):
-                await self.update_topology()
+                await self.learn_topology()
 
     async def _know(self, topics: Iterable[str]) -> None:
         """Topics may have come about, or have got partitions, after our file was written."""
@@ -204,11 +204,11 @@ class Session(ABC):
         for patiently in (False, True):
             known = (*self.cluster.topics, CONTROL_TOPIC)
             if self.cluster.control is not None and any(topic not in known for topic in topics):
-                await self.update_topology(patiently=patiently)
+                await self.learn_topology(patiently=patiently)
         contracts = [self.cluster.contract(topic) for topic in topics]
         has_logs = any(contract.is_log for contract in contracts)
         if has_logs and not self._is_current and self.cluster.control is not None:
-            await self.update_topology()
+            await self.learn_topology()
 
     def _adopt(self, cluster: Cluster) -> bool:
         """The cluster is known to be like this now; False if that is no news.
@@ -332,7 +332,7 @@ class Session(ABC):
         if self._is_nobody_there(members):
             return self._unreached(f"no replica that serves '{topic}'", members)
         if needed is None:
-            is_byzantine = self.cluster.contract(topic).protection == "byzantine"
+            is_byzantine = self.cluster.contract_of(topic).protection == "byzantine"
             needed = Quorum(len(members), self.cluster.f).one_correct if is_byzantine else 1
         up = sum(replica in self.driver.connected_peers for replica in members)
         replicas = "1 replica" if len(members) == 1 else f"{len(members)} replicas"

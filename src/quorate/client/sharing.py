@@ -66,7 +66,7 @@ class Reader(Protocol):
     def end(self, place: Place) -> None:
         """Read it no more, and drop what is queued of it."""
 
-    async def update_topology(self, *, patiently: bool) -> object: ...
+    async def learn_topology(self, *, patiently: bool) -> object: ...
 
     async def command(self, command: Command) -> None: ...
 
@@ -113,6 +113,15 @@ class Member:
         """Ask for a share of this topic too, with the next `join`."""
         self.topics = [*dict.fromkeys((*self.topics, topic))]
         self.is_joining = True
+
+    def change(self, topic: str, other: str) -> None:
+        """Ask for a share of the other one in its place, with the next `join`; nothing more of
+        what is held of this one goes to the program."""
+        self.topics = [*dict.fromkeys(other if name == topic else name for name in self.topics)]
+        self.is_joining = True
+        for place in self.held:
+            if place[0] == topic:
+                self._lose(place)
 
     async def drop(self, topic: str) -> None:
         self.topics = [name for name in self.topics if name != topic]
@@ -209,7 +218,7 @@ class Member:
         """A topic has more partitions than we knew of. We ask until we know, or are told else."""
         with contextlib.suppress(ClosedError):
             with contextlib.suppress(QuorumError):
-                await self._reader.update_topology(patiently=True)
+                await self._reader.learn_topology(patiently=True)
             if shared is self._news_of_us:
                 self.on_shared(shared)
 

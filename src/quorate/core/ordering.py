@@ -126,7 +126,10 @@ class AnnounceSealed(msgspec.Struct, frozen=True, gc=False, array_like=True, tag
 
 
 class Received(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
-    """Replica to replica: the publisher itself gave me its line up to and including `through`."""
+    """Replica to replica: the publisher itself gave me its line up to and including `through`.
+
+    Whoever has decided it says the same, when asked: a quorum found it authentic.
+    """
 
     publisher: _Node
     topic: _Topic
@@ -550,6 +553,29 @@ class Proven(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=34):
     is_final: bool = False
 
 
+# Validated and basic
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=45):
+    """Client to replica: say when the validated batches before `offset` have their places among
+    those of this companion. It is asked again until it is so."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    offset: _Number
+
+
+class Marked(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=46):
+    """Replica to client: up to `end` the companion has the marks of so many validated batches."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    end: _Number
+    marked: _Number
+
+
 # Control
 
 
@@ -669,6 +695,8 @@ OrderMessage: TypeAlias = (
     | Entries
     | Chained
     | Absent
+    | Mark
+    | Marked
     | Prove
     | Proven
     | Challenge

@@ -13,6 +13,13 @@ where the batch stands:
 
     "qsd1", u32 events, i64 time, digest (32), root (32), public key (32), signature (64)
 
+What is signed is the SID, written in one way (little-endian, names in UTF-8):
+
+    "quorate sid v1", newline,
+    u16 length of the cluster's name, that name, u16 length of the topic's name, that name,
+    u16 partition, u32 producer, u32 session, u64 number of the batch in the producer's line,
+    u32 events, i64 time in microseconds, digest (32), root (32), public key (32)
+
 What follows is the *body*: the batch, and before it a salt of 32 bytes if the topic has event
 proofs (`crypto/events.py`). The digest is over the body; the root is that of the salted tree over
 its events, or zeros. Replicas compare the key with the one that is pinned for the producer when
@@ -146,9 +153,14 @@ def batch_of(payload: bytes) -> memoryview:
     return memoryview(payload)[SEAL_BYTES + SALT_BYTES if has_salt else SEAL_BYTES :]
 
 
+def is_sealed(payload: bytes, content: Digest) -> bool:
+    """Whether the body is the one that its seal names, given what the whole hashes to."""
+    return content == seal_digest(payload[:SEAL_BYTES])
+
+
 def check_body(payload: bytes, content: Digest) -> None:
-    """The body is the one that its seal names, given what the whole hashes to."""
-    if content != seal_digest(payload[:SEAL_BYTES]):
+    """The same, or `RemoteProtocolError`."""
+    if not is_sealed(payload, content):
         raise RemoteProtocolError("a sealed batch whose body is not what its seal names")
 
 

@@ -8,7 +8,9 @@ requests, messages to the stream that they are about, and the choice of a lead a
 that are connected.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -16,7 +18,7 @@ from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import LocalProtocolError
 from quorate.core.filter import Filter
-from quorate.core.ids import Lane, MemberId, NodeId, TopicId, member_of
+from quorate.core.ids import Lane, MemberId, NodeId, TopicId, member_of, topic_id
 from quorate.core.messages import (
     Forward,
     Frontier,
@@ -37,6 +39,7 @@ from quorate.core.ordering import (
     Concluded,
     Entries,
     Located,
+    Marked,
     Ordered,
     Partition,
     TopologyReport,
@@ -47,6 +50,8 @@ from quorate.protocol.broadcast import chain
 from quorate.protocol.control.client import Commands
 from quorate.protocol.incoming import Incoming
 from quorate.protocol.machine import Begun, Ready
+from quorate.protocol.ordering.marks import Marks
+from quorate.protocol.ordering.merging import Merging
 from quorate.protocol.ordering.reading import Reading, Search
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.outbox import Outbox
@@ -94,6 +99,9 @@ class Destination:
         self._subscriptions: dict[TopicId, Subscription] = {}
         self._readings: dict[Partition, Reading] = {}
         self._searches: dict[Partition, Search] = {}
+        # Companions that are read with the validated batches between what is in them.
+        self._mergings: dict[Partition, Merging] = {}
+        self.marks = Marks(self._outbox, self._requests)
         # What is asked about partitions is numbered, whatever becomes of who asked.
         self._numbers = count(1)
         # Whether we take nothing from replicas, for want of room. No lead is late then.
@@ -144,6 +152,30 @@ class Destination:
         self._searches[target] = search
         search.ask(sorted(self._connected))
 
+    def read_on_unvalidated(self, name: str, partition: int, first: range, offset: int) -> None:
+        """Go on with a partition without validation: first with these batches of its validated
+        log, then with its companion, which has this name, from this offset on."""
+        topic, target = self._partition(name, partition)
+        self._stop(target)
+        self._stop(Partition(topic_id(topic.companion_of), partition))
+        self._read(topic, target, offset, first)
+
+    def turn_validated(self, name: str, partition: int) -> None:
+        """Of this companion nothing more is wanted but to know with which validated batch to go
+        on: there comes a `Turned`."""
+        merging = self._mergings.get(self._partition(name, partition)[1])
+        if merging is not None:
+            merging.turn()
+
+    def turn_back(self, name: str, partition: int) -> bool:
+        """Go on with this companion after all. False if there is a `Turned` already."""
+        merging = self._mergings.get(self._partition(name, partition)[1])
+        return merging is not None and merging.turn_back()
+
+    def ask_for_marks(self, name: str, partition: int, offset: int) -> int:
+        """Have the validated batches before this offset placed in this companion (`marks`)."""
+        return self.marks.ask(self._topic(name), partition, offset)
+
     def adopt(self, cluster: Cluster) -> None:
         """These are the topics and clients now. What is under way goes on as it began."""
         self._publishers = frozenset(client.number for client in cluster.clients)
@@ -163,9 +195,18 @@ class Destination:
 
     def _stop(self, target: Partition) -> None:
         self._searches.pop(target, None)
-        reading = self._readings.pop(target, None)
-        if reading is not None:
+        for reading in self._drop_readings(target):
             reading.stop()
+
+    def _drop_readings(self, target: Partition) -> Iterator[Reading]:
+        """What is read of this partition, and of the validated one if it is a companion."""
+        targets, merging = [target], self._mergings.pop(target, None)
+        if merging is not None and merging.validated is not None:
+            targets.append(merging.validated.partition)
+        for each in targets:
+            reading = self._readings.pop(each, None)
+            if reading is not None:
+                yield reading
 
     def reading(self, name: str, partition: int) -> Reading | None:
         """How far we have come with a partition, once its first offset is known."""
@@ -202,13 +243,16 @@ class Destination:
             for incoming in list(subscription.streams.values()):
                 incoming.tick(now_us)
             subscription.forget_idle_streams(now_us)
-        for reading in self._readings.values():
+        for reading in list(self._readings.values()):
             if self.is_held_back:
                 reading.wait()
             else:
                 reading.tick(self._connected)
         for search in self._searches.values():
             search.tick()
+        for merging in self._mergings.values():
+            merging.go_on()
+        self.marks.tick()
         self.commands.tick()
 
     def connected(self, peer: NodeId) -> None:
@@ -217,7 +261,7 @@ class Destination:
         for subscription in self._subscriptions.values():
             if subscription.standing.lead not in self._connected:
                 self.choose_lead(subscription)
-        for reading in self._readings.values():
+        for reading in list(self._readings.values()):
             if peer in reading.topic.index:
                 reading.connected(peer, self._connected)
         for search in self._searches.values():
@@ -229,7 +273,7 @@ class Destination:
         for subscription in self._subscriptions.values():
             if subscription.standing.lead == peer:
                 self.choose_lead(subscription, avoid=peer)
-        for reading in self._readings.values():
+        for reading in list(self._readings.values()):
             reading.disconnected(peer, self._connected)
 
     def writable(self, peer: NodeId, writable: bool) -> None:
@@ -354,9 +398,14 @@ class Destination:
             raise LocalProtocolError(f"topic '{name}' has no partition {number}; it has {has}")
         return topic, Partition(topic.id, number)
 
-    def _read(self, topic: Topic, target: Partition, offset: int) -> Reading:
+    def _read(
+        self, topic: Topic, target: Partition, offset: int, first: range | None = None
+    ) -> Reading:
         reading = self._readings.get(target)
-        if reading is not None:
+        if topic.companion_of:
+            self._stop(target)
+            reading = self._read_merged(topic, target, offset, first)
+        elif reading is not None:
             reading.seek(offset, self._connected)
         else:
             validation = self._validation if topic.contract.validated else None
@@ -364,6 +413,33 @@ class Destination:
             self._readings[target] = reading
             reading.begin(self._connected)
         self._outbox.deliver(Begun(target, offset))
+        return reading
+
+    def _read_merged(
+        self, topic: Topic, target: Partition, offset: int, first: range | None
+    ) -> Reading:
+        """A companion, and the validated batches that its marks stand for."""
+        validated = Partition(topic_id(topic.companion_of), target.number)
+        read_validated = partial(self._read_unvalidated, target, validated)
+        merging = Merging(target, read_validated, self._outbox, first=first)
+        self._mergings[target] = merging
+        reading = merging.companion = Reading(
+            topic, target, offset, self._outbox, self._numbers, hand_out=merging.on_companion
+        )
+        self._readings[target] = reading
+        reading.begin(self._connected)
+        merging.go_on()
+        return reading
+
+    def _read_unvalidated(self, companion: Partition, target: Partition, offset: int) -> Reading:
+        """The validated log on the word of one replica."""
+        topic = self._by_id[target.topic]
+        reading = Reading(
+            replace(topic, contract=topic.contract.companion), target, offset, self._outbox,
+            self._numbers, hand_out=self._mergings[companion].on_validated,
+        )  # fmt: skip
+        self._readings[target] = reading
+        reading.begin(self._connected)
         return reading
 
     def _may_be_new(self, publisher: MemberId) -> bool:
@@ -424,6 +500,7 @@ _HANDLERS: dict[type, Callable[[Destination, NodeId, Any], None]] = {
     Entries: Destination._on_entries,
     Chained: Destination._on_chained,
     Absent: Destination._on_absent,
+    Marked: lambda destination, sender, said: destination.marks.on_marked(sender, said),
     Ordered: lambda destination, sender, said: destination.commands.on_ordered(sender, said),
     Concluded: lambda destination, sender, said: destination.commands.on_concluded(sender, said),
     Assigned: lambda destination, sender, said: destination.commands.on_assigned(sender, said),

@@ -88,6 +88,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     vouchers: tuple[NodeId, ...]
     # What the producer signed, on a validated topic. The payload is what is behind that.
     seal: bytes = b""
+    # Where the batch stands in its validated log, if it was read from that without validation.
+    origin: int | None = None
 
 
 class Trimmed(msgspec.Struct, frozen=True, gc=False):
@@ -100,6 +102,13 @@ class Trimmed(msgspec.Struct, frozen=True, gc=False):
 
 class Begun(msgspec.Struct, frozen=True, gc=False):
     """A reader's machine knows where a partition begins for it."""
+
+    partition: Partition
+    offset: int
+
+
+class Turned(msgspec.Struct, frozen=True, gc=False):
+    """A reader of a companion knows with which validated batch it would go on."""
 
     partition: Partition
     offset: int
@@ -134,6 +143,7 @@ Outcome: TypeAlias = (
     | Receipt
     | Recorded
     | Begun
+    | Turned
     | Entry
     | Trimmed
     | Room

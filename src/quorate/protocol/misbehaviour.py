@@ -34,6 +34,7 @@ from quorate.core.messages import (
 from quorate.core.ordering import (
     Accept,
     Announce,
+    AnnounceSealed,
     Append,
     Assigned,
     Chained,
@@ -234,7 +235,13 @@ def _wrong_payload(message: Message, how: int) -> Message:
 
 def _wrong_digest(message: Message, how: int) -> Message:
     assert isinstance(message, Vouch | Echo | ReadyVote | Announce)
-    return msgspec.structs.replace(message, digests=[_flip(d, how) for d in message.digests])
+    wrong = [_flip(known, how) for known in message.digests]
+    return msgspec.structs.replace(message, digests=wrong)
+
+
+def _wrong_seal(message: Message, how: int) -> Message:
+    assert isinstance(message, AnnounceSealed)
+    return msgspec.structs.replace(message, seals=[_flip(seal, how) for seal in message.seals])
 
 
 def _wrong_first(message: Message, _: int) -> Message:
@@ -361,13 +368,25 @@ def _no_authenticators(message: Message, _: int) -> Message:
     return msgspec.structs.replace(message, authenticators=[])
 
 
-_NUMBERED = Publish | Forward | Link | Vouch | Echo | ReadyVote | Append | Announce | Entries
+_NUMBERED = (
+    Publish
+    | Forward
+    | Link
+    | Vouch
+    | Echo
+    | ReadyVote
+    | Append
+    | Announce
+    | AnnounceSealed
+    | Entries
+)
 _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
     **{
         (kind, "content"): _wrong_payload
         for kind in (Publish, Forward, Link, Supply, Append, Entries, Retrieved)
     },
     **{(kind, "content"): _wrong_digest for kind in (Vouch, Echo, ReadyVote, Announce)},
+    (AnnounceSealed, "content"): _wrong_seal,
     **{(kind, "content"): _wrong_value for kind in (Propose, Decision)},
     **{(kind, "content"): _wrong_vote for kind in (Write, Accept)},
     **{(kind, "content"): _wrong_chain for kind in (Received, Stored, Chained)},

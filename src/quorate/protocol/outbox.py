@@ -47,6 +47,9 @@ class Outbox:
     def deliver(self, outcome: Outcome) -> None:
         self.ready.deliver.append(outcome)
 
+    def deliver_all(self, outcomes: Iterable[Outcome]) -> None:
+        self.ready.deliver.extend(outcomes)
+
     def report(self, node: NodeId, kind: str, detail: str) -> None:
         self.ready.report(node, kind, detail)
 

@@ -30,6 +30,7 @@ from quorate.core.messages import (
 )
 from quorate.core.ordering import (
     Announce,
+    AnnounceSealed,
     Append,
 )
 from quorate.crypto.digests import digest
@@ -195,7 +196,7 @@ class Withhold:
 
     @staticmethod
     def _lane_of(message: object) -> Lane | None:
-        if isinstance(message, Link | Append | Announce):
+        if isinstance(message, Link | Append | Announce | AnnounceSealed):
             return Lane.EVENTS
         return message.lane if isinstance(message, Publish) else None
 

@@ -191,14 +191,17 @@ class FalseLog:
             return [(node, message)]
         partition = Partition(message.topic, message.partition)
         before = self._chains.get((node, partition, message.offset), message.before)
-        false = misbehaviour.alter(
-            msgspec.structs.replace(message, before=before), "content", how=1
-        )
-        assert isinstance(false, Entries)
+        false = self._false(msgspec.structs.replace(message, before=before))
         end = message.offset + len(message.payloads)
         self._chains[node, partition, end] = false.after
         word = Chained(*partition, end, false.after, 0, end)
         return [(node, false), (node, Absent(*partition, end)), (node, word)]
+
+    def _false(self, entries: Entries) -> Entries:
+        """What is told in place of these."""
+        false = misbehaviour.alter(entries, "content", how=1)
+        assert isinstance(false, Entries)
+        return false
 
 
 class Hollow:

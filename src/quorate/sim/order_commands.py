@@ -7,7 +7,7 @@ refuse alike.
 """
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -43,8 +43,13 @@ class PlannedCommand:
     command: Command
 
 
-def simulated_cluster(topic: Topic, clients: tuple[NodeId, ...]) -> Cluster:
-    """The cluster file of a world without secrets. Every client is an operator."""
+def simulated_cluster(
+    topic: Topic, clients: tuple[NodeId, ...], keys: Mapping[NodeId, bytes]
+) -> Cluster:
+    """The cluster file of a world without secrets. Every client is an operator.
+
+    Those who sign have these keys.
+    """
     return Cluster(
         name="simulated",
         f=topic.f,
@@ -55,7 +60,13 @@ def simulated_cluster(topic: Topic, clients: tuple[NodeId, ...]) -> Cluster:
             for node in topic.members
         ),
         clients=tuple(
-            Client(number=node, name=f"client-{node}", party="all", operator=True, **_pins(node))
+            Client(
+                number=node,
+                name=f"client-{node}",
+                party="all",
+                operator=True,
+                **{**_pins(node), **({"sign_key": keys[node]} if node in keys else {})},
+            )
             for node in clients
         ),
         topics={topic.name: topic.contract},

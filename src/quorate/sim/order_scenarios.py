@@ -17,6 +17,9 @@ differs is that replicas have disks:
 - A quarter of the seeds have a control plane: publishers register, and clients give commands.
 - Half of the seeds are restless: replicas lose their patience within milliseconds, so that leaders
   change in the middle of everything.
+
+On a validated topic any number of producers may be hostile beside the replicas. Who signs what is
+drawn apart, so that everything else is as on other topics.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,6 +36,7 @@ from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.topic import Topic
 from quorate.sim.adversaries import TWIN_SOURCE
+from quorate.sim.checkers import Conduct
 from quorate.sim.faults import FaultKind
 from quorate.sim.links import Network
 from quorate.sim.order_adversaries import (
@@ -48,6 +52,7 @@ from quorate.sim.order_commands import PlannedCommand, draw_commands, simulated_
 from quorate.sim.scenarios import (
     BEGIN_US,
     FIRST_CLIENT,
+    VALIDATED,
     Drawn,
     Planned,
     Setting,
@@ -58,6 +63,8 @@ from quorate.sim.scenarios import (
     draw_network,
     draw_parts,
 )
+from quorate.sim.sealing import public_key
+from quorate.sim.validated_adversaries import VALIDATED_PUBLISHERS, VALIDATED_REPLICAS
 
 # How many seeds have a control plane.
 WITH_COMMANDS = 0.25
@@ -76,7 +83,15 @@ _CONTRACTS: dict[str, dict[str, object]] = {
     "ordering": {"protection": "byzantine", "order": "total"},
     "crash-ordering": {"protection": "crash", "order": "total"},
     "broken-ordering": {"protection": "crash", "order": "total"},
+    VALIDATED: {"protection": "byzantine", "order": "total", "validated": True},
 }
+# Of validated topics: how many have proofs of single events, how many replicas that are hostile
+# attack what is new there, and how many batches have several events.
+WITH_EVENT_PROOFS = 0.3
+ATTACKING_SEALS = 0.6
+OF_SEVERAL_EVENTS = 0.3
+
+_NOT_REPLICAS = ("none", *LOG_PUBLISHERS, *VALIDATED_PUBLISHERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +150,9 @@ class _Drawing:
         share = 1 if setting.adversary in (FALSE_STATE, HOLLOW) else SHORT_MEMORIES
         self._is_short = setting.protocol != "broken-ordering" and self._memory.random() < share
         self._snapshot_every, self._slots_kept = self._memory.choice(_MEMORIES)
-        self._byzantine = setting.protocol == "ordering"
+        self._is_validated = setting.protocol == VALIDATED
+        self._seals = Random(f"{seed}:seals")
+        self._byzantine = setting.protocol == "ordering" or self._is_validated
         self._is_broken = setting.protocol == "broken-ordering"
         self._is_restless = self._random.random() < 0.5 or self._is_broken
         self._is_stream = self._random.random() < 0.75
@@ -147,9 +164,11 @@ class _Drawing:
         self._laggards = self._draw_laggards()
         bears = self._byzantine
         publishing = self._with_accomplice(setting)
-        self._publishers = draw_parts(
-            self._random, publishing, LOG_PUBLISHERS, bears, self._calm_us
-        )
+        attacks = tuple(LOG_PUBLISHERS)
+        if setting.adversary in VALIDATED_PUBLISHERS:
+            attacks += tuple(VALIDATED_PUBLISHERS)
+        parts = draw_parts(self._random, publishing, attacks, bears, self._calm_us)
+        self._publishers = (*parts, *self._draw_forgers(FIRST_CLIENT + len(parts)))
         readers = FIRST_CLIENT + len(self._publishers)
         self._readers = tuple(range(readers, readers + self._random.randint(1, 2)))
 
@@ -183,8 +202,10 @@ class _Drawing:
         if self._is_broken or random.random() >= WITH_COMMANDS:
             return {"cluster": None, "commands": ()}
         publishers = tuple(part.node for part in self._publishers)
+        clients = (*publishers, *self._readers)
+        keys = {node: public_key(node) for node in clients if self._is_validated}
         return {
-            "cluster": simulated_cluster(self._topic, (*publishers, *self._readers)),
+            "cluster": simulated_cluster(self._topic, clients, keys),
             "commands": tuple(
                 draw_commands(random, self._topic, publishers, self._readers, self._calm_us)
             ),
@@ -221,7 +242,9 @@ class _Drawing:
     def _draw_pace(self) -> Pace:
         if not self._is_restless:
             return PACE
-        return Pace.restless(self._random.choice((20_000, 50_000, 100_000)))
+        patience_us = self._random.choice((20_000, 50_000, 100_000))
+        # What hostile producers leave hanging is spoken of again and again.
+        return Pace.restless(max(50_000, patience_us) if self._is_validated else patience_us)
 
     def _draw_rooms(self) -> Rooms:
         # Drawn apart, so that everything else is as it would be without.
@@ -236,13 +259,15 @@ class _Drawing:
         f = self._setting.f
         table = dict(_CONTRACTS[self._setting.protocol])
         table["partitions"] = self._random.choice((1, 1, 2, 3))
+        if self._is_validated:
+            table["event_proofs"] = self._seals.random() < WITH_EVENT_PROOFS
         contract = Contract.parse("events", table)
         windows = Windows.of(self._random.choice((64, 256, 4096)))
         return Topic("events", contract, tuple(range(contract.replicas(f))), f, windows)
 
     def _draw_hostile(self) -> dict[NodeId, str]:
         pinned, f = self._setting.adversary, self._setting.f
-        if not self._byzantine or pinned in LOG_PUBLISHERS or pinned == "none":
+        if not self._byzantine or pinned in _NOT_REPLICAS:
             return {}
         # A false state is told only where somebody needs one. One that lies in its replies only
         # does nothing to the order, and whoever lies in everything does that too. That all is gone
@@ -255,8 +280,26 @@ class _Drawing:
         replicas = self._random.sample(self._members, count)
         hostile = {replica: self._random.choice(allowed) for replica in replicas}
         if self._is_short and pinned is None and self._memory.random() < 0.5:
-            return dict.fromkeys(hostile, FALSE_STATE)
+            hostile = dict.fromkeys(hostile, FALSE_STATE)
+        if self._is_validated and pinned is None:
+            return {replica: self._attacking_seals(usual) for replica, usual in hostile.items()}
         return hostile
+
+    def _attacking_seals(self, usual: str) -> str:
+        if self._seals.random() >= ATTACKING_SEALS:
+            return usual
+        return self._seals.choice(VALIDATED_REPLICAS)
+
+    def _draw_forgers(self, first: NodeId) -> Iterator[SourcePart]:
+        """Producers that sign wrongly, beside all others."""
+        pinned = self._setting.adversary
+        if not self._is_validated or pinned in _NOT_REPLICAS:
+            return
+        # Replicas that look at nothing do no harm but together with such a one.
+        count = self._seals.choice((0, 1, 1, 2)) if pinned is None else 1
+        for node in range(first, first + count):
+            attack = self._seals.choice(tuple(VALIDATED_PUBLISHERS))
+            yield SourcePart(node, Conduct.BYZANTINE, attack)
 
     def _with_accomplice(self, setting: Setting) -> Setting:
         """Whoever boasts does no harm but together with a publisher that lies."""
@@ -327,6 +370,8 @@ class _Drawing:
         """In bursts: what is published at one instant travels as one run."""
         count = self._random.randint(20, 120) * (2 if self._is_restless else 1)
         count += 200 if self._is_short else 0
+        if self._is_validated:
+            count //= 2
         bursts = (1,) if self._is_restless or self._is_short else (1, 1, 4, 12)
         while count > 0:
             burst = min(count, self._random.choice(bursts))
@@ -351,6 +396,9 @@ class _Drawing:
             # What only f + 1 replicas store is lost when all of them start over. Real ones do so
             # only when nothing is retained any more that they would lose.
             size = min(size, 1_000)
+        if self._is_validated and self._seals.random() < OF_SEVERAL_EVENTS:
+            values = [self._random.randbytes(size // 2), b"", self._random.randbytes(size // 2)]
+            return batch.encode_values(values, at_us)
         return batch.encode_one(None, self._random.randbytes(size), (), at_us, False)
 
     def _moment(self) -> int:

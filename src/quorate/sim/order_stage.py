@@ -15,18 +15,29 @@ from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
+from quorate.core.quorum import Quorum
 from quorate.crypto.checkpoint import Cosigner
+from quorate.crypto.macs import PairwiseMacs
 from quorate.crypto.receipts import is_signed
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import Entry, Machine, Outcome, Recorded
 from quorate.protocol.ordering.placement import GroupKind, rules_of
-from quorate.protocol.ordering.records import DIGEST_BYTES, Certified, Decided, Installed, Snapshot
+from quorate.protocol.ordering.records import (
+    DIGEST_BYTES,
+    Certified,
+    Decided,
+    Held,
+    Installed,
+    Snapshot,
+)
 from quorate.protocol.ordering.replica import Ordering
-from quorate.protocol.ordering.rules import Unsynchronised
+from quorate.protocol.ordering.rules import Rules, Unsynchronised
+from quorate.protocol.ordering.validation import Sealer, Validation
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.source import Source
 from quorate.protocol.topic import Topic, topics_of
+from quorate.sim.checkers import Conduct
 from quorate.sim.disks import SimDisk
 from quorate.sim.hosts import Rewrite
 from quorate.sim.order_adversaries import (
@@ -169,9 +180,7 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         on_outcome: OnOutcome | None = None,
     ) -> None:
         super().__init__(scenario, overhear, on_outcome)
-        self.record = LogRecord(
-            {part.node: part.conduct for part in scenario.publishers}, scenario.readers
-        )
+        self.record = self._new_record()
         # Who started over, and with the state after which slot.
         self._installed: set[tuple[NodeId, int]] = set()
         self._add_replicas()
@@ -210,6 +219,28 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     def delivered(self) -> int:
         return self.record.entries_read
 
+    # What a topic with more to it adds
+
+    def _new_record(self) -> LogRecord:
+        return LogRecord(*self._cast)
+
+    @property
+    def _cast(self) -> tuple[dict[NodeId, Conduct], tuple[NodeId, ...]]:
+        """How each publisher behaves, and who reads."""
+        conducts = {part.node: part.conduct for part in self.scenario.publishers}
+        return conducts, self.scenario.readers
+
+    def _validation(self, node: NodeId) -> Validation | None:
+        """What a replica or a reader looks at seals with."""
+
+    def _sealer(self, node: NodeId) -> Sealer | None:
+        """What a publisher signs with."""
+
+    def _rules(self, replica: NodeId) -> Callable[[GroupKind, Quorum], Rules]:
+        if self.scenario.setting.protocol == "broken-ordering":
+            return lambda _, quorum: Unsynchronised(quorum)
+        return rules_of
+
     # Building
 
     def _add_replicas(self) -> None:
@@ -230,8 +261,6 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     def _replica(self, replica: NodeId, disk: SimDisk) -> Broker:
         scenario = self.scenario
         names = {node: f"client-{node}" for node in scenario.everybody}
-        broken = scenario.setting.protocol == "broken-ordering"
-
         store = SimStore(disk, scenario.slots_kept)
 
         def ordering(outbox: Outbox) -> Ordering:
@@ -246,7 +275,8 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
                 found=store.found(),
                 wall_us=partial(self._wall_us, replica),
                 outbox=outbox,
-                rules=(lambda _, quorum: Unsynchronised(quorum)) if broken else rules_of,
+                validation=self._validation(replica),
+                rules=self._rules(replica),
                 pace=scenario.pace,
                 rooms=scenario.rooms,
                 snapshot_every=scenario.snapshot_every,
@@ -263,20 +293,29 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     def _add_publishers(self) -> None:
         for part in self.scenario.publishers:
             macs = simulated_macs(part.node, self.scenario.everybody)
-            rooms = self.scenario.rooms
-            make = partial(Source, part.node, self._topics, macs, session=1, rooms=rooms)
-            self._add_publishing(part, make)
+            self._add_publishing(part, partial(self._source, part.node, macs))
+
+    def _source(self, node: NodeId, macs: PairwiseMacs) -> Source:
+        return Source(
+            node, self._topics, macs,
+            session=1, rooms=self.scenario.rooms, sealer=self._sealer(node),
+        )  # fmt: skip
 
     def _add_readers(self) -> None:
         topic = self.scenario.topic
         publishers = [part.node for part in self.scenario.publishers]
         for node in self.scenario.readers:
             macs = simulated_macs(node, self.scenario.everybody)
-            make = partial(Destination, node, self._topics, macs, publishers)
+            make = partial(self._destination, node, macs, publishers)
             self._add(node, make, None, (), topic.members)
             for partition in range(topic.contract.partitions):
                 read = partial(Destination.read, name=topic.name, partition=partition, offset=0)
                 self.world.call(0, node, read)
+
+    def _destination(
+        self, node: NodeId, macs: PairwiseMacs, publishers: list[NodeId]
+    ) -> Destination:
+        return Destination(node, self._topics, macs, publishers, self._validation(node))
 
     def _twin(
         self, node: NodeId, make: Callable[[], Machine]
@@ -363,25 +402,30 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     def _look_at_disks(self) -> None:
         """What the disks of correct replicas say stands where."""
         for replica in self.scenario.topic.members:
-            if replica in self.scenario.hostile:
-                continue
-            logs: dict[Partition, dict[int, Content]] = {}
-            last = 0
-            states = self.record.states[replica] = {}
-            for record in self.world.disk(replica).read():
-                if isinstance(record, Installed):
-                    self._installed.add((replica, record.slot))
-                if isinstance(record, Decided | Installed):
-                    last = record.slot
-                if isinstance(record, Snapshot | Certified | Installed):
-                    states.setdefault(record.slot, set()).add(record.state)
-                for placed in record.placed if isinstance(record, Decided) else ():
-                    log = logs.setdefault(Partition(placed.topic, placed.partition), {})
-                    for at in range(placed.count):
-                        content = placed.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
-                        log[placed.offset + at] = Content(
-                            placed.publisher, placed.first + at, content
-                        )
-            self.record.logs[replica] = logs
-            if replica not in self.scenario.dying:
-                self.record.ends[replica] = last
+            if replica not in self.scenario.hostile:
+                self._look_at_disk(replica)
+
+    def _look_at_disk(self, replica: NodeId) -> None:
+        logs: dict[Partition, dict[int, Content]] = {}
+        last = 0
+        states = self.record.states[replica] = {}
+        for record in self.world.disk(replica).read():
+            if isinstance(record, Installed):
+                self._installed.add((replica, record.slot))
+            if isinstance(record, Decided | Installed):
+                last = record.slot
+            if isinstance(record, Snapshot | Certified | Installed):
+                states.setdefault(record.slot, set()).add(record.state)
+            if isinstance(record, Held):
+                self._look_at_payloads(record)
+            for placed in record.placed if isinstance(record, Decided) else ():
+                log = logs.setdefault(Partition(placed.topic, placed.partition), {})
+                for at in range(placed.count):
+                    content = placed.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
+                    log[placed.offset + at] = Content(placed.publisher, placed.first + at, content)
+        self.record.logs[replica] = logs
+        if replica not in self.scenario.dying:
+            self.record.ends[replica] = last
+
+    def _look_at_payloads(self, held: Held) -> None:
+        """What a correct replica has on its disk, decided or not."""

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
-from quorate.core.ordering import Announce, Append, Propose, Stop, StopData, Sync
+from quorate.core.ordering import Announce, AnnounceSealed, Append, Propose, Stop, StopData, Sync
 from quorate.protocol.machine import Entry, Outcome, Recorded
 from quorate.protocol.ordering.value import Value, value_digest
 from quorate.sim.order_checkers import LogBatch, LogViolation
 from quorate.sim.order_scenarios import OrderScenario
-from quorate.sim.order_stage import OrderStage
 from quorate.sim.trace import shortened
+from quorate.sim.validated_stage import log_stage
 
 
 def trace_log(scenario: OrderScenario, violation: LogViolation) -> list[str]:
@@ -26,7 +26,7 @@ def trace_log(scenario: OrderScenario, violation: LogViolation) -> list[str]:
     def on_outcome(node: NodeId, outcome: Outcome, at_us: int) -> None:
         seen.extend((at_us, f"{node} {line}") for line in _outcome(node, outcome, batch))
 
-    stage = OrderStage(scenario, overhear=overhear, on_outcome=on_outcome)
+    stage = log_stage(scenario, overhear=overhear, on_outcome=on_outcome)
     stage.perform()
     for fault in stage.planned:
         whom = f" of {', '.join(map(str, fault.nodes))}" if fault.nodes else ""
@@ -43,15 +43,20 @@ def _told(sender: NodeId, message: Message, batch: LogBatch | None) -> str:
     """A message in words, if it is about the batch or about who leads."""
     if isinstance(message, Stop | StopData | Sync):
         return f"{type(message).__name__.upper()}, for regency {message.regency}"
-    if batch is not None and isinstance(message, Append | Announce):
+    if batch is not None and isinstance(message, Append | Announce | AnnounceSealed):
         return _told_request(sender, message, batch)
     if batch is not None and isinstance(message, Propose):
         return _told_proposal(message, batch)
     return ""
 
 
-def _told_request(sender: NodeId, message: Append | Announce, batch: LogBatch) -> str:
-    run = message.payloads if isinstance(message, Append) else message.digests
+def _told_request(
+    sender: NodeId, message: Append | Announce | AnnounceSealed, batch: LogBatch
+) -> str:
+    if isinstance(message, Append):
+        run = message.payloads
+    else:
+        run = message.seals if isinstance(message, AnnounceSealed) else message.digests
     last, target = message.first + len(run) - 1, (message.topic, message.partition)
     if (sender, target) != (batch.publisher, tuple(batch.partition)):
         return ""

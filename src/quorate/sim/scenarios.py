@@ -50,6 +50,7 @@ from quorate.sim.links import (
     Uniform,
 )
 from quorate.sim.order_adversaries import LOG_PUBLISHERS, LOG_REPLICA_NAMES
+from quorate.sim.validated_adversaries import VALIDATED_PUBLISHERS, VALIDATED_REPLICAS
 from quorate.sim.world import World
 
 BEGIN_US = 400_000
@@ -74,7 +75,8 @@ _MAY_HAVE_HISTORIES = ("authenticated", "chain")
 _LIES_FOR_THE_BROKEN = ("lie-content", "equivocate")
 
 LIVE_PROTOCOLS = tuple(_CONTRACTS)
-LOG_PROTOCOLS = ("ordering", "crash-ordering", "broken-ordering")
+VALIDATED = "validated"
+LOG_PROTOCOLS = ("ordering", "crash-ordering", VALIDATED, "broken-ordering")
 PROTOCOLS = LIVE_PROTOCOLS + LOG_PROTOCOLS
 FAULTS_BORNE = (1, 2)
 
@@ -107,8 +109,10 @@ def adversaries_of(protocol: str) -> tuple[str, ...]:
     if protocol == "first-answer":
         return ("none", *HARMLESS)
     if protocol in LOG_PROTOCOLS:
-        hostile = (*LOG_REPLICA_NAMES, *LOG_PUBLISHERS) if protocol == "ordering" else ()
-        return ("none", *hostile)
+        hostile = (*LOG_REPLICA_NAMES, *LOG_PUBLISHERS)
+        if protocol == VALIDATED:
+            return ("none", *hostile, *VALIDATED_REPLICAS, *VALIDATED_PUBLISHERS)
+        return ("none", *(hostile if protocol == "ordering" else ()))
     if protocol == "broken":
         return _LIES_FOR_THE_BROKEN
     sources = tuple(SOURCES) if protocol in _BEARS_BYZANTINE_SOURCES else ()

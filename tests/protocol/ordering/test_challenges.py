@@ -24,6 +24,7 @@ from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary
+from quorate.sim.sealing import CLUSTER
 
 PARTITION = Partition(T, 0)
 FIRST, SECOND, THIRD, LAST = stores_of((0, 1, 2, 3), PARTITION)
@@ -36,7 +37,7 @@ def large(sequence: int) -> bytes:
 def keys(council: Council) -> Keys:
     cosigners = SimNotary(0, council.members).cosigners
     return Keys(
-        "council",
+        CLUSTER,
         {node: each.name for node, each in cosigners.items()},
         {node: (each.public_key,) for node, each in cosigners.items()},
     )

@@ -715,3 +715,20 @@ def test_a_payload_on_disk_is_kept_though_the_batch_before_it_was_not_on_disk() 
     council.say(A, [0], Announce(T, 0, 1, [digest(b"small"), digest(large)]))
 
     assert council.group(0).backlog.line(Line(A, T, 0)).payloads == [None, large]
+
+
+def test_a_replica_that_decided_a_batch_still_vouches_for_it() -> None:
+    """Seed 281 of validated: 2f + 1 replicas received a batch, two of them decided it, and one of
+    those died. The other one vouched no more, since for it the batch was done. So the last replica
+    never found it authentic. With the leader, which had restarted and so forgotten who else
+    received it, it stayed in that slot until something else came."""
+    council, is_accept = Council(), of_kind(Accept)
+    council.publish(A, 1, to=(0, 1, 3))
+    council.settle(lambda f: f.receiver in (1, 3) or (f.receiver == 0 and not is_accept(f)))
+    assert [council.group(replica).consensus.slot for replica in council.seats] == [1, 2, 1, 2]
+    council.crash(1)
+    council.reboot(0)
+
+    council.run(60)
+
+    assert [council.log(replica) for replica in council.seats] == 3 * [[payload_of(A, 1)]]

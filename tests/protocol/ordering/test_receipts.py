@@ -17,6 +17,7 @@ from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.records import Placed
 from quorate.protocol.ordering.value import CHAIN_START, chained
 from quorate.sim.order_stage import SimSigner
+from quorate.sim.sealing import CLUSTER
 
 PARTITION = Partition(T, 0)
 FIRST, SECOND, THIRD, LAST = stores_of((0, 1, 2, 3), PARTITION)
@@ -54,7 +55,7 @@ def test_a_store_signs_once_for_as_many_batches_as_came_together() -> None:
     said = council.messages(Stored, sender=FIRST)
     assert said == [said[0]] * 3
     chain = chained(CHAIN_START, map(digest, batches))[-1]
-    receipt = Receipt(Place.of("council", "t", 0, A), 1, 3, chain)
+    receipt = Receipt(Place.of(CLUSTER, "t", 0, A), 1, 3, chain)
     signer = council.seats[LAST].signer
     assert signer.is_attested_by(FIRST, receipt.encode(), said[0].signature)
     assert not signer.is_attested_by(SECOND, receipt.encode(), said[0].signature)

@@ -15,11 +15,11 @@ that does so for long has filled up its room there, and nobody else's.
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from quorate.core.ids import Digest, NodeId, Sequence, member_of
+from quorate.core.ids import MARKER, Digest, NodeId, Sequence, member_of
 from quorate.core.ordering import Append, Line, Ordered, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.commands import Commands
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Former, Waiting
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, WAITING_BATCHES_MAX, Former, Waiting
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.receipts import Receipting
@@ -36,6 +36,10 @@ COMMAND_COST = LINE_COST + BATCH_COST + INLINE_BYTES_MAX
 NEVER_US = -(1 << 62)
 # What no value has named for so long, none does any more.
 NAMED_US_MAX = 1_000_000
+
+# What stands in a companion for a validated batch (`marking.py`).
+MARK = b"quorate mark"
+MARK_DIGEST = digest(MARK)
 
 # Whether a line may exist: its publisher may write there.
 MayAppend = Callable[[Line], bool]
@@ -254,6 +258,25 @@ class Backlog:
         self.activate(waiting)
         self.has_news = True
         return waiting
+
+    def mark(self, line: Line, through: Sequence) -> bool:
+        """There are marks up to this number (`marking.py`). False if not all of them fit now."""
+        waiting = self.line(line)
+        missing = min(through + 1 - waiting.end, WAITING_BATCHES_MAX)
+        if missing > 0:
+            self.take(line, waiting.end, [MARK_DIGEST] * missing, [MARK] * missing)
+        return waiting.end > through
+
+    def foresee(self, span: Span) -> None:
+        """What a value names of marks, we know, whatever we have of the batches they stand for."""
+        if span.publisher != MARKER or not self.may_append(span.line):
+            return
+        waiting = self.line(span.line)
+        missing = span.end - waiting.end
+        if span.first == waiting.next and missing > 0:
+            waiting.extend(waiting.end, [MARK_DIGEST] * missing, [MARK] * missing)
+            waiting.direct = waiting.end - 1
+            self.charge(waiting)
 
     def keep_and_tell(self, waiting: Waiting, append: Append, large: list[bool]) -> None:
         """Large payloads are on disk before we say that we store them."""

@@ -188,6 +188,7 @@ class CatchingUp:
         digests, at = cut(decision.digests), 0
         commands = iter(decision.commands)
         for span in Value.decode(decision.value).spans:
+            self._backlog.foresee(span)
             waiting = self._backlog.line(span.line)
             contents = digests[at : at + span.batches]
             payloads: list[bytes | None] = [None] * span.batches

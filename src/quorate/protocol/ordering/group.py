@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ids import MARKER, Digest, NodeId, Sequence
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
     Absent,
@@ -137,12 +137,14 @@ class Group:
             is_open=is_open, named=self._named, receipts=self.receipts, rooms=rooms,
         )  # fmt: skip
         self.retrieval = Retrieval(
-            roster, log, self.backlog, self.commands, self.readers, outbox, pace
+            roster, log, self.backlog, self.commands, self.readers, validation, outbox, pace
         )
         self._hand_on(notary)
         # When a slot was decided last, and how many batches that ordered.
         self._progress_us = 0
         self._last_batches = 0
+        # Validated partitions with batches that were decided since somebody asked.
+        self._grown: dict[Partition, None] = {}
 
     def _hand_on(self, notary: Notary | None) -> None:
         """The parts that sign, write down and tell what was decided."""
@@ -257,7 +259,16 @@ class Group:
         self.consensus.flush()
         return self.readers.flush()
 
+    def take_grown(self) -> list[Partition]:
+        """Validated partitions that have grown since the last call."""
+        grown, self._grown = self._grown, {}
+        return list(grown)
+
     # Requests
+
+    def mark(self, line: Line, through: Sequence) -> bool:
+        """So many validated batches are to have a place here (`marking.py`)."""
+        return self.backlog.mark(line, through)
 
     def on_append(self, sender: NodeId, append: Append) -> None:
         line = Line(sender, append.topic, append.partition)
@@ -298,13 +309,17 @@ class Group:
     def _are_valid(
         self, line: Line, message: Append | AnnounceSealed, digests: list[Digest]
     ) -> bool:
-        """Whether the publisher signed these batches. What we know already, we looked at."""
+        """Whether the publisher signed these batches. Seals that we know, we looked at."""
         waiting, first = self.backlog.line(line), message.first
         known = waiting.known_of(first, digests)
         try:
             if isinstance(message, Append):
-                payloads = message.payloads[known:]
-                self._validation.check_batches(line, first + known, payloads, digests[known:])
+                payloads = message.payloads
+                self._validation.check_batches(
+                    line, first + known, payloads[known:], digests[known:]
+                )
+                # Of these we may have had no more than the seals.
+                self._validation.check_bodies(payloads[:known], digests[:known])
             else:
                 self._validation.check_seals(line, first + known, message.seals[known:])
         except RemoteProtocolError as error:
@@ -319,9 +334,12 @@ class Group:
             return
         self.backlog.unsaid = {}
         consensus, rules = self.consensus, self.roster.rules
-        if consensus.is_leader or rules.voices_to_propose == 1 or not consensus.takes_part:
+        if consensus.is_leader or not consensus.takes_part:
             return
         for line, waiting in unsaid.items():
+            if rules.voices_to_propose == 1 and line.publisher != MARKER:
+                # Its publisher gave it to the leader, too. Marks have no publisher.
+                continue
             chain = waiting.chain_at(waiting.direct)
             if chain is not None and waiting.direct >= waiting.next:
                 self._outbox.send(consensus.leader, Received(*line, waiting.direct, chain))
@@ -334,6 +352,9 @@ class Group:
         if received.through < waiting.next:
             # Its last word counts, and it may have forgotten what it said before a restart.
             waiting.heard.pop(sender, None)
+            return
+        if line.publisher == MARKER:
+            self.backlog.mark(line, received.through)
             return
         waiting.heard[sender] = received
         self.backlog.has_news = True
@@ -416,17 +437,22 @@ class Group:
 
     def _is_span_acceptable(self, span: Span) -> bool:
         if self.backlog.may_append(span.line) and self.backlog.is_open(span.line):
+            self.backlog.foresee(span)
             return self.retrieval.is_acceptable(span)
         self._outbox.report(self.consensus.leader, "bad-proposal", "of a line that may not be")
         return False
 
     def is_available(self, value: bytes) -> bool:
-        available = [self.retrieval.is_available(span) for span in Value.decode(value).spans]
+        spans = Value.decode(value).spans
+        for span in spans:
+            self.backlog.foresee(span)
+        available = [self.retrieval.is_available(span) for span in spans]
         return all(available)
 
     def can_apply(self, value: bytes) -> bool:
         spans = Value.decode(value).spans
         for span in spans:
+            self.backlog.foresee(span)
             if not self.retrieval.is_applicable(span):
                 self.retrieval.want(span)
                 self.retrieval.use_offer(span, is_certain=True)
@@ -490,6 +516,10 @@ class Group:
         if None in payloads:
             self._note_missing(placed, waiting, payloads)
         self.backlog.advance(waiting, placed.count)
+        if placed.publisher == MARKER:
+            return
+        if self._validation.covers(placed.topic):
+            self._grown[waiting.line.target] = None
         self._outbox.send(
             placed.publisher,
             Ordered(

@@ -12,8 +12,9 @@ chains the digests. Two things have to be known of a batch before it may be orde
   which they sign on validated topics (`receipts.py`).
 
 A leader proposes what 2f + 1 replicas received, itself among them. At least f + 1 of those are
-correct and tell whoever asks, so that every correct replica comes to find it authentic: a client
-that tells some replicas and not others holds up only itself, and never the leader.
+correct and tell whoever asks, also when they have decided it meanwhile (`retrieval.py`), so that
+every correct replica comes to find it authentic: a client that tells some replicas and not others
+holds up only itself, and never the leader.
 """
 
 from collections.abc import Callable, Iterator

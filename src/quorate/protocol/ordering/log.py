@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from quorate.core.ids import Digest, MemberId, Sequence, member_of
+from quorate.core.ids import MARKER, Digest, MemberId, Sequence, member_of
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.merkle import Tree
@@ -170,8 +170,9 @@ class OrderLog:
         partition.end += span.batches
         partition.chain = chains[-1]
         line.next, line.chain, line.used_in_slot = span.end, span.chain, slot
-        line.recent.append(Position(span.first, span.batches, offset, time_us))
-        while line.recent[0].first + line.recent[0].batches + RECENT_BATCHES_MIN < line.next:
+        if span.publisher != MARKER:
+            line.recent.append(Position(span.first, span.batches, offset, time_us))
+        while line.recent and _end(line.recent[0]) + RECENT_BATCHES_MIN < line.next:
             del line.recent[0]
         return Placed(
             *span.line,
@@ -193,7 +194,8 @@ class OrderLog:
         if state is None:
             state = LineState()
             self._lines_of[member] += 1
-            if self._lines_of[member] > LINES_PER_MEMBER_MAX:
+            # Marks would begin anew.
+            if self._lines_of[member] > LINES_PER_MEMBER_MAX and line.publisher != MARKER:
                 self._forget_oldest(member)
         lines[line] = state
         return state
@@ -209,3 +211,7 @@ class OrderLog:
         if state is None:
             state = self.state.partitions[partition] = PartitionState()
         return state
+
+
+def _end(position: Position) -> Sequence:
+    return position.first + position.batches

@@ -140,6 +140,10 @@ class Readers:
     def count(self) -> int:
         return self._count
 
+    def are_on(self, partition: Partition) -> bool:
+        """Whether somebody reads this partition and may be sent more of it."""
+        return any(each.limit > each.cursor for each in self._readers.get(partition, {}).values())
+
     # What happens
 
     def on_locate(self, node: NodeId, locate: Locate) -> None:

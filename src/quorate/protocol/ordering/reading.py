@@ -14,7 +14,7 @@ on however little a lead sends before it fails. If f + 1 contradict what is here
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import TypeAlias
 
@@ -34,7 +34,7 @@ from quorate.core.ordering import (
     Partition,
 )
 from quorate.crypto.digests import digest
-from quorate.crypto.sids import batch_of
+from quorate.crypto.sids import batch_of, is_sealed
 from quorate.protocol.machine import Entry, Trimmed
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.validation import Validation
@@ -123,9 +123,16 @@ class Reading:
         outbox: Outbox,
         numbers: "Iterator[int] | None" = None,
         validation: Validation | None = None,
+        hand_out: Callable[[list[Entry]], None] | None = None,
     ) -> None:
-        """A validated topic is read with a `validation`."""
+        """A validated topic is read with a `validation`, where it is to be validated.
+
+        What is read goes to the application, or to `hand_out`.
+        """
         self._validation = validation
+        self._hand_out = outbox.deliver_all if hand_out is None else hand_out
+        # Whether replicas may send further ahead than they may already.
+        self.may_go_on = True
         self.topic, self.partition = topic, partition
         # Of what we ask, so that replicas know what holds.
         self._numbers = count(1) if numbers is None else numbers
@@ -418,6 +425,8 @@ class Reading:
         chains = chained(before, leaves)
         if chains[-1] != entries.after:
             return False
+        if self._validation is not None and not all(map(is_sealed, entries.payloads, digests)):
+            return False
         self._chains += chains
         self._held_bytes += _size(entries)
         publisher, first, time_us = entries.publisher, entries.first, entries.time_us
@@ -469,7 +478,6 @@ class Reading:
             entries = [*self._validated(self._validation, settled, words)]
         else:
             entries = [Entry(partition, at, *batch, words) for at, batch in settled]
-        self._outbox.ready.deliver.extend(entries)
         self._start = self._chains[batches - 1]
         del self._unsettled[:batches], self._chains[:batches]
         if not self._unsettled:
@@ -479,7 +487,11 @@ class Reading:
         self._moved_us, self._patience_us = self._outbox.now_us, LATE_AFTER_US
         typical_bytes = size_bytes // batches
         self._credit = max(1, min(CREDIT_BATCHES, CREDIT_BYTES // max(1, typical_bytes)))
-        if 2 * (self._limit - self.position) < self._credit:
+        self._hand_out(entries)
+        self.allow_more()
+
+    def allow_more(self) -> None:
+        if self.may_go_on and 2 * (self._limit - self.position) < self._credit:
             # Replicas may send further ahead, in steps.
             self._limit = self.position + self._credit
             self._outbox.send_all(self.topic.members, Allow(*self.partition, self._limit))

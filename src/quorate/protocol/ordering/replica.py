@@ -10,10 +10,11 @@ import msgspec
 from quorate.core.cluster import Cluster
 from quorate.core.contract import EVERYONE, not_listed
 from quorate.core.control import CONTROL_TOPIC_ID
-from quorate.core.ids import MemberId, NodeId, TopicId, member_of, topic_id
+from quorate.core.ids import MARKER, MemberId, NodeId, TopicId, member_of, topic_id
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.messages import Message, Operation, Request
 from quorate.core.ordering import (
+    END_US,
     Absent,
     Accept,
     Allow,
@@ -30,6 +31,7 @@ from quorate.core.ordering import (
     Follow,
     Line,
     Locate,
+    Mark,
     OfferSnapshot,
     Propose,
     Prove,
@@ -56,6 +58,7 @@ from quorate.protocol.ordering.cosigning import Notary
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.leader_change import Signer
 from quorate.protocol.ordering.log import LogState
+from quorate.protocol.ordering.marking import Marking
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import GroupKind, Roster, group_of, rules_of
 from quorate.protocol.ordering.proving import refuse
@@ -121,6 +124,8 @@ class Ordering:
         self._rooms = rooms
         self._snapshot_every = snapshot_every
         self._next_tick_us = 0
+        self._marking = Marking(outbox)
+        self._marking.adopt(self.topics.values())
         states = {
             group: msgspec.msgpack.decode(snapshot.state, type=LogState)
             for group, snapshot in found.snapshots.items()
@@ -174,6 +179,7 @@ class Ordering:
         self.topics = {topic.id: topic for topic in topics_of(cluster) if topic.contract.is_log}
         self._signer.adopt(cluster)
         self._validation.adopt(cluster, self.topics.values())
+        self._marking.adopt(self.topics.values())
         for notary in self._notaries.values():
             notary.adopt(cluster)
         for group in self.groups.values():
@@ -190,6 +196,8 @@ class Ordering:
             self._outbox.wake_at(self._next_tick_us)
             for group in list(self.groups.values()):
                 group.tick()
+            if (both := self._validated_and_basic) is not None:
+                self._marking.tick(*both)
 
     def step(self, sender: NodeId, message: Message) -> None:
         handler = HANDLERS[type(message)]
@@ -199,6 +207,7 @@ class Ordering:
         """Whoever was away says itself where it stands."""
 
     def disconnected(self, peer: NodeId) -> None:
+        self._marking.gone(peer)
         for group in self.groups.values():
             group.readers.gone(peer)
 
@@ -208,8 +217,19 @@ class Ordering:
 
     def flush(self) -> bool:
         """True if something is left for the next turn."""
+        if (both := self._validated_and_basic) is not None:
+            self._marking.flush(*both)
         left = [group.flush() for group in list(self.groups.values())]
+        if both is not None:
+            self._marking.answer(both[1])
         return any(left)
+
+    @property
+    def _validated_and_basic(self) -> tuple[Group, Group] | None:
+        """The groups that order validated topics and their companions, if we are in both."""
+        validated = self.groups.get(GroupKind.BYZANTINE)
+        basic = self.groups.get(GroupKind.CRASH)
+        return None if validated is None or basic is None else (validated, basic)
 
     def topic(self, name: str) -> Topic | None:
         """The log topic of this name, if this replica serves it."""
@@ -232,11 +252,12 @@ class Ordering:
 
     def may_append(self, line: Line) -> bool:
         """May this publisher write there? Asked of what replicas speak of as well."""
-        topic, name = self.topics.get(line.topic), self._names.get(member_of(line.publisher))
-        if topic is None or name is None or not 0 <= line.partition < topic.contract.partitions:
+        topic = self.topics.get(line.topic)
+        if topic is None or not 0 <= line.partition < topic.contract.partitions:
             return False
-        allowed = topic.contract.publish
-        return allowed == EVERYONE or name in allowed
+        if line.publisher == MARKER:
+            return bool(topic.companion_of)
+        return self._may_publish(line.publisher, topic)
 
     def _may_append_in(self, kind: GroupKind, line: Line) -> bool:
         topic = self.topics.get(line.topic)
@@ -286,6 +307,11 @@ class Ordering:
             self._refuse(sender, f"may not read topic {message.topic}")
         elif message.partition >= topic.contract.partitions:
             self._refuse(sender, f"asked for partition {message.partition} of '{topic.name}'")
+        elif isinstance(message, Locate):
+            self._on_locate(sender, message, topic, group)
+        elif isinstance(message, Follow):
+            group.readers.on_follow(sender, message)
+            self._on_follow(message, topic)
         else:
             _READING[type(message)](group, sender, message)
 
@@ -303,6 +329,29 @@ class Ordering:
             refuse(sender, prove, f"there is no partition {prove.partition}", self._outbox)
         else:
             group.proving.on_prove(sender, prove)
+
+    def _on_follow(self, follow: Follow, topic: Topic) -> None:
+        validated, both = self.topics.get(topic_id(topic.companion_of)), self._validated_and_basic
+        if validated is not None and both is not None:
+            self._marking.on_follow(follow, validated, *both)
+
+    def _on_locate(self, sender: NodeId, locate: Locate, topic: Topic, group: Group) -> None:
+        validated, both = self.topics.get(topic_id(topic.companion_of)), self._validated_and_basic
+        if locate.time_us != END_US or validated is None or both is None:
+            group.readers.on_locate(sender, locate)
+        else:
+            self._marking.on_locate(sender, locate, validated, *both)
+
+    def _on_mark(self, sender: NodeId, mark: Mark) -> None:
+        topic, both = self.topics.get(mark.topic), self._validated_and_basic
+        validated = None if topic is None else self.topics.get(topic_id(topic.companion_of))
+        is_there = topic is not None and mark.partition < topic.contract.partitions
+        if topic is None or validated is None or both is None or not is_there:
+            self._refuse(sender, f"asked for marks on topic {mark.topic}")
+        elif not (self._may_read(sender, topic) or self._may_publish(sender, topic)):
+            self._refuse(sender, f"may not ask for marks on '{topic.name}'")
+        elif self._outbox.may_answer(sender):
+            self._marking.on_mark(sender, mark, validated, *both)
 
     def _on_control(self, sender: NodeId, message: Recall | TopologyQuery) -> None:
         if self.steward is None or member_of(sender) not in self._names:
@@ -335,7 +384,13 @@ class Ordering:
         """Commands need no registration: they are how one registers."""
         if self.steward is None or line.topic == CONTROL_TOPIC_ID:
             return True
-        return self.steward.control.may_publish(line.publisher, self.topics[line.topic].name)
+        topic = self.topics[line.topic]
+        # Whoever may publish on a topic may choose how.
+        return self.steward.control.may_publish(line.publisher, topic.companion_of or topic.name)
+
+    def _may_publish(self, node: NodeId, topic: Topic) -> bool:
+        name, allowed = self._names.get(member_of(node)), topic.contract.publish
+        return name is not None and (allowed == EVERYONE or name in allowed)
 
     def _may_read(self, sender: NodeId, topic: Topic) -> bool:
         name, allowed = self._names.get(member_of(sender)), topic.contract.subscribe
@@ -409,6 +464,7 @@ HANDLERS: dict[type, Callable[[Ordering, NodeId, Any], None]] = {
     **dict.fromkeys(_AGREEMENT, Ordering._on_agreement),
     **dict.fromkeys(_READING, Ordering._on_reading),
     Prove: Ordering._on_prove,
+    Mark: Ordering._on_mark,
     Recall: Ordering._on_control,
     TopologyQuery: Ordering._on_control,
     Walk: Ordering._on_walk,

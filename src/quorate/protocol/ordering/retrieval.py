@@ -10,7 +10,8 @@ replicas vouch for it, or if that the span is right is beyond doubt already. Tha
 the span names, the chain proves.
 """
 
-from quorate.core.ids import NodeId
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import Digest, NodeId
 from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import Line, Received, Retrieve, Retrieved
 from quorate.crypto.digests import digest
@@ -21,6 +22,7 @@ from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.pace import Pace
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.readers import Readers
+from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import Span
 from quorate.protocol.outbox import Outbox
 
@@ -39,6 +41,7 @@ class Retrieval:
         backlog: Backlog,
         commands: Commands,
         readers: Readers,
+        validation: Validation,
         outbox: Outbox,
         pace: Pace,
     ) -> None:
@@ -50,6 +53,7 @@ class Retrieval:
         self._backlog = backlog
         self._commands = commands
         self._readers = readers
+        self._validation = validation
         self._outbox = outbox
         self._pace = pace
 
@@ -160,7 +164,7 @@ class Retrieval:
         if wanted is None:
             return
         payloads: list[bytes | None] = [
-            payload if digest(payload) == content else None
+            payload if self._is_sound(line, payload, content) else None
             for payload, content in zip(retrieved.payloads, retrieved.digests, strict=False)
         ]
         payloads += [None] * (len(retrieved.digests) - len(payloads))
@@ -174,6 +178,18 @@ class Retrieval:
                 payloads = [None] * len(payloads)
             wanted.offer = retrieved.digests, payloads
         self._backlog.has_news = True
+
+    def _is_sound(self, line: Line, payload: bytes, content: Digest) -> bool:
+        """Whether it is what the digest says, and one that others may count on us to hold."""
+        if digest(payload) != content:
+            return False
+        if not self._validation.covers(line.topic):
+            return True
+        try:
+            self._validation.check_bodies([payload], [content])
+        except RemoteProtocolError:
+            return False
+        return True
 
     def use_offer(self, span: Span, *, is_certain: bool) -> None:
         """Replace what we have of a line by what we were given, if enough vouch for that.
@@ -205,10 +221,14 @@ class Retrieval:
         if retrieve.count > RUN_BATCHES_MAX or not self._outbox.may_answer(sender):
             return
         line = Line(retrieve.publisher, retrieve.topic, retrieve.partition)
-        if retrieve.first < self._log.line(line).next:
+        decided, last = self._log.line(line), retrieve.first + retrieve.count - 1
+        if retrieve.first < decided.next:
             self._give_decided(sender, line, retrieve)
+            if last == decided.next - 1:
+                # A quorum found it authentic. A peer that may not know that yet counts on us as one
+                # who received it, though what we received is decided here.
+                self._outbox.send(sender, Received(*line, last, decided.chain))
         waiting = self._backlog.lines.get(line)
-        last = retrieve.first + retrieve.count - 1
         if waiting is None or not waiting.next <= retrieve.first <= last:
             return
         for digests, payloads, chain in waiting.given(retrieve.first, last):

@@ -4,9 +4,10 @@ Source: Kabis 2023, sections 3.1.2 and 3.3; DESIGN section 4 (SIDs).
 
 A replica looks at every seal that a publisher hands in, before it says that it received the batch,
 stores it, or votes for it. What it takes on the word of others, f + 1 received: one of those is
-correct, and looked. So the predicate of the consensus is that the seal holds, whoever leads; that
-sequence numbers neither repeat nor leave gaps, and that payloads are available, is so for every log
-(`lines.py`).
+correct, and looked. What is behind a seal, those look at who come to have it: a batch is available
+only if we have it, or f + 1 say that they do. So the predicate of the consensus is that the seal
+holds, whoever leads; that sequence numbers neither repeat nor leave gaps, and that payloads are
+available, is so for every log (`lines.py`).
 
 A seal holds if its key is the one that is pinned for the producer, the signature is right for the
 line and the number, the body is what it names, and it has the tree of events that the contract asks
@@ -86,21 +87,34 @@ class Validation:
     ) -> None:
         """The same for whole batches, whose bodies must be what their seals name."""
         self.check_seals(line, first, [payload[:SEAL_BYTES] for payload in payloads])
+        self.check_bodies(payloads, contents)
+
+    def check_bodies(self, payloads: Iterable[bytes], contents: Iterable[Digest]) -> None:
+        """What is behind these seals is what they say: the bodies, and as many events.
+
+        Seals alone do not show that. So it is looked at wherever a payload comes to one that it
+        may be ordered for, even if the seal was known before.
+        """
         for payload, content in zip(payloads, contents, strict=True):
             check_body(payload, content)
-            if count_of(batch_of(payload)) != Seal.decode(payload).events:
-                raise RemoteProtocolError("a batch with more or fewer events than its seal says")
+            _check_count(payload)
 
     def check_ordered(self, line: Line, sequence: Sequence, payload: bytes) -> Seal:
-        """The seal of a batch that was ordered and hashes to what was agreed on."""
+        """The seal of a batch that was ordered, and whose body it names."""
         seal = Seal.decode(payload)
         check_seal(self.place(line), sequence, seal)
+        _check_count(payload)
         return seal
 
     def place(self, line: Line) -> Place:
         return Place.of(
             self._cluster, self._topics[line.topic].name, line.partition, line.publisher
         )
+
+
+def _check_count(payload: bytes) -> None:
+    if count_of(batch_of(payload)) != Seal.decode(payload).events:
+        raise RemoteProtocolError("a batch with more or fewer events than its seal says")
 
 
 def _keys(cluster: Cluster) -> dict[MemberId, bytes]:

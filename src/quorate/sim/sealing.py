@@ -1,0 +1,76 @@
+"""Producers that sign, in a world without secrets: a key follows from a node's number.
+
+Signatures are real ones, since replicas and readers look at them as they do anywhere. All that is
+sealed in a world is kept, so that those who cheat can use what others signed.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from random import Random
+
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from quorate.core.ids import NodeId, Sequence
+from quorate.crypto.sids import SALT_BYTES
+from quorate.protocol.ordering.validation import Sealer
+from quorate.protocol.topic import Topic
+
+CLUSTER = "simulated"
+
+
+@cache
+def signing_key(node: NodeId, number: int = 0) -> Ed25519PrivateKey:
+    """The key of a node; with another number, one that is pinned for nobody."""
+    return Ed25519PrivateKey.from_private_bytes(
+        blake3(b"simulated producer %d, key %d" % (node, number)).digest()
+    )
+
+
+@cache
+def public_key(node: NodeId, number: int = 0) -> bytes:
+    return signing_key(node, number).public_key().public_bytes_raw()
+
+
+class Sealed:
+    """All that was sealed in one world, by producer, partition and number.
+
+    Of two twins that both seal a number, the last one is known.
+    """
+
+    def __init__(self) -> None:
+        self._payloads: dict[NodeId, dict[tuple[int, Sequence], bytes]] = {}
+
+    def add(self, node: NodeId, partition: int, sequence: Sequence, payload: bytes) -> None:
+        self._payloads.setdefault(node, {})[partition, sequence] = payload
+
+    def get(self, node: NodeId, partition: int, sequence: Sequence) -> bytes | None:
+        return self._payloads.get(node, {}).get((partition, sequence))
+
+    def by_others(self, node: NodeId) -> list[bytes]:
+        return [
+            payload
+            for other, payloads in self._payloads.items()
+            if other != node
+            for payload in payloads.values()
+        ]
+
+
+class SimSealer(Sealer):
+    """Seals what one simulated producer publishes."""
+
+    def __init__(
+        self, node: NodeId, *, wall_us: Callable[[], int], salts: Random, sealed: Sealed
+    ) -> None:
+        self._sealed = sealed
+        super().__init__(
+            CLUSTER, public_key(node), signing_key(node).sign,
+            wall_us=wall_us, salt=lambda: salts.randbytes(SALT_BYTES),
+        )  # fmt: skip
+
+    def seal(
+        self, topic: Topic, me: NodeId, partition: int, sequence: Sequence, payload: bytes
+    ) -> bytes:
+        sealed = super().seal(topic, me, partition, sequence, payload)
+        self._sealed.add(me, partition, sequence, sealed)
+        return sealed

@@ -1,0 +1,483 @@
+"""Who attacks validated topics, by name: producers that sign wrongly, and replicas that help them.
+
+A producer's machine is as any other, and what leaves it is forged: each attack takes a batch as it
+was sealed and makes another of it. Most of what comes out, no correct replica may take. Some of it
+is signed as it should be, and still a lie: another batch under the same number, another number of
+events, a payload that nobody is given.
+
+Among replicas, some do not look at seals, vouch for whatever they are given and propose it. Others
+order as agreed, and give readers something else than was ordered, or nothing.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from random import Random
+from typing import Any, TypeAlias
+
+import msgspec
+
+from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.messages import Message
+from quorate.core.ordering import (
+    SEAL_BYTES,
+    Absent,
+    AnnounceSealed,
+    Append,
+    Entries,
+    Line,
+    Retrieved,
+)
+from quorate.crypto.digests import digest, payload_digest
+from quorate.crypto.sids import NO_ROOT, SALT_BYTES, Place, Seal, batch_of, body_of, sid
+from quorate.protocol.machine import Ready
+from quorate.protocol.misbehaviour import Parts, behave
+from quorate.protocol.ordering.rules import Byzantine
+from quorate.protocol.ordering.validation import Validation
+from quorate.protocol.ordering.value import chained, leaves_of
+from quorate.protocol.topic import Topic
+from quorate.sim.hosts import Rewrite
+from quorate.sim.order_adversaries import FalseLog
+from quorate.sim.sealing import CLUSTER, Sealed, public_key, signing_key
+
+# The order of the group in which Ed25519 counts: S and S + this say the same.
+_ED25519_ORDER = 2**252 + 27742317777372353535851937790883648493
+_STRANGER = 7
+
+
+class Pen:
+    """What a producer that lies has in hand: its key, all that was sealed, and chance."""
+
+    def __init__(self, me: NodeId, topic: Topic, sealed: Sealed, draw: Random) -> None:
+        self.me, self.topic, self.sealed, self.draw = me, topic, sealed, draw
+
+    def signed(
+        self,
+        partition: int,
+        sequence: Sequence,
+        payload: bytes,
+        *,
+        place: Mapping[str, Any] | None = None,
+        key: int = 0,
+        body: bytes | None = None,
+        **fields: Any,
+    ) -> bytes:
+        """The same batch with something changed, and a signature over that."""
+        body = body_of(payload) if body is None else body
+        where = Place.of(CLUSTER, self.topic.name, partition, self.me)._replace(**place or {})
+        seal = Seal.decode(payload)._replace(
+            digest=payload_digest(body), public_key=public_key(self.me, key)
+        )
+        seal = seal._replace(**fields)
+        signature = signing_key(self.me, key).sign(sid(where, sequence, seal))
+        return seal._replace(signature=signature).encode() + body
+
+    def other_body(self, payload: bytes) -> bytes:
+        """Another body that is a batch as well: the last bytes of one are values."""
+        body = body_of(payload)
+        return body[:-1] + bytes([body[-1] ^ (1 + self.draw.randrange(255))])
+
+
+# From a batch as it was sealed, its partition and number: what is sent in its place.
+Forge: TypeAlias = Callable[[Pen, int, Sequence, bytes], bytes]
+
+
+def _flipped_signature(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
+    at = SEAL_BYTES - 1 - pen.draw.randrange(64)
+    return payload[:at] + bytes([payload[at] ^ 1 << pen.draw.randrange(8)]) + payload[at + 1 :]
+
+
+def _malleable_signature(_: Pen, __: int, ___: Sequence, payload: bytes) -> bytes:
+    """A second signature, from the first, that lax libraries take."""
+    at = SEAL_BYTES - 32
+    number = int.from_bytes(payload[at:SEAL_BYTES], "little") + _ED25519_ORDER
+    return payload[:at] + number.to_bytes(32, "little") + payload[SEAL_BYTES:]
+
+
+def _strange_key(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
+    return pen.signed(partition, sequence, payload, key=_STRANGER)
+
+
+def _key_of_another(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
+    """Somebody else's key in the seal, and our signature."""
+    return pen.signed(partition, sequence, payload, public_key=public_key(pen.me + 1))
+
+
+def _elsewhere(**place: Any) -> Forge:
+    def forge(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
+        known = Place.of(CLUSTER, pen.topic.name, partition, pen.me)
+        changed = {
+            name: getattr(known, name) + change if isinstance(change, int) else change
+            for name, change in place.items()
+        }
+        return pen.signed(partition, sequence, payload, place=changed)
+
+    return forge
+
+
+def _other_number(by: int) -> Forge:
+    def forge(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
+        return pen.signed(partition, max(0, sequence + by), payload)
+
+    return forge
+
+
+def _replayed(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
+    """A batch that we sealed under an earlier number."""
+    before = pen.sealed.get(pen.me, partition, pen.draw.randrange(1, sequence + 1))
+    return payload if before is None else before
+
+
+def _stolen(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
+    """What somebody else sealed, as it is."""
+    others = pen.sealed.by_others(pen.me)
+    return pen.draw.choice(others) if others else payload
+
+
+def _other_count(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
+    events = Seal.decode(payload).events + pen.draw.choice((1, 2, 1 << 20))
+    return pen.signed(partition, sequence, payload, events=events)
+
+
+def _swapped_body(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
+    return payload[:SEAL_BYTES] + pen.other_body(payload)
+
+
+def _no_batch(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
+    """Signed as it should be, and nothing that anybody could read."""
+    body = pen.draw.randbytes(pen.draw.choice((0, 1, SALT_BYTES, len(body_of(payload)))))
+    return pen.signed(partition, sequence, payload, body=body)
+
+
+def _other_tree(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
+    """A tree of events where there is to be none, or the other way round."""
+    if Seal.decode(payload).root == NO_ROOT:
+        body = pen.draw.randbytes(SALT_BYTES) + body_of(payload)
+        return pen.signed(partition, sequence, payload, root=pen.draw.randbytes(32), body=body)
+    return pen.signed(partition, sequence, payload, root=NO_ROOT, body=bytes(batch_of(payload)))
+
+
+def _truncated(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
+    return payload[: pen.draw.choice((0, 4, SEAL_BYTES - 1, SEAL_BYTES, len(payload) - 1))]
+
+
+def _bare(_: Pen, __: int, ___: Sequence, payload: bytes) -> bytes:
+    return bytes(batch_of(payload))
+
+
+FORGERIES: Mapping[str, Forge] = {
+    "flipped-signature": _flipped_signature,
+    "malleable-signature": _malleable_signature,
+    "strange-key": _strange_key,
+    "key-of-another": _key_of_another,
+    "name-of-another": _elsewhere(producer=1),
+    "other-session": _elsewhere(session=1),
+    "other-partition": _elsewhere(partition=1),
+    "other-topic": _elsewhere(topic="other"),
+    "other-cluster": _elsewhere(cluster="other"),
+    "later-number": _other_number(1),
+    "earlier-number": _other_number(-1),
+    "replayed": _replayed,
+    "stolen": _stolen,
+    "other-count": _other_count,
+    "swapped-body": _swapped_body,
+    "no-batch": _no_batch,
+    "other-tree": _other_tree,
+    "truncated": _truncated,
+    "bare": _bare,
+}
+
+
+def _other_batch(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
+    """A second batch under the same number, signed as well as the first."""
+    return pen.signed(partition, sequence, payload, body=pen.other_body(payload))
+
+
+class Forger:
+    """Forge some batches, each in one way, or in another one whenever it is sent.
+
+    Numbers are shifted and runs turned round now and then.
+    """
+
+    def __init__(
+        self, pen: Pen, kinds: Collection[str], share: float, *, is_stubborn: bool
+    ) -> None:
+        self._pen, self._kinds = pen, tuple(kinds)
+        self._share, self._is_stubborn = share, is_stubborn
+        self._forged: dict[tuple[int, Sequence], bytes] = {}
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [(node, self._sent(message)) for node, message in ready.send]
+        return [(0, ready)]
+
+    def _sent(self, message: Message) -> Message:
+        if not _is_request(message, self._pen.topic):
+            return message
+        assert isinstance(message, Append | AnnounceSealed)
+        payloads = [self._batch(message.partition, each) for each in _numbers(message)]
+        draw = self._pen.draw
+        if not self._is_stubborn and draw.random() < self._share / 4:
+            payloads.reverse()
+        moved = message
+        if not self._is_stubborn and draw.random() < self._share / 4:
+            moved = msgspec.structs.replace(message, first=message.first + draw.choice((1, 2, 9)))
+        return _with_payloads(moved, payloads)
+
+    def _batch(self, partition: int, sequence: Sequence) -> bytes:
+        place = partition, sequence
+        if place in self._forged:
+            return self._forged[place]
+        pen = self._pen
+        payload = pen.sealed.get(pen.me, partition, sequence)
+        assert payload is not None
+        if pen.draw.random() < self._share:
+            kind = pen.draw.choice(self._kinds)
+            payload = FORGERIES[kind](pen, partition, sequence, payload)
+        if self._is_stubborn:
+            self._forged[place] = payload
+        return payload
+
+
+class TwoStories:
+    """Seal two batches under one number, and give each to some of the replicas."""
+
+    def __init__(self, pen: Pen, others: Collection[NodeId]) -> None:
+        self._pen, self._others = pen, frozenset(others)
+        self._second: dict[tuple[int, Sequence], bytes] = {}
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            (node, self._second_story(message) if node in self._others else message)
+            for node, message in ready.send
+        ]
+        return [(0, ready)]
+
+    def _second_story(self, message: Message) -> Message:
+        if not _is_request(message, self._pen.topic):
+            return message
+        assert isinstance(message, Append | AnnounceSealed)
+        return _with_payloads(
+            message, [self._batch(message.partition, each) for each in _numbers(message)]
+        )
+
+    def _batch(self, partition: int, sequence: Sequence) -> bytes:
+        place = partition, sequence
+        if place not in self._second:
+            payload = self._pen.sealed.get(self._pen.me, partition, sequence)
+            assert payload is not None
+            self._second[place] = _other_batch(self._pen, partition, sequence, payload)
+        return self._second[place]
+
+
+class Unstored:
+    """Announce all batches to everybody, and give them to too few, or to nobody."""
+
+    def __init__(self, pen: Pen, stores: Collection[NodeId]) -> None:
+        self._pen, self._stores = pen, frozenset(stores)
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            (node, message if node in self._stores else self._announced(message))
+            for node, message in ready.send
+        ]
+        return [(0, ready)]
+
+    def _announced(self, message: Message) -> Message:
+        if not _is_request(message, self._pen.topic) or isinstance(message, AnnounceSealed):
+            return message
+        assert isinstance(message, Append)
+        return _announce(message, message.payloads)
+
+
+class Miscount:
+    """Sign another number of events than there are, and announce that before the payload comes.
+
+    Seals alone do not show it.
+    """
+
+    def __init__(self, pen: Pen, share: float) -> None:
+        self._pen = pen
+        self._forger = Forger(pen, ("other-count", "no-batch"), share, is_stubborn=True)
+
+    def __call__(self, ready: Ready, now_us: int) -> Parts:
+        ((_, forged),) = self._forger(ready, now_us)
+        forged.send = [pair for node, message in forged.send for pair in self._twice(node, message)]
+        return [(0, forged)]
+
+    def _twice(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        if not isinstance(message, Append) or not _is_request(message, self._pen.topic):
+            return [(node, message)]
+        return [(node, _announce(message, message.payloads)), (node, message)]
+
+
+def _is_request(message: Message, topic: Topic) -> bool:
+    return isinstance(message, Append | AnnounceSealed) and message.topic == topic.id
+
+
+def _numbers(message: Append | AnnounceSealed) -> range:
+    count = len(message.payloads if isinstance(message, Append) else message.seals)
+    return range(message.first, message.first + count)
+
+
+def _with_payloads(message: Append | AnnounceSealed, payloads: list[bytes]) -> Message:
+    """The same message with these batches. What it says of them is true to itself."""
+    if isinstance(message, AnnounceSealed):
+        return _announce(message, payloads)
+    digests = [*map(digest, payloads)] if message.digests else []
+    return msgspec.structs.replace(message, payloads=payloads, digests=digests)
+
+
+def _announce(message: Append | AnnounceSealed, payloads: list[bytes]) -> AnnounceSealed:
+    seals = [payload[:SEAL_BYTES].ljust(SEAL_BYTES, b"\0") for payload in payloads]
+    return AnnounceSealed(message.topic, message.partition, message.first, seals)
+
+
+# Replicas
+
+
+class Blind(Validation):
+    """Looks at nothing: whatever a publisher hands in is taken, vouched for and stored."""
+
+    def check_seals(self, *_: object) -> None:
+        """All are fine."""
+
+    def check_batches(self, *_: object) -> None:
+        """So are these."""
+
+    def check_bodies(self, *_: object) -> None:
+        """And so is what is behind them."""
+
+
+class Rash(Byzantine):
+    """As the leader, propose what nobody else received."""
+
+    @property
+    def voices_to_propose(self) -> int:
+        return 1
+
+
+class WithheldPayloads:
+    """Say that one stores what one was given, vote for it, and give it to nobody."""
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [
+            (node, self._told(message))
+            for node, message in ready.send
+            if not isinstance(message, Retrieved)
+        ]
+        return [(0, ready)]
+
+    @staticmethod
+    def _told(message: Message) -> Message:
+        if isinstance(message, Entries):
+            return Absent(message.topic, message.partition, message.offset, len(message.payloads))
+        return message
+
+
+class FalseSeals(FalseLog):
+    """Give readers, and replicas that lack it, something else than was ordered.
+
+    A body behind the seal that it does not belong to, or a seal that nobody made. The chain of the
+    partition fits that, and every reader is told its own story.
+    """
+
+    def __init__(self, falsify: Callable[[bytes], bytes]) -> None:
+        super().__init__()
+        self._falsify = falsify
+
+    def _false(self, entries: Entries) -> Entries:
+        payloads = [*map(self._falsify, entries.payloads)]
+        line = Line(entries.publisher, entries.topic, entries.partition)
+        leaves = leaves_of(
+            line, entries.first, entries.offset, entries.time_us, map(digest, payloads)
+        )
+        after: Digest = chained(entries.before, leaves)[-1]
+        return msgspec.structs.replace(entries, payloads=payloads, after=after)
+
+    def _told(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        if isinstance(message, Retrieved):
+            payloads = [self._falsify(payload) for payload in message.payloads]
+            digests = [
+                digest(payload) if payload else known
+                for payload, known in zip(payloads, message.digests, strict=False)
+            ]
+            digests += message.digests[len(digests) :]
+            return [
+                (node, msgspec.structs.replace(message, payloads=payloads)),
+                (node, msgspec.structs.replace(message, payloads=payloads, digests=digests)),
+            ]
+        return super()._told(node, message)
+
+
+def swap_body(draw: Random) -> Callable[[bytes], bytes]:
+    """The seal as it is, and another body behind it."""
+
+    def falsify(payload: bytes) -> bytes:
+        if len(payload) <= SEAL_BYTES:
+            return payload
+        return payload[:-1] + bytes([payload[-1] ^ (1 + draw.randrange(255))])
+
+    return falsify
+
+
+def swap_seal(draw: Random, sealed: Sealed, me: NodeId) -> Callable[[bytes], bytes]:
+    """The body as it is behind another seal that names it, or behind one that somebody else made.
+
+    That is a count, a time or a signature that the producer never wrote.
+    """
+
+    def falsify(payload: bytes) -> bytes:
+        if len(payload) <= SEAL_BYTES:
+            return payload
+        how, others = draw.randrange(4), sealed.by_others(me)
+        if how == 0 and others:
+            return draw.choice(others)[:SEAL_BYTES] + payload[SEAL_BYTES:]
+        at = (4, 8, SEAL_BYTES - 1)[how - 1]
+        return payload[:at] + bytes([payload[at] ^ 1]) + payload[at + 1 :]
+
+    return falsify
+
+
+BLIND, RASH = "blind", "rash"
+WITHHOLD, SWAP_BODY, SWAP_SEAL = "withhold", "swap-body", "swap-seal"
+VALIDATED_REPLICAS = (BLIND, RASH, WITHHOLD, SWAP_BODY, SWAP_SEAL)
+
+
+def replica_rewrite(name: str, me: NodeId, draw: Random, sealed: Sealed) -> Rewrite:
+    """How such a replica misbehaves. Those that look at nothing are other machines."""
+    if name == WITHHOLD:
+        return WithheldPayloads()
+    if name == SWAP_BODY:
+        return FalseSeals(swap_body(draw))
+    if name == SWAP_SEAL:
+        return FalseSeals(swap_seal(draw, sealed, me))
+    return behave
+
+
+# From what a producer has in hand, f, and the replicas.
+MakeProducer: TypeAlias = Callable[[Pen, int, Collection[NodeId]], Rewrite]
+
+
+def _forging(pen: Pen, *_: object) -> Rewrite:
+    share, is_stubborn = pen.draw.choice((0.05, 0.3, 1.0)), pen.draw.random() < 0.5
+    return Forger(pen, tuple(FORGERIES), share, is_stubborn=is_stubborn)
+
+
+def _equivocating(pen: Pen, _: int, replicas: Collection[NodeId]) -> Rewrite:
+    count = pen.draw.randint(1, len(replicas) - 1)
+    return TwoStories(pen, pen.draw.sample(sorted(replicas), count))
+
+
+def _unstored(pen: Pen, f: int, replicas: Collection[NodeId]) -> Rewrite:
+    return Unstored(pen, pen.draw.sample(sorted(replicas), pen.draw.randint(0, f)))
+
+
+def _miscounting(pen: Pen, *_: object) -> Rewrite:
+    return Miscount(pen, pen.draw.choice((0.2, 1.0)))
+
+
+FORGING = "forging-source"
+VALIDATED_PUBLISHERS: Mapping[str, MakeProducer] = {
+    FORGING: _forging,
+    "equivocating-source": _equivocating,
+    "unstored-source": _unstored,
+    "miscounting-source": _miscounting,
+}

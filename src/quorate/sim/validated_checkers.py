@@ -1,0 +1,203 @@
+"""What must hold of a validated topic, beside what holds of every log (`order_checkers.py`).
+
+Nothing here is shared with the protocol: what a producer signs is written from the text of
+`crypto/sids.py`, and signatures are checked by another library (`cryptography`, where replicas and
+readers have libsodium).
+
+- non-repudiation (K8): whatever a correct reader delivers, and whatever stands in the log of a
+  correct replica that somebody correct has the payload of, has a seal with a signature by that
+  producer's key for just this cluster, topic, partition, producer, session, number and body, with
+  the right number of events. Of a correct producer it is the very seal that it made.
+- producers' order (K9): in the log of every correct replica, the batches of a producer stand in the
+  order of their numbers, and none is left out. That readers read the same is `total_order` and
+  `agreement`.
+- no blocking (K7): whatever was ordered is read by every reader, once the network is calm, whoever
+  published it and whoever stores it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from struct import pack, unpack
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from quorate.core.ids import NodeId, TopicId
+from quorate.core.ordering import Partition
+from quorate.protocol.machine import Entry
+from quorate.sim.checkers import Conduct
+from quorate.sim.order_checkers import (
+    LOG_LIVENESS,
+    LOG_SAFETY,
+    LogBatch,
+    LogChecker,
+    LogRecord,
+    LogViolation,
+)
+
+_SEAL = 176
+_SALT = 32
+_SEAL_CONTEXT = "quorate 2026-11-16 the seal of a batch"
+
+
+@dataclass(slots=True)
+class ValidatedRecord(LogRecord):
+    """A run on a validated topic from the outside."""
+
+    cluster: str = ""
+    names: dict[TopicId, str] = field(default_factory=dict)
+    has_event_proofs: bool = False
+    # The keys that are pinned for producers.
+    keys: dict[NodeId, bytes] = field(default_factory=dict)
+    # What correct producers sealed.
+    sealed: dict[LogBatch, bytes] = field(default_factory=dict)
+    # Payloads on the disks of correct replicas, by what stands for them in a log.
+    payloads: dict[bytes, bytes] = field(default_factory=dict)
+
+    def store(self, payload: bytes) -> None:
+        """A correct replica has this on its disk."""
+        self.payloads[content_of(payload)] = payload
+
+
+@lru_cache(maxsize=1 << 16)
+def content_of(payload: bytes) -> bytes:
+    """What stands for a payload in a log: its seal, if it is behind one that names it."""
+    is_sealed = payload[:4] == b"qsd1" and len(payload) >= _SEAL
+    if is_sealed and blake3(payload[_SEAL:]).digest() == payload[16:48]:
+        return blake3(payload[:_SEAL], derive_key_context=_SEAL_CONTEXT).digest()
+    return blake3(payload).digest()
+
+
+def non_repudiation(record: LogRecord) -> Iterator[LogViolation]:
+    assert isinstance(record, ValidatedRecord)
+    for reader, partitions in record.read.items():
+        for partition, entries in partitions.items():
+            for entry in entries:
+                batch = LogBatch(entry.publisher, partition, entry.sequence)
+                if why := _wrong_entry(record, batch, entry):
+                    yield _repudiable(f"reader {reader} delivered", batch, why)
+    for replica, logs in record.logs.items():
+        for partition, log in logs.items():
+            for content in log.values():
+                batch = LogBatch(content.publisher, partition, content.sequence)
+                payload = record.payloads.get(content.digest)
+                if payload is not None and (why := _wrong(record, batch, payload)):
+                    yield _repudiable(f"replica {replica} ordered", batch, why)
+
+
+def producers_order(record: LogRecord) -> Iterator[LogViolation]:
+    for replica, logs in record.logs.items():
+        for partition, log in logs.items():
+            if partition.topic not in _names(record):
+                continue
+            last: dict[NodeId, int] = {}
+            before, is_whole = -1, True
+            for offset in sorted(log):
+                if offset != before + 1:
+                    # It started over, and lacks what is between.
+                    last, is_whole = {}, False
+                publisher, sequence, _ = log[offset]
+                expected = last.get(publisher, 0 if is_whole else sequence - 1) + 1
+                if sequence != expected:
+                    sentence = (
+                        f"replica {replica} has batch {sequence} of {publisher} at offset {offset}"
+                        f", where {expected} is next"
+                    )
+                    batch = LogBatch(publisher, partition, sequence)
+                    yield LogViolation("producers order", sentence, batch)
+                last[publisher], before = sequence, offset
+
+
+def no_blocking(record: LogRecord) -> Iterator[LogViolation]:
+    ends: dict[Partition, int] = {}
+    for logs in record.logs.values():
+        for partition, log in logs.items():
+            if partition.topic in _names(record):
+                ends[partition] = max(ends.get(partition, 0), max(log, default=-1) + 1)
+    for reader in record.readers:
+        for partition, end in ends.items():
+            come_to = len(record.read.get(reader, {}).get(partition, ()))
+            if come_to < end:
+                sentence = f"reader {reader} came to offset {come_to} of {end}"
+                yield LogViolation("no blocking", f"{sentence} in partition {partition.number}")
+
+
+def _names(record: LogRecord) -> dict[TopicId, str]:
+    assert isinstance(record, ValidatedRecord)
+    return record.names
+
+
+def _repudiable(who: str, batch: LogBatch, why: str) -> LogViolation:
+    sentence = f"{who} batch {batch.sequence} of {batch.publisher}, {why}"
+    return LogViolation("non repudiation", sentence, batch)
+
+
+def _wrong_entry(record: ValidatedRecord, batch: LogBatch, entry: Entry) -> str:
+    """Why nobody can be held to what was delivered; empty if its producer can."""
+    if len(entry.seal) != _SEAL:
+        return "which has no seal"
+    body = entry.payload
+    if record.has_event_proofs:
+        # Readers hand out the batch alone; the salt is with those who store it.
+        content = blake3(entry.seal, derive_key_context=_SEAL_CONTEXT).digest()
+        stored = record.payloads.get(content)
+        if stored is None:
+            return "which no correct replica stores"
+        body = stored[_SEAL:]
+        if body[_SALT:] != entry.payload:
+            return "which is not what is stored behind that seal"
+    return _wrong(record, batch, entry.seal + body)
+
+
+def _wrong(record: ValidatedRecord, batch: LogBatch, payload: bytes) -> str:
+    topic = record.names.get(batch.partition.topic)
+    if topic is None:
+        # Commands are not sealed.
+        return ""
+    key = record.keys.get(batch.publisher)
+    if key is None:
+        return "which nobody's key is pinned for"
+    why = _wrong_seal(record.cluster, topic, batch, key, payload, has_salt=record.has_event_proofs)
+    made = record.sealed.get(batch)
+    is_correct = record.conducts.get(batch.publisher) is Conduct.CORRECT
+    if not why and is_correct and made != payload:
+        return "which is not what that producer sealed"
+    return why
+
+
+@lru_cache(maxsize=1 << 16)
+def _wrong_seal(
+    cluster: str, topic: str, batch: LogBatch, key: bytes, payload: bytes, *, has_salt: bool
+) -> str:
+    """Why this seal does not hold, from the text of `crypto/sids.py` alone."""
+    if len(payload) < _SEAL or payload[:4] != b"qsd1":
+        return "which has no seal"
+    body = payload[_SEAL:]
+    events, time_us, named, root, public, signature = unpack("<Iq32s32s32s64s", payload[4:_SEAL])
+    if public != key:
+        return "which another key signed"
+    if named != blake3(body).digest():
+        return "whose body is not what its seal names"
+    if (root != bytes(32)) is not has_salt:
+        return "which has a tree of events where there is to be none, or none"
+    carried = body[_SALT:] if has_salt else body
+    if len(carried) < 8 or unpack("<I", carried[4:8])[0] != events:
+        return "which has another number of events than its seal says"
+    signed = b"quorate sid v1\n"
+    for name in (cluster.encode(), topic.encode()):
+        signed += pack("<H", len(name)) + name
+    signed += pack("<H", batch.partition.number)
+    signed += pack("<I", batch.publisher & 0xFFFFFFFF) + pack("<I", batch.publisher >> 32)
+    signed += pack("<Q", batch.sequence) + pack("<I", events) + pack("<q", time_us)
+    signed += named + root + public
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
+    except InvalidSignature:
+        return "which its producer did not sign for that place"
+    return ""
+
+
+VALIDATED_SAFETY: tuple[LogChecker, ...] = (*LOG_SAFETY, non_repudiation, producers_order)
+VALIDATED_LIVENESS: tuple[LogChecker, ...] = (*LOG_LIVENESS, no_blocking)

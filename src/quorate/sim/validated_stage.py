@@ -1,0 +1,128 @@
+"""A validated topic's scenario performed: as any log topic's, with producers that sign."""
+
+from collections.abc import Callable, Collection
+from random import Random
+
+from quorate.core.ids import NodeId
+from quorate.core.ordering import Partition
+from quorate.core.quorum import Quorum
+from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.records import Held
+from quorate.protocol.ordering.rules import Rules
+from quorate.protocol.ordering.validation import Sealer, Validation
+from quorate.protocol.source import Source
+from quorate.sim.checkers import Conduct
+from quorate.sim.hosts import Rewrite
+from quorate.sim.order_checkers import LogBatch, LogRecord, LogViolation, check_log
+from quorate.sim.order_scenarios import OrderScenario
+from quorate.sim.order_stage import EPOCH_US, OrderStage
+from quorate.sim.scenarios import VALIDATED
+from quorate.sim.sealing import CLUSTER, Sealed, SimSealer, public_key
+from quorate.sim.theatre import Overhear
+from quorate.sim.twins import Side
+from quorate.sim.validated_adversaries import (
+    BLIND,
+    RASH,
+    VALIDATED_PUBLISHERS,
+    VALIDATED_REPLICAS,
+    Blind,
+    Pen,
+    Rash,
+    replica_rewrite,
+)
+from quorate.sim.validated_checkers import VALIDATED_LIVENESS, VALIDATED_SAFETY, ValidatedRecord
+from quorate.sim.world import OnOutcome
+
+
+class ValidatedStage(OrderStage):
+    """The world of one scenario of a validated topic."""
+
+    def __init__(
+        self,
+        scenario: OrderScenario,
+        *,
+        overhear: Overhear | None = None,
+        on_outcome: OnOutcome | None = None,
+    ) -> None:
+        self.sealed = Sealed()
+        self._keys = {node: public_key(node) for node in scenario.everybody}
+        super().__init__(scenario, overhear=overhear, on_outcome=on_outcome)
+
+    def _new_record(self) -> LogRecord:
+        topic = self.scenario.topic
+        return ValidatedRecord(
+            *self._cast,
+            cluster=CLUSTER,
+            names={topic.id: topic.name},
+            has_event_proofs=topic.contract.event_proofs,
+            keys={part.node: self._keys[part.node] for part in self.scenario.publishers},
+        )
+
+    def _validation(self, node: NodeId) -> Validation:
+        kind = Blind if self.scenario.hostile.get(node) in (BLIND, RASH) else Validation
+        return kind(CLUSTER, [self.scenario.topic], self._keys)
+
+    def _sealer(self, node: NodeId) -> Sealer:
+        return SimSealer(
+            node,
+            wall_us=lambda: EPOCH_US + self.world.now_us,
+            salts=Random(f"{self.scenario.seed}:salts {node}"),
+            sealed=self.sealed,
+        )
+
+    def _rules(self, replica: NodeId) -> Callable[[GroupKind, Quorum], Rules]:
+        if self.scenario.hostile.get(replica) == RASH:
+            return lambda _, quorum: Rash(quorum)
+        return super()._rules(replica)
+
+    def _rewrite(
+        self, node: NodeId, adversary: str, random: Random, victims: Collection[NodeId]
+    ) -> Rewrite:
+        topic = self.scenario.topic
+        if adversary in VALIDATED_REPLICAS:
+            return replica_rewrite(adversary, node, random, self.sealed)
+        if adversary in VALIDATED_PUBLISHERS:
+            pen = Pen(node, topic, self.sealed, random)
+            return VALIDATED_PUBLISHERS[adversary](pen, topic.f, topic.members)
+        return super()._rewrite(node, adversary, random, victims)
+
+    def _publish(self, node: NodeId, side: Side, source: Source) -> None:
+        super()._publish(node, side, source)
+        record, topic = self._validated_record, self.scenario.topic
+        if record.conducts[node] is Conduct.BYZANTINE:
+            return
+        for number in range(topic.contract.partitions):
+            line = source.line(topic.name, number)
+            for sequence in range(line.unreceipted, line.next):
+                sealed = self.sealed.get(node, number, sequence)
+                assert sealed is not None
+                record.sealed[LogBatch(node, Partition(topic.id, number), sequence)] = sealed
+
+    @property
+    def _validated_record(self) -> ValidatedRecord:
+        assert isinstance(self.record, ValidatedRecord)
+        return self.record
+
+    # Looking
+
+    def _wrong(self) -> list[LogViolation]:
+        self._look_at_disks()
+        return check_log(self.record, VALIDATED_SAFETY)
+
+    def _missing(self) -> list[LogViolation]:
+        return check_log(self.record, VALIDATED_LIVENESS)
+
+    def _look_at_payloads(self, held: Held) -> None:
+        for payload in held.payloads:
+            self._validated_record.store(payload)
+
+
+def log_stage(
+    scenario: OrderScenario,
+    *,
+    overhear: Overhear | None = None,
+    on_outcome: OnOutcome | None = None,
+) -> OrderStage:
+    """The world of this scenario, whatever log topic it is about."""
+    kind = ValidatedStage if scenario.setting.protocol == VALIDATED else OrderStage
+    return kind(scenario, overhear=overhear, on_outcome=on_outcome)

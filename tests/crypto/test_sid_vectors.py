@@ -1,0 +1,226 @@
+"""SIDs that are kept in files: the generator makes them again, and two implementations agree.
+
+The second one is written from the text at the top of `crypto/sids.py`, `digests.py` and `events.py`
+and shares nothing with our code, nor its library for signatures.
+"""
+
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+from struct import pack, unpack
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from council import Council
+from quorate.core.contract import Contract
+from quorate.core.errors import RemoteProtocolError
+from quorate.core.ids import node_of, topic_id
+from quorate.core.ordering import Append, Line
+from quorate.crypto.digests import digest, seal_digest
+from quorate.protocol.ordering.validation import Validation
+from quorate.protocol.topic import Topic
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+FILES = sorted((VECTORS / "sids").glob("*.json"))
+BY_NAME = {path.stem: json.loads(path.read_text()) for path in FILES}
+Vector = dict[str, Any]
+
+
+def cases_of(kind: str) -> list[Any]:
+    return [
+        pytest.param(vector, case, id=f"{name}: {case['name']}")
+        for name, vector in BY_NAME.items()
+        if vector["kind"] == kind
+        for case in vector["cases"]
+    ]
+
+
+def test_the_generator_makes_the_same_files() -> None:
+    spec = importlib.util.spec_from_file_location("generate_sids", VECTORS / "generate_sids.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    made = {name: generator.text_of(vector) for name, vector in generator.vectors().items()}
+    assert made == {path.stem: path.read_text() for path in FILES}
+
+
+# From the text
+
+
+def signed_bytes(vector: Vector, sequence: int, seal: bytes) -> bytes:
+    """ "quorate sid v1", newline, names behind their lengths, numbers in fixed widths."""
+    names = b""
+    for name in (vector["cluster"].encode(), vector["topic"].encode()):
+        names += pack("<H", len(name)) + name
+    place = pack("<HII", vector["partition"], vector["producer"], vector["session"])
+    events_and_time, digest_root_and_key = seal[4:16], seal[16:112]
+    return (
+        b"quorate sid v1\n" + names + place + pack("<Q", sequence)
+        + events_and_time + digest_root_and_key
+    )  # fmt: skip
+
+
+def holds(vector: Vector, sequence: int, payload: bytes, *, event_proofs: bool = False) -> bool:
+    """The seal is 176 bytes, then comes the body: a salt if there is a tree, and the batch."""
+    if len(payload) < 176 or payload[:4] != b"qsd1":
+        return False
+    seal, body = payload[:176], payload[176:]
+    (events,) = unpack("<I", seal[4:8])
+    named, root, key, signature = seal[16:48], seal[48:80], seal[80:112], seal[112:]
+    has_tree = root != bytes(32)
+    if key.hex() != vector["public_key"] or has_tree != event_proofs:
+        return False
+    batch = body[32:] if has_tree else body
+    # A batch begins with 40 bytes, of which the fifth to the eighth are the number of events.
+    if blake3(body).digest() != named or len(batch) < 40 or unpack("<I", batch[4:8])[0] != events:
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(
+            signature, signed_bytes(vector, sequence, seal)
+        )
+    except InvalidSignature:
+        return False
+    return True
+
+
+def ordered(vector: Vector, handed_in: list[tuple[int, bytes]]) -> list[int]:
+    """Each number once, in order, without gaps, if its seal holds."""
+    found: list[int] = []
+    for at, (sequence, payload) in enumerate(handed_in):
+        if sequence == len(found) + 1 and holds(vector, sequence, payload):
+            found.append(at)
+    return found
+
+
+def content_of(payload: bytes) -> bytes:
+    """The seal in a mode of its own, if the body is what it names, and otherwise all of it."""
+    if payload[:4] == b"qsd1" and payload[16:48] == blake3(payload[176:]).digest():
+        return of_seal(payload[:176])
+    return blake3(payload).digest()
+
+
+def of_seal(seal: bytes) -> bytes:
+    context = "quorate 2026-11-16 the seal of a batch"
+    return blake3(seal, derive_key_context=context).digest()
+
+
+# Each case
+
+
+def topic_of(vector: Vector, *, event_proofs: bool = False) -> Topic:
+    table = {
+        "protection": "byzantine", "order": "total", "validated": True, "partitions": 8,
+        "event_proofs": event_proofs,
+    }  # fmt: skip
+    return Topic(vector["topic"], Contract.parse(vector["topic"], table), (0, 1, 2, 3), 1)
+
+
+def validation_of(vector: Vector, topic: Topic) -> Validation:
+    keys = {vector["producer"]: bytes.fromhex(vector["public_key"])}
+    return Validation(vector["cluster"], [topic], keys)
+
+
+def line_of(vector: Vector) -> Line:
+    publisher = node_of(vector["producer"], vector["session"])
+    return Line(publisher, topic_id(vector["topic"]), vector["partition"])
+
+
+@pytest.mark.parametrize(("vector", "case"), cases_of("batches"))
+def test_a_batch_is_taken_if_its_seal_holds_and_not_otherwise(vector: Vector, case: Vector) -> None:
+    sequence, payload = case["sequence"], bytes.fromhex(case["payload"])
+    event_proofs = case.get("event_proofs", False)
+    validation = validation_of(vector, topic_of(vector, event_proofs=event_proofs))
+    try:
+        validation.check_batches(line_of(vector), sequence, [payload], [digest(payload)])
+        is_taken = True
+    except RemoteProtocolError:
+        is_taken = False
+
+    assert is_taken is case["holds"]
+    assert holds(vector, sequence, payload, event_proofs=event_proofs) is case["holds"]
+
+
+class Clerk(Council):
+    """Replicas of the cluster that the vectors are about."""
+
+    def __init__(self, vector: Vector) -> None:
+        self.vector = vector
+        super().__init__({"protection": "byzantine", "order": "total"})
+
+    def _seat(self, replica: int, disk: Any) -> None:
+        super()._seat(replica, disk)
+        ordering, topic = self.seats[replica].ordering, topic_of(self.vector)
+        validation = validation_of(self.vector, topic)
+        ordering.topics = {topic.id: topic}
+        ordering._names = {self.vector["producer"]: "producer"}
+        for group in ordering.groups.values():
+            group._validation = group.retrieval._validation = validation
+
+    def ordered_at(self, replica: int) -> list[bytes]:
+        found: list[bytes] = []
+        read, target = self.group(replica).readers.read, line_of(self.vector).target
+        while stretches := read(target, len(found), 1 << 30):
+            found += [payload for stretch in stretches for payload in stretch.payloads]
+        return found
+
+
+@pytest.mark.parametrize(("vector", "case"), cases_of("lines"))
+def test_of_what_a_producer_hands_in_this_is_ordered(vector: Vector, case: Vector) -> None:
+    handed_in = [(each["sequence"], bytes.fromhex(each["payload"])) for each in case["handed_in"]]
+    clerk, line = Clerk(vector), line_of(vector)
+
+    for sequence, payload in handed_in:
+        append = Append(line.topic, line.partition, sequence, [payload])
+        clerk.say(line.publisher, clerk.seats, append)
+        clerk.run(0.1)
+
+    expected = [handed_in[at][1] for at in case["ordered"]]
+    assert [clerk.ordered_at(replica) for replica in clerk.seats] == 4 * [expected]
+    assert ordered(vector, handed_in) == case["ordered"]
+
+
+@pytest.mark.parametrize(("vector", "case"), cases_of("stores"))
+def test_a_store_serves_what_was_ordered_or_is_found_out(vector: Vector, case: Vector) -> None:
+    seal = bytes.fromhex(case["seal"])
+    served = [None if each is None else bytes.fromhex(each) for each in case["stores"]]
+    ours = [
+        at
+        for at, each in enumerate(served)
+        if each is not None and digest(each) == seal_digest(seal)
+    ]
+    theirs = [
+        at
+        for at, each in enumerate(served)
+        if each is not None and content_of(each) == of_seal(seal)
+    ]
+    assert ours == theirs == case["serves"]
+
+
+def test_the_root_of_a_tree_of_events_is_as_the_text_says() -> None:
+    """RFC 6962, section 2.1, over salted leaves."""
+    (case,) = [each for each in BY_NAME["good"]["cases"] if each["name"] == "a tree of five"]
+    payload = bytes.fromhex(case["payload"])
+    salt = payload[176:208]
+    leaves = []
+    for index, value in enumerate((b"a", b"b", b"c", b"d", b"e")):
+        written = pack("<qB", 1_800_000_000_000_000, 2)
+        for part in (b"key", value, b"h", b"1"):
+            written += pack("<I", len(part)) + part
+        own_salt = blake3(pack("<I", index), key=salt).digest()
+        leaves.append(hashlib.sha256(b"\0" + own_salt + written).digest())
+    assert tree_of(leaves) == payload[48:80]
+
+
+def tree_of(leaves: list[bytes]) -> bytes:
+    if len(leaves) == 1:
+        return leaves[0]
+    left = 1
+    while 2 * left < len(leaves):
+        left *= 2
+    return hashlib.sha256(b"\1" + tree_of(leaves[:left]) + tree_of(leaves[left:])).digest()

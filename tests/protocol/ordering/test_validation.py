@@ -1,0 +1,518 @@
+"""What replicas take in on a validated topic, what they order, and what readers deliver."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from commands import ACME, cluster
+from council import BYZANTINE, VALIDATED, A, B, Council, T, span_of, value_of
+from desk import EVERYBODY, KEYS, Desk
+from quorate.core import batch
+from quorate.core.cluster import Client
+from quorate.core.control import (
+    CONTROL_TOPIC_ID,
+    LEASE_US_MAX,
+    Command,
+    PutClient,
+    Register,
+    encode_command,
+)
+from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.ids import NodeId, Sequence, node_of
+from quorate.core.ordering import (
+    SEAL_BYTES,
+    Announce,
+    AnnounceSealed,
+    Append,
+    Line,
+    Partition,
+    Propose,
+    Received,
+    Retrieved,
+)
+from quorate.crypto.digests import digest, payload_digest
+from quorate.crypto.identity import Identity
+from quorate.crypto.sids import SALT_BYTES, Place, Seal, batch_of, body_of, sealed
+from quorate.protocol.ordering.group import Group
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.publisher import LineOutgoing
+from quorate.protocol.ordering.validation import Validation
+from quorate.protocol.ordering.value import CHAIN_START, chained
+from quorate.sim.sealing import CLUSTER, public_key
+from seals import batch_of_values, sealed_batch
+from stage import Outlook, topic
+
+WITH_PROOFS = {**VALIDATED, "event_proofs": True}
+SALT = bytes(range(SALT_BYTES))
+ROOT = b"r" * 32
+
+
+def logs(council: Council) -> list[list[bytes]]:
+    return [council.log(replica) for replica in council.seats]
+
+
+def bad_sids(council: Council) -> set[NodeId]:
+    return {report.node for report in council.reports() if report.kind == "bad-sid"}
+
+
+def large_batch(sequence: Sequence, **changes: Any) -> bytes:
+    return sealed_batch(A, sequence, batch_of_values(bytes(INLINE_BYTES_MAX)), **changes)
+
+
+def announced(*payloads: bytes, first: Sequence = 1) -> AnnounceSealed:
+    return AnnounceSealed(T, 0, first, [payload[:SEAL_BYTES] for payload in payloads])
+
+
+# Handing in
+
+
+def test_what_its_producer_sealed_is_ordered_as_it_is() -> None:
+    council = Council(VALIDATED)
+    payload = sealed_batch(A, 1)
+
+    council.publish(A, 1, payload)
+    council.settle()
+
+    assert logs(council) == 4 * [[payload]]
+    assert council.reports() == []
+
+
+def test_of_a_large_batch_stores_have_the_payload_and_the_others_its_seal() -> None:
+    council = Council(VALIDATED)
+    payload = large_batch(1)
+
+    council.say(A, (1, 2), Append(T, 0, 1, [payload], [digest(payload)]))
+    council.say(A, (0, 3), announced(payload))
+    council.settle()
+
+    ends = [council.group(each).log.partition(Partition(T, 0)).end for each in council.seats]
+    assert ends == [1, 1, 1, 1]
+    assert council.log(1) == council.log(2) == [payload]
+
+
+def flip(payload: bytes, at: int) -> bytes:
+    return payload[:at] + bytes([payload[at] ^ 1]) + payload[at + 1 :]
+
+
+NO_BATCH = b"not a batch"
+# What each is, and what the producer of A's first batch hands in.
+WRONG: dict[str, Callable[[], bytes]] = {
+    "no seal": lambda: batch_of_values(b"1"),
+    "half a seal": lambda: sealed_batch(A, 1)[: SEAL_BYTES - 1],
+    "a seal with no body": lambda: sealed_batch(A, 1)[:SEAL_BYTES],
+    "a seal and half a body": lambda: sealed_batch(A, 1)[:-1],
+    "a forged signature": lambda: flip(sealed_batch(A, 1), SEAL_BYTES - 1),
+    "another time than was signed": lambda: flip(sealed_batch(A, 1), 8),
+    "a key that is not pinned": lambda: sealed_batch(A, 1, key=1),
+    "somebody else's key": lambda: sealed_batch(A, 1, public_key=public_key(B)),
+    "somebody else's batch": lambda: sealed_batch(B, 1),
+    "signed for another producer": lambda: sealed_batch(A, 1, place={"producer": B}),
+    "signed for another session": lambda: sealed_batch(A, 1, place={"session": 1}),
+    "signed for another partition": lambda: sealed_batch(A, 1, place={"partition": 1}),
+    "signed for another topic": lambda: sealed_batch(A, 1, place={"topic": "u"}),
+    "signed for another cluster": lambda: sealed_batch(A, 1, place={"cluster": "other"}),
+    "signed for another number": lambda: sealed_batch(A, 1, signed_as=2),
+    "more events than there are": lambda: sealed_batch(A, 1, events=2),
+    "another body": lambda: flip(sealed_batch(A, 1), -1 % len(sealed_batch(A, 1))),
+    "signed, but no batch": lambda: sealed_batch(A, 1, NO_BATCH),
+    "a tree of events that nobody asked for": lambda: sealed_batch(A, 1, root=ROOT),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_its_producer_did_not_sign_for_this_place_is_never_ordered(what: str) -> None:
+    council = Council(VALIDATED)
+    payload = WRONG[what]()
+
+    council.publish(A, 1, payload)
+    council.publish(B, 1, sealed_batch(B, 1))
+    council.run(5)
+
+    # Nobody else waits for it, and its producer goes on when it does as it should.
+    assert logs(council) == 4 * [[sealed_batch(B, 1)]]
+    assert bad_sids(council) == {A}
+    council.publish(A, 1, sealed_batch(A, 1))
+    council.run(1)
+    assert logs(council) == 4 * [[sealed_batch(B, 1), sealed_batch(A, 1)]]
+
+
+@pytest.mark.parametrize("what", [name for name in WRONG if "tree" not in name])
+def test_the_same_holds_where_events_are_proved_one_by_one(what: str) -> None:
+    council = Council(WITH_PROOFS)
+    right = sealed_batch(A, 1, SALT + batch_of_values(b"1"), root=ROOT)
+
+    council.publish(A, 1, WRONG[what]())
+    council.run(1)
+    assert logs(council) == 4 * [[]]
+    assert bad_sids(council) == {A}
+
+    council.publish(A, 1, right)
+    council.run(1)
+    assert logs(council) == 4 * [[right]]
+
+
+@pytest.mark.parametrize("length", [0, 1, SALT_BYTES])
+def test_where_events_are_proved_a_body_without_a_batch_behind_its_salt_is_refused(
+    length: int,
+) -> None:
+    council = Council(WITH_PROOFS)
+    council.publish(A, 1, sealed_batch(A, 1, SALT[:length], root=ROOT))
+    council.run(1)
+    assert logs(council) == 4 * [[]]
+    assert bad_sids(council) == {A}
+
+
+def test_a_batch_is_taken_under_its_number_once() -> None:
+    council = Council(VALIDATED)
+    first, second = sealed_batch(A, 1), sealed_batch(A, 2)
+    council.publish(A, 1, first)
+    council.settle()
+
+    council.publish(A, 2, first)
+    council.publish(A, 1, first)
+    council.run(1)
+    assert logs(council) == 4 * [[first]]
+
+    council.publish(A, 2, second)
+    council.settle()
+    assert logs(council) == 4 * [[first, second]]
+
+
+def test_batches_that_leave_a_number_out_or_come_the_wrong_way_round_wait_or_are_refused() -> None:
+    council = Council(VALIDATED)
+    first, second, third = (sealed_batch(A, number) for number in (1, 2, 3))
+
+    council.publish(A, 1, second, first)
+    council.publish(A, 2, second, third)
+    council.run(1)
+    assert logs(council) == 4 * [[]]
+
+    council.publish(A, 1, first)
+    council.publish(A, 2, second, third)
+    council.settle()
+    assert logs(council) == 4 * [[first, second, third]]
+
+
+def test_two_batches_that_a_producer_signs_under_one_number_are_not_both_ordered() -> None:
+    council = Council(VALIDATED)
+    one, other = sealed_batch(A, 1), sealed_batch(A, 1, batch_of_values(b"other"))
+
+    council.publish(A, 1, one, to=(0, 1))
+    council.publish(A, 1, other, to=(2, 3))
+    council.publish(B, 1, sealed_batch(B, 1))
+    council.run(5)
+    for payload in (one, other):
+        council.publish(A, 1, payload)
+    council.run(5)
+
+    (log,) = {tuple(log) for log in logs(council)}
+    assert log[0] == sealed_batch(B, 1)
+    assert log[1:] in [(), (one,), (other,)]
+    assert {report.kind for report in council.reports()} == {"contradiction"}
+
+
+def test_a_run_with_one_wrong_batch_is_refused_as_a_whole_and_what_is_known_of_it_is_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    council = Council(VALIDATED)
+    first, second = sealed_batch(A, 1), sealed_batch(A, 2)
+    council.publish(A, 1, first, flip(second, SEAL_BYTES - 1), to=[0])
+    assert council.group(0).backlog.line(Line(A, T, 0)).digests == []
+
+    council.publish(A, 1, first, to=[0])
+    looked_at: list[tuple[Sequence, int]] = []
+    check = Validation.check_seals
+
+    def noted(self: Validation, line: Line, number: Sequence, seals: list[bytes]) -> None:
+        looked_at.append((number, len(seals)))
+        check(self, line, number, seals)
+
+    monkeypatch.setattr(Validation, "check_seals", noted)
+    council.publish(A, 1, first, second, to=[0])
+    assert looked_at == [(2, 1)]
+    assert council.group(0).backlog.line(Line(A, T, 0)).digests == [digest(first), digest(second)]
+
+
+# What is behind a seal
+
+
+@pytest.mark.parametrize("make", [sealed_batch, large_batch], ids=["small", "large"])
+def test_a_count_that_lies_is_not_ordered_though_its_seal_was_known_before(
+    make: Callable[..., bytes],
+) -> None:
+    """Seal first, payload later: the payload was taken without a look at it."""
+    council = Council(VALIDATED)
+    payload = make(A, 1, events=7) if make is sealed_batch else make(1, events=7)
+
+    council.say(A, council.seats, announced(payload))
+    council.say(A, council.seats, Append(T, 0, 1, [payload], [digest(payload)]))
+    council.run(5)
+
+    assert logs(council) == 4 * [[]]
+    assert bad_sids(council) == {A}
+
+
+def test_a_count_that_lies_is_not_ordered_though_a_replica_that_lies_hands_it_round() -> None:
+    """Seals from the producer, the payload from its accomplice, which leads."""
+    council = Council(VALIDATED, byzantine=(0,))
+    payload = sealed_batch(A, 1, events=7)
+    span = span_of(A, 1, payload)
+
+    council.say(A, council.seats, announced(payload))
+    council.say(0, council.seats, Propose(council.number, 1, 1, value_of(span)))
+    for _ in range(10):
+        council.run(0.2)
+        council.say(0, council.seats, Retrieved(A, T, 0, 1, [digest(payload)], [payload]))
+
+    assert logs(council) == 3 * [[]]
+    assert all(
+        council.group(each).backlog.line(span.line).payloads == [None] for each in council.seats
+    )
+
+
+def test_one_that_says_it_stores_a_batch_is_not_enough_for_its_order() -> None:
+    """A seal whose payload nobody has: it waits, and nobody waits for it."""
+    council = Council(VALIDATED, byzantine=(3,))
+    payload = large_batch(1)
+    chain = chained(CHAIN_START, [digest(payload)])[-1]
+
+    council.say(A, council.seats, announced(payload))
+    council.say(3, council.seats, Received(A, T, 0, 1, chain))
+    council.say(3, council.seats, council.receipt(3, A, chain))
+    council.publish(B, 1, sealed_batch(B, 1))
+    council.run(5)
+
+    assert logs(council) == 3 * [[sealed_batch(B, 1)]]
+    assert {council.group(each).consensus.regency for each in council.seats} == {1}
+
+
+# Restarts and keys
+
+
+def test_a_sealed_batch_that_waits_is_there_after_a_restart() -> None:
+    council = Council(VALIDATED)
+    payload = large_batch(1)
+    council.say(A, (1, 2), Append(T, 0, 1, [payload], [digest(payload)]))
+    for replica in (1, 2):
+        council.reboot(replica)
+
+    council.say(A, (0, 3), announced(payload))
+    council.run(5)
+
+    assert council.log(1) == council.log(2) == [payload]
+
+
+def test_a_replica_that_missed_a_sealed_batch_gets_it_from_the_others() -> None:
+    council = Council(VALIDATED)
+    payload = sealed_batch(A, 1)
+    council.publish(A, 1, payload, to=(0, 1, 2))
+    council.run(5)
+    assert logs(council) == 4 * [[payload]]
+
+
+def renew_key(council: Council, replicas: set[NodeId]) -> None:
+    """These have come to the slot in which A got another key."""
+    for replica in replicas:
+        validation = council.seats[replica].ordering._validation
+        validation._keys[A] = public_key(A, 1)
+
+
+def test_what_was_signed_before_a_key_changed_is_ordered_if_it_was_handed_in_before() -> None:
+    council = Council(VALIDATED)
+    payload = sealed_batch(A, 1)
+    renew_key(council, {3})
+
+    council.publish(A, 1, payload)
+    council.run(5)
+
+    assert logs(council) == 4 * [[payload]]
+    assert {report.node for report in council.reports(by=3)} == {A}
+
+
+def test_what_is_signed_with_a_former_key_is_not_taken() -> None:
+    council = Council(VALIDATED)
+    renew_key(council, EVERYBODY)
+
+    council.publish(A, 1, sealed_batch(A, 1))
+    council.run(1)
+    assert logs(council) == 4 * [[]]
+
+    council.publish(A, 1, sealed_batch(A, 1, key=1))
+    council.settle()
+    assert logs(council) == 4 * [[sealed_batch(A, 1, key=1)]]
+
+
+def test_topics_that_are_not_validated_take_what_they_took() -> None:
+    council = Council(BYZANTINE)
+    council.publish(A, 1, b"anything", sealed_batch(B, 9))
+    council.settle()
+    assert logs(council) == 4 * [[b"anything", sealed_batch(B, 9)]]
+
+
+def test_digests_do_not_announce_a_batch_of_a_validated_topic() -> None:
+    council = Council(VALIDATED)
+    payload = large_batch(1)
+    council.say(A, council.seats, Announce(T, 0, 1, [digest(payload)]))
+    assert council.group(0).backlog.line(Line(A, T, 0)).digests == []
+
+
+# Publishing
+
+
+def test_who_has_no_key_does_not_publish_on_a_validated_topic() -> None:
+    with pytest.raises(LocalProtocolError, match="topic 't' is validated, and nobody here signs"):
+        LineOutgoing(topic(VALIDATED), Line(A, T, 0), Outlook().outbox)
+
+
+# Reading
+
+
+def test_a_reader_delivers_the_batch_and_what_its_producer_signed() -> None:
+    payloads = sealed_batch(A, 1), sealed_batch(A, 2)
+    desk = Desk()
+    desk.say(*payloads)
+
+    entries, reports = desk.take()
+
+    assert [entry.payload for entry in entries] == [body_of(payload) for payload in payloads]
+    assert [entry.seal for entry in entries] == [payload[:SEAL_BYTES] for payload in payloads]
+    assert reports == []
+
+
+def test_a_reader_takes_what_a_former_key_signed_since_it_was_ordered_then() -> None:
+    desk = Desk(keys={A: public_key(A, 5)})
+    desk.say(sealed_batch(A, 1))
+    entries, reports = desk.take()
+    assert (len(entries), reports) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "what", ["a forged signature", "signed for another number", "more events than there are"]
+)
+def test_whatever_replicas_agree_on_a_reader_delivers_nothing_that_nobody_signed(what: str) -> None:
+    """More than f of them lie then."""
+    desk = Desk()
+    desk.say(WRONG[what](), sealed_batch(A, 2))
+
+    entries, reports = desk.take()
+
+    assert [entry.sequence for entry in entries] == [2]
+    assert reports == ["bad-sid"]
+
+
+@pytest.mark.parametrize("what", ["another body", "no seal", "half a seal"])
+def test_a_lead_whose_batch_is_not_behind_its_seal_is_replaced_at_once(what: str) -> None:
+    desk = Desk()
+    lead = desk.lead
+    desk.reader.on_entries(lead, desk.entries(WRONG[what]()), EVERYBODY)
+    assert desk.take() == ([], ["bad-lead"])
+    assert desk.lead != lead
+
+    desk.say(sealed_batch(A, 1))
+    entries, _ = desk.take()
+    assert [entry.payload for entry in entries] == [body_of(sealed_batch(A, 1))]
+
+
+# What it looks at
+
+
+def test_seals_are_held_against_the_keys_and_topics_of_the_cluster() -> None:
+    validated, plain = topic(VALIDATED), topic(BYZANTINE, name="u")
+    validation = Validation(CLUSTER, [validated, plain], KEYS)
+    assert validation.covers(validated.id)
+    assert not validation.covers(plain.id)
+    line = Line(node_of(A, 3), T, 0)
+    assert validation.place(line) == (CLUSTER, "t", 0, A, 3)
+    seal = sealed_batch(A, 1, place={"session": 3})[:SEAL_BYTES]
+    validation.check_seals(line, 1, [seal])
+    with pytest.raises(RemoteProtocolError, match="another key than client 4711"):
+        validation.check_seals(Line(4711, T, 0), 1, [seal])
+
+
+def test_the_batch_is_behind_the_salt_if_there_is_a_tree() -> None:
+    bare = batch_of_values(b"1")
+    salted = sealed_batch(A, 1, SALT + bare, root=ROOT)
+    assert batch_of(salted) == batch_of(sealed_batch(A, 1, bare)) == bare
+    assert Seal.decode(salted).digest == payload_digest(SALT + bare)
+
+
+class Office(Council):
+    """A cluster with a control plane, in which dora publishes on the validated topic 't'."""
+
+    def __init__(self) -> None:
+        self.old, self.new = Identity.generate("dora"), Identity.generate("dora")
+        made = cluster({"t": VALIDATED}, name=CLUSTER)
+        public = self.old.public
+        dora = Client(
+            number=DORA, name="dora", party="acme", sign_key=public.sign_key,
+            mac_key=public.mac_key, certificate=public.certificate,
+        )  # fmt: skip
+        self.given: Counter[NodeId] = Counter()
+        super().__init__(cluster=replace(made, clients=(*made.clients, dora)))
+
+    def group(self, replica: NodeId) -> Group:
+        return self.seats[replica].ordering.groups[GroupKind.BYZANTINE]
+
+    def command(self, node: NodeId, given: Command) -> None:
+        self.given[node] += 1
+        payload = batch.encode_one(None, encode_command(given), (), 0, False)
+        append = Append(CONTROL_TOPIC_ID, 0, self.given[node], [payload])
+        self.say(node, self.seats, append)
+        # Nobody hears meanwhile how far others received what dora published.
+        self.run(1, lambda f: not (isinstance(f.message, Received) and f.message.topic == T))
+
+    def publish_as(self, node: NodeId, identity: Identity, to: Iterable[NodeId]) -> bytes:
+        place = Place.of(CLUSTER, "t", 0, node)
+        payload = sealed(
+            place, 1, batch_of_values(b"1"), events=1, time_us=0,
+            public_key=identity.public.sign_key, sign=identity.sign,
+        )  # fmt: skip
+        self.say(node, to, Append(T, 0, 1, [payload]))
+        return payload
+
+    def renew(self) -> None:
+        public = self.new.public
+        keys = public.sign_key, public.mac_key, public.certificate
+        self.command(ACME, PutClient("dora", "acme", *keys))
+
+
+DORA = 1900
+SESSIONS = [node_of(DORA, session) for session in (1, 2, 3)]
+
+
+def test_a_command_that_gives_a_client_another_key_ends_what_the_former_one_can_sign() -> None:
+    office = Office()
+    before, late, after = SESSIONS
+    for session in SESSIONS:
+        office.command(session, Register("t", LEASE_US_MAX))
+    first = office.publish_as(before, office.old, office.seats)
+    office.run(1)
+    office.renew()
+
+    office.publish_as(late, office.old, office.seats)
+    last = office.publish_as(after, office.new, office.seats)
+    office.run(1)
+
+    assert logs(office) == 4 * [[first, last]]
+    assert bad_sids(office) == {late}
+
+
+def test_what_f_plus_1_took_before_a_key_changed_is_ordered_after_that() -> None:
+    """The others refuse it, and take it on the word of those who looked when it held."""
+    office = Office()
+    session = SESSIONS[0]
+    office.command(session, Register("t", LEASE_US_MAX))
+    payload = office.publish_as(session, office.old, (1, 2))
+    office.drop()
+    office.renew()
+    assert logs(office) == 4 * [[]]
+    office.publish_as(session, office.old, (0, 3))
+    assert bad_sids(office) == {session}
+
+    office.run(5)
+
+    assert logs(office) == 4 * [[payload]]
