@@ -267,7 +267,8 @@ class _Search:
             self._note()
 
     def on_absent(self, sender: NodeId, absent: Absent) -> None:
-        if sender == self._asked and absent.offset == self.offset:
+        place = (absent.topic, absent.partition, absent.offset)
+        if sender == self._asked and place == (*self.partition, self.offset):
             self._lacks_batch = False
             self._note()
 
