@@ -11,7 +11,7 @@ from clusters import TestCluster, quorate, running_cluster
 from flows import PATIENCE_S
 from logs import follows, leader, next_records
 from quorate.client import Admin, BlockingConsumer, BlockingProducer, Consumer, Producer, Record
-from quorate.core.errors import ConfigError, LocalProtocolError
+from quorate.core.errors import ConfigError, LocalProtocolError, QuorumError
 from quorate.runtime.local import OPERATOR
 from traffic import until
 
@@ -22,7 +22,7 @@ VALIDATED = {"order": "total", "validated": True}
 TOPICS = (
     "table", "late", "producer", "consumer", "half", "mixed", "refused", "tail", "groups",
     "basic-groups", "mixed-groups", "stalled", "blocking", "shell",
-    "killed",
+    "killed", "changes",
 )  # fmt: skip
 QUIET_S = 1.5
 
@@ -491,6 +491,51 @@ def test_what_is_not_validated_goes_on_while_too_few_replicas_are_there_to_valid
             assert (await waiting).offset == 1
             assert values(await next_records(basic, 1)) == [b"validated 1"]
             assert values(await next_records(validated, 1)) == [b"validated 1"]
+
+    try:
+        asyncio.run(story())
+    finally:
+        cluster.revive()
+
+
+def test_changing_needs_receipts_of_what_was_validated_and_nothing_else_of_those_who_validate(
+    cluster: TestCluster,
+) -> None:
+    directory = cluster.directory
+
+    async def story() -> None:
+        async with (
+            Producer(directory, "alice", batch_events=1, timeout_s=3) as hasty,
+            Producer(directory, "bob", batch_events=1) as plain,
+            Consumer(directory, "carol") as consumer,
+        ):
+            await plain.update_topology([])
+            await hasty.send("changes", b"validated 0")
+            await plain.send("changes", b"not for us")
+            consumer.subscribe(["changes"], start="begin")
+            assert values(await next_records(consumer, 1)) == [b"validated 0"]
+            # Given too few replicas to validate anything
+            for name in (cluster.names[2], cluster.names[3]):
+                cluster.launcher.stop(name, kill=True)
+            # When a consumer stops to validate, then it reads on at once.
+            await consumer.update_topology([])
+            await plain.send("changes", b"basic 0")
+            assert values(await next_records(consumer, 1)) == [b"basic 0"]
+            # When a producer wants to, whose validated event has no receipt, then it may not: what
+            # it publishes next would be read before that.
+            waiting = await hasty.submit("changes", b"validated 1")
+            with pytest.raises(QuorumError, match="no receipt"):
+                await hasty.update_topology([])
+            assert waiting.exception() is not None
+            cluster.revive()
+            receipt = await hasty.send("changes", b"validated 2")
+            assert "may do anything" in receipt.guarantee
+            assert values(await next_records(consumer, 2)) == [b"validated 1", b"validated 2"]
+            # Later it may.
+            await hasty.update_topology([])
+            receipt = await hasty.send("changes", b"basic 1")
+            assert "may crash" in receipt.guarantee
+            assert values(await next_records(consumer, 1)) == [b"basic 1"]
 
     try:
         asyncio.run(story())
