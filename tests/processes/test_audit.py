@@ -14,9 +14,13 @@ from crc32c import crc32c
 from clusters import TestCluster, quorate, running_cluster
 from logs import LogTraffic, batches
 from quorate.client import Admin, Producer
+from quorate.core.ids import topic_id
+from quorate.core.ordering import Partition
 from quorate.crypto.evidence import Keys, parse, verify_evidence
 from quorate.crypto.identity import Identity
 from quorate.crypto.sids import Place, Seal, body_of, sealed
+from quorate.protocol.ordering.placement import stores_of
+from quorate.protocol.ordering.readers import TAIL_BYTES_MAX
 from quorate.runtime.files import key_file, read_identity
 from quorate.runtime.local import OPERATOR
 from quorate.storage.frames import frames_in
@@ -297,3 +301,28 @@ def test_a_topic_without_a_history_is_refused(cluster: TestCluster) -> None:
 
     assert unknown.code == 2
     assert "nowhere" in unknown.err
+
+
+def test_a_store_that_signed_for_what_it_does_not_keep_is_named_with_evidence_that_verifies(
+    cluster: TestCluster,
+) -> None:
+    partition = Partition(topic_id("sealed"), 0)
+    store = cluster.names[stores_of((0, 1, 2, 3), partition)[0]]
+    asyncio.run(misbehave(cluster, store, "forget"))
+    # What came last is served from memory: so much must come after what is asked for.
+    asyncio.run(publish_much(cluster, "sealed", TAIL_BYTES_MAX + 2**22))
+
+    report = audit(cluster, "--topic", "sealed", code=1)
+
+    assert kinds(report) == {("false-receipt", store)}
+    evidence = report["findings"][0]["examples"][0]["evidence"]
+    text = json.dumps(evidence, indent=2, ensure_ascii=False) + "\n"
+    proved = verify_evidence(parse(text), Keys.of(cluster.launcher.cluster))
+    assert (proved.party, proved.name) == ("store", store)
+
+
+async def publish_much(cluster: TestCluster, topic: str, size: int) -> None:
+    async with Producer(cluster.directory, "alice") as producer:
+        await asyncio.gather(
+            *[await producer.submit(topic, bytes(2**18)) for _ in range(size // 2**18)]
+        )
