@@ -164,19 +164,24 @@ class _Reading:
 class _Waiting:
     """A batch whose receipts are asked for, and then the store that does not have it."""
 
-    def __init__(self, is_wanted: Callable[[Receipts], bool]) -> None:
+    def __init__(self, asked: Iterable[NodeId], is_wanted: Callable[[Receipts], bool]) -> None:
         loop = asyncio.get_running_loop()
         self.store: NodeId | None = None
-        self.receipts: asyncio.Future[Receipts] = loop.create_future()
+        # None when all have answered, and nobody has what is wanted.
+        self.receipts: asyncio.Future[Receipts | None] = loop.create_future()
         self.refusal: asyncio.Future[Refusal] = loop.create_future()
+        self._asked = set(asked)
         self._is_wanted = is_wanted
 
     def hear(self, sender: NodeId, message: Receipts | Refusal) -> None:
         if isinstance(message, Refusal):
             if sender == self.store and not self.refusal.done():
                 self.refusal.set_result(message)
-        elif not self.receipts.done() and self._is_wanted(message):
-            self.receipts.set_result(message)
+            return
+        self._asked.discard(sender)
+        is_wanted = self._is_wanted(message)
+        if not self.receipts.done() and (is_wanted or not self._asked):
+            self.receipts.set_result(message if is_wanted else None)
 
 
 class Auditor(Session):
@@ -489,13 +494,17 @@ class Auditor(Session):
     async def _has_refused(self, audit: PartitionAudit, store: NodeId, offset: int) -> bool:
         """One that is about to get the batch from others says nothing, and is left alone."""
         place = audit.ledger.partition, offset
-        waiting = self._waiting[place] = _Waiting(lambda said: audit.has_signed(store, said))
+        witnesses = [n for n in audit.witnesses(offset) if n not in (store, *self._silent)]
+        waiting = self._waiting[place] = _Waiting(
+            witnesses, lambda said: audit.has_signed(store, said)
+        )
         try:
             async with asyncio.timeout(RECEIPTS_S):
-                for node in audit.topic.members:
-                    if node != store and node not in self._silent:
-                        self.driver.send(node, AskReceipts(*audit.ledger.partition, offset))
-                receipts = await waiting.receipts
+                for node in witnesses:
+                    self.driver.send(node, AskReceipts(*audit.ledger.partition, offset))
+                receipts = await waiting.receipts if witnesses else None
+                if receipts is None:
+                    return False
                 waiting.store = store
                 self.driver.send(store, audit.challenge(offset))
                 audit.refused(store, receipts, await waiting.refusal)

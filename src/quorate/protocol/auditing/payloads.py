@@ -324,13 +324,14 @@ class PartitionAudit:
     def suspects(self) -> list[tuple[NodeId, int]]:
         """Replicas, and batches that they do not have although they may have signed for them.
 
-        So many signed for a large batch as must have had it. Where that many have it, these are
-        likely the ones; and then only those are asked that large batches belong to. A few batches
-        of each are enough.
+        So many signed for a large batch as must have had it. Where that many have it, or may have
+        it, these are likely the ones; and then only those are asked that large batches belong to.
+        A few batches of each are enough.
         """
         if not self._is_validated:
             return []
         stores = self.topic.quorum.one_correct
+        silent = len(self.topic.members) - len(self.holdings)
         designated = stores_of(self.topic.members, self.ledger.partition)[:stores]
         found: list[tuple[NodeId, int]] = []
         for replica, holding in self.holdings.items():
@@ -339,10 +340,18 @@ class PartitionAudit:
                 offset
                 for offset in offsets
                 if offset >= holding.kept_from
-                and (replica in designated or self._holders(offset) < stores)
+                and (replica in designated or self._holders(offset) + silent < stores)
             )
             found += [(replica, offset) for offset in islice(few, SUSPECTED_MAX)]
         return found
+
+    def witnesses(self, offset: int) -> list[NodeId]:
+        """Who does not have this batch either, and so knows who signed for it."""
+        return [
+            replica
+            for replica, holding in self.holdings.items()
+            if any(start <= offset < end for start, end in holding.absent)
+        ]
 
     def challenge(self, offset: int) -> Challenge:
         """Give this batch, or sign that it is not there."""
