@@ -8,16 +8,18 @@
         async for record in consumer:
             print(record.value)
 
-`BlockingProducer` and `BlockingConsumer` are the same for programs without an event loop.
+`Auditor` checks the whole history of a cluster. `BlockingProducer` and `BlockingConsumer` are the same for programs without an event loop.
 """
 
 from quorate.client.admin import Admin
+from quorate.client.audit import Auditor
 from quorate.client.blocking import BlockingConsumer, BlockingProducer
 from quorate.client.consumer import Consumer, Record
 from quorate.client.producer import Producer, Receipt
 
 __all__ = [
     "Admin",
+    "Auditor",
     "BlockingConsumer",
     "BlockingProducer",
     "Consumer",

@@ -46,7 +46,13 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.checkpoint import Cosigner
 from quorate.protocol.auditing.findings import Findings
-from quorate.protocol.auditing.history import History, Judgement, Ledger, Orderers
+from quorate.protocol.auditing.history import (
+    History,
+    Judgement,
+    Ledger,
+    Orderers,
+    credible_end,
+)
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Answered, Outcome, Ready, Topology
@@ -362,9 +368,11 @@ class Auditor(Session):
             if isinstance(walked, Walked)
         ]
         firsts.sort(key=lambda each: each[1].slot)
-        self._progress.slots_total += sum(len(range(w.slot, w.end)) for _, w in firsts)
+        ends = [walked.end for _, walked in firsts]
+        end = credible_end(ends, history.orderers.one_correct)
+        self._progress.slots_total += sum(len(range(w.slot, min(w.end, end))) for _, w in firsts)
         for node, walked in firsts:
-            history.begin(node, walked)
+            history.begin(node, walked, end)
             await self._walk_on(history, node)
 
     async def _walk_on(self, history: History, node: NodeId) -> None:
