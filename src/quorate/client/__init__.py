@@ -8,7 +8,8 @@
         async for record in consumer:
             print(record.value)
 
-`Auditor` checks the whole history of a cluster. `BlockingProducer` and `BlockingConsumer` are the same for programs without an event loop.
+`BlockingProducer` and `BlockingConsumer` are the same for programs without an event loop. `Admin`
+is for operators, and `Auditor` checks the whole history of a cluster.
 """
 
 from quorate.client.admin import Admin
