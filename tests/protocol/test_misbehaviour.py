@@ -29,6 +29,7 @@ from quorate.core.ordering import (
     Cosign,
     Located,
     Slot,
+    Stored,
     TopologyReport,
     Walked,
 )
@@ -39,6 +40,7 @@ from quorate.protocol.misbehaviour import (
     REPLAYED_MAX,
     Drop,
     Equivocate,
+    Forget,
     Lie,
     Replay,
     Silence,
@@ -46,6 +48,8 @@ from quorate.protocol.misbehaviour import (
     alter,
     behave,
 )
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.records import Dropped, Held
 from stage import event
 
 D = bytes(range(32))
@@ -211,6 +215,26 @@ def test_a_replay_repeats_only_what_was_sent_before_and_remembers_so_much() -> N
     replay(ready(REPLAYED_MAX, to=3), 0)
     ((_, last),) = replay(ready(1, to=4), 0)
     assert last.send == [(4, VOUCH), (3, VOUCH)]
+
+
+def test_whoever_forgets_writes_no_large_batches_and_says_that_it_did() -> None:
+    large, small = bytes(INLINE_BYTES_MAX + 1), b"small"
+    stored = Stored(1000, 7, 0, 1, 3, D, b"signature")
+    dropped = Dropped(1000, 7, 1)
+    ready = Ready(
+        persist=[Held(1000, 7, 0, 5, [large, small, large, small]), dropped],
+        sync=True,
+        send=[(1, stored)],
+    )
+
+    ((delay_us, left),) = Forget()(ready, 0)
+
+    assert (delay_us, left.sync, left.send) == (0, True, [(1, stored)])
+    assert left.persist == [
+        Held(1000, 7, 0, 6, [small]),
+        Held(1000, 7, 0, 8, [small]),
+        dropped,
+    ]
 
 
 def test_behaving_changes_nothing() -> None:

@@ -202,6 +202,18 @@ class Oracle:
                 return offset
         return end
 
+    def placed_at(self, partition: Partition, offset: int) -> tuple[int, Placed] | None:
+        start, end = self.bounds(partition)
+        if not start <= offset < end:
+            return None
+        group = group_of(Line(0, *partition))
+        for decided in self.decided(group, self.kept[group]):
+            for placed in decided.placed:
+                is_there = placed.offset <= offset < placed.offset + placed.count
+                if (placed.topic, placed.partition) == partition and is_there:
+                    return decided.time_us, placed
+        return None
+
     def decided(self, group: int, slot: int) -> list[Decided]:
         return self.slots[group][slot - 1 :] if slot >= self.kept[group] else []
 
@@ -234,6 +246,8 @@ def check(store: DiskStore, oracle: Oracle) -> None:
             assert surplus == oracle.surplus(partition, bytes_max, absent_bytes=30)
         for offset in range(-1, end + 2):
             assert store.chain(partition, offset) == oracle.chain(partition, offset)
+            placed = store.placed_at(group_of(Line(0, *partition)), partition, offset)
+            assert placed == oracle.placed_at(partition, offset)
             for bytes_max in (0, 40, 10**6):
                 expected = oracle.read(partition, offset, bytes_max)
                 assert store.read(partition, offset, bytes_max) == expected

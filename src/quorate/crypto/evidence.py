@@ -303,7 +303,7 @@ def _two_seals(evidence: TwoSeals, keys: Keys) -> Proved:
     return Proved(
         "two-seals", "producer", evidence.producer, name,
         f"{name} signed two different batches as number {sequence} of session {evidence.session} "
-        f"on partition {evidence.partition} of '{evidence.topic}'",
+        f"on partition {evidence.partition} of {evidence.topic!a}",
     )  # fmt: skip
 
 
@@ -324,7 +324,7 @@ def _two_heads(evidence: TwoHeads, keys: Keys) -> Proved:
     name = keys.names[evidence.replica]
     return Proved(
         "two-heads", "replica", evidence.replica, name,
-        f"{name} signed two heads of the log {evidence.origin} with {evidence.size} batches: "
+        f"{name} signed two heads of the log {evidence.origin!a} with {evidence.size} batches: "
         f"{evidence.one.root.hex()} and {evidence.other.root.hex()}",
     )  # fmt: skip
 
@@ -357,7 +357,7 @@ def _false_receipt(evidence: FalseReceipt, keys: Keys) -> Proved:
     return Proved(
         "false-receipt", "store", evidence.store, name,
         f"{name} signed that it stores batch {sequence} of {producer}, session {evidence.session}, "
-        f"on partition {evidence.partition} of '{evidence.topic}', and then that it does not have "
+        f"on partition {evidence.partition} of {evidence.topic!a}, and then that it does not have "
         f"it, at offset {evidence.offset}, although it keeps {evidence.start} and later",
     )  # fmt: skip
 
