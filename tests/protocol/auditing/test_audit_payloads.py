@@ -211,7 +211,7 @@ def test_a_seal_that_lies_about_its_events_is_held_against_its_producer() -> Non
 
     shelf.brings(0)
 
-    assert shelf.kinds == [("bad-batch", "alice")]
+    assert shelf.kinds == [("false-seal", "alice")]
 
 
 def test_a_tree_of_events_that_is_right_is_no_finding() -> None:
@@ -228,7 +228,19 @@ def test_a_tree_of_other_events_is_held_against_the_producer_who_signed_it() -> 
 
     shelf.brings(0)
 
-    assert shelf.kinds == [("bad-batch", "alice")]
+    assert shelf.kinds == [("false-seal", "alice")]
+    evidence = shelf.found[0].evidence
+    assert evidence is not None
+    assert verify_evidence(parse(render(evidence)), KEYS).name == "alice"
+
+
+def test_a_tree_where_none_is_due_is_no_seal_that_replicas_let_pass() -> None:
+    for payload, contract in ((proved("one", 1), SEALED), (signed("one", 1), PROVED)):
+        shelf = Shelf([payload], contract)
+
+        shelf.brings(0)
+
+        assert shelf.kinds == [("bad-seal", "")]
 
 
 @pytest.mark.parametrize("is_liar_first", [True, False])

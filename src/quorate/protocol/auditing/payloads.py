@@ -24,16 +24,22 @@ from itertools import islice, pairwise
 
 from quorate.core.batch import Batch, count_of
 from quorate.core.cluster import Cluster
-from quorate.core.columns import HEADER_BYTES
 from quorate.core.control import CONTROL_TOPIC_ID, PutClient, decode_command
 from quorate.core.errors import QuorateError, RemoteProtocolError
 from quorate.core.ids import Digest, MemberId, NodeId, member_of
 from quorate.core.ordering import SEAL_BYTES, Challenge, Entries, Line, Receipts, Refusal
 from quorate.crypto import receipts as signing
 from quorate.crypto.digests import digest
-from quorate.crypto.events import events_root
-from quorate.crypto.evidence import Evidence, FalseReceipt, Keys, TwoSeals, verify_evidence
-from quorate.crypto.sids import SALT_BYTES, Place, Seal, batch_of, body_of, check_seal
+from quorate.crypto.events import check_events
+from quorate.crypto.evidence import (
+    Evidence,
+    FalseReceipt,
+    FalseSeal,
+    Keys,
+    TwoSeals,
+    verify_evidence,
+)
+from quorate.crypto.sids import Place, Seal, check_seal
 from quorate.protocol.auditing.findings import Finding, Findings, Where
 from quorate.protocol.auditing.history import Ledger
 from quorate.protocol.ordering.placement import stores_of
@@ -45,7 +51,6 @@ from quorate.protocol.topic import Topic
 SUSPECTED_MAX = 3
 ABSENT_LOOKED_AT_MAX = 65_536
 
-_BEGINNING_BYTES = SEAL_BYTES + SALT_BYTES + HEADER_BYTES
 # Kept in place of a seal that was not seen.
 _NO_SEAL = bytes(SEAL_BYTES)
 
@@ -260,6 +265,8 @@ class PartitionAudit:
         try:
             seal = Seal.decode(payload)
             check_seal(place, sequence, seal)
+            if seal.has_event_proofs is not self.topic.contract.event_proofs:
+                raise RemoteProtocolError("a batch with, or without, a tree of events")
         except RemoteProtocolError as error:
             # No correct replica lets it pass: more than f of them did.
             self._find("bad-seal", "", offset, f"what was ordered is {error}")
@@ -268,18 +275,13 @@ class PartitionAudit:
         self._seals[at : at + SEAL_BYTES] = payload[:SEAL_BYTES]
         self._check_key(place, offset, seal)
         try:
-            # The header is enough to count, and the whole too much to copy.
-            count = count_of(batch_of(payload[:_BEGINNING_BYTES]))
-            if count != seal.events:
-                raise RemoteProtocolError(f"a batch of {count} events, and its seal says {seal[0]}")
-            if seal.has_event_proofs:
-                salt = body_of(payload)[:SALT_BYTES]
-                if events_root(salt, Batch(batch_of(payload)).events()) != seal.root:
-                    raise RemoteProtocolError("a batch whose events are not those of its seal's")
-        except QuorateError as error:
-            self._find("bad-batch", who, offset, f"{who} signed {error}")
-            return
-        self.events += count
+            self.events += check_events(payload)
+        except RemoteProtocolError as error:
+            evidence = FalseSeal.of(place, sequence, payload)
+            is_proof = evidence is not None and self._keys.holds(evidence)
+            self._find(
+                "false-seal", who, offset, f"{who} signed {error}", evidence if is_proof else None
+            )
 
     def _check_key(self, place: Place, offset: int, seal: Seal) -> None:
         if self._keys.has(place.producer, seal.public_key):
