@@ -296,6 +296,37 @@ def test_payloads_are_read_by_those_only_who_may_subscribe() -> None:
         assert "alice may not audit the byzantine group" in refused.err
 
 
+def test_what_retention_took_is_no_gap_and_the_report_says_where_it_begins() -> None:
+    short = {"short": {**LOG, "validated": True, "retention_bytes": 100_000}}
+    with running_cluster(topics=short) as cluster:
+        asyncio.run(publish_each(cluster, "short", count=60, size=10_000))
+        asyncio.run(until_trimmed(cluster, "short"))
+
+        report = audit(cluster, code=0)
+
+        (row,) = [row for row in report["partitions"] if row["topic"] == "short"]
+        assert (row["first_offset"], row["end_offset"]) == (0, 60)
+        assert row["audited_from"] > 0
+        assert row["events"] == row["batches"] == 60 - row["audited_from"]
+
+
+async def publish_each(cluster: TestCluster, topic: str, *, count: int, size: int) -> None:
+    async with Producer(cluster.directory, "alice", batch_events=1) as producer:
+        for _ in range(count):
+            await producer.send(topic, bytes(size))
+
+
+async def until_trimmed(cluster: TestCluster, topic: str) -> None:
+    """Retention has taken what it takes from the stores; the others never had it."""
+
+    async def held_bytes(admin: Admin) -> list[int]:
+        reports: dict[str, Any] = dict(await admin.status(timeout_s=1.0))
+        return [each["log"]["topics"][topic]["bytes"] for each in reports.values()]
+
+    async with Admin(cluster.directory, OPERATOR) as admin:
+        await eventually(lambda: held_bytes(admin), lambda seen: 0 < max(seen) <= 100_000)
+
+
 def test_a_topic_without_a_history_is_refused(cluster: TestCluster) -> None:
     unknown = quorate("audit", cluster.directory, "--topic", "nowhere")
 
