@@ -12,13 +12,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quorate.core.batch import encode_one
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.event import Event
 from quorate.core.ordering import EVIDENCE_CHARACTERS_MAX
 from quorate.crypto.checkpoint import Checkpoint, Cosignature, Head, cosigned_bytes
 from quorate.crypto.digests import digest, link
+from quorate.crypto.events import events_root
 from quorate.crypto.evidence import (
+    BODY_BYTES_MAX,
     Evidence,
     FalseReceipt,
+    FalseSeal,
     Keys,
     SignedHead,
     TwoHeads,
@@ -29,7 +34,7 @@ from quorate.crypto.evidence import (
     verify_evidence,
 )
 from quorate.crypto.receipts import Receipt, Refusal, is_signed
-from quorate.crypto.sids import Place, Seal, sealed
+from quorate.crypto.sids import NO_ROOT, Place, Seal, sealed
 
 ALICE, STORE, OTHER = 1000, 2, 3
 SECRETS = {
@@ -100,8 +105,25 @@ def false_receipt(
     )
 
 
+def false_seal(events: int = 2, *, salted: str = "") -> FalseSeal:
+    """A batch of one event, signed as one of so many, or with the tree of another."""
+    body, root, secret = encode_one(None, b"one", (), 5, False), NO_ROOT, SECRETS[ALICE]
+    if salted:
+        salt = bytes(range(32))
+        root = events_root(salt, [Event(None, salted.encode(), timestamp_us=5)])
+        body = salt + body
+    payload = sealed(
+        PLACE, 9, body, events=events, time_us=5, root=root,
+        public_key=secret.public_key().public_bytes_raw(), sign=secret.sign,
+    )  # fmt: skip
+    evidence = FalseSeal.of(PLACE, 9, payload)
+    assert evidence is not None
+    return evidence
+
+
 EVIDENCE: dict[str, Callable[[], Evidence]] = {
     "two-seals": two_seals,
+    "false-seal": false_seal,
     "two-heads": two_heads,
     "false-receipt": false_receipt,
 }
@@ -117,7 +139,7 @@ def test_evidence_is_read_back_as_it_was_written_and_names_who_did_it(kind: str)
 
     assert proved.kind == kind
     assert proved.name in proved.sentence
-    assert proved.name == ("alice" if kind == "two-seals" else "r2")
+    assert proved.name == ("alice" if "seal" in kind else "r2")
 
 
 @kinds
@@ -199,6 +221,54 @@ def test_evidence_holds_with_a_key_that_its_signer_had_before(kind: str) -> None
     since = {number: (b"\x01" * 32, *known) for number, known in KEYS.keys.items()}
 
     assert verify_evidence(EVIDENCE[kind](), replace(KEYS, keys=since)).kind == kind
+
+
+def test_a_seal_with_the_tree_of_other_events_is_a_lie() -> None:
+    proved = verify_evidence(false_seal(1, salted="another"), KEYS)
+
+    assert (proved.kind, proved.name) == ("false-seal", "alice")
+    assert "tree of events" in proved.sentence
+
+
+@pytest.mark.parametrize("salted", ["", "one"])
+def test_a_seal_that_is_true_is_no_lie(salted: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="no lie"):
+        verify_evidence(false_seal(1, salted=salted), KEYS)
+
+
+def test_a_body_that_the_seal_does_not_name_proves_nothing() -> None:
+    other = msgspec.structs.replace(false_seal(), body=b"something else")
+
+    with pytest.raises(RemoteProtocolError, match="not the one that it names"):
+        verify_evidence(other, KEYS)
+
+
+def test_bytes_that_are_no_batch_were_signed_as_one() -> None:
+    secret = SECRETS[ALICE]
+    payload = sealed(
+        PLACE, 9, b"junk", events=1, time_us=5,
+        public_key=secret.public_key().public_bytes_raw(), sign=secret.sign,
+    )  # fmt: skip
+    evidence = FalseSeal.of(PLACE, 9, payload)
+    assert evidence is not None
+
+    assert verify_evidence(parse(render(evidence)), KEYS).kind == "false-seal"
+
+
+@pytest.mark.parametrize(("size", "fits"), [(BODY_BYTES_MAX, True), (BODY_BYTES_MAX + 1, False)])
+def test_evidence_has_room_for_batches_up_to_a_size(size: int, fits: bool) -> None:
+    secret = SECRETS[ALICE]
+    payload = sealed(
+        PLACE, 9, bytes(size), events=1, time_us=5,
+        public_key=secret.public_key().public_bytes_raw(), sign=secret.sign,
+    )  # fmt: skip
+
+    evidence = FalseSeal.of(PLACE, 9, payload)
+
+    assert (evidence is not None) is fits
+    if evidence is not None:
+        assert len(render(evidence)) <= EVIDENCE_CHARACTERS_MAX
+        assert verify_evidence(parse(render(evidence)), KEYS).kind == "false-seal"
 
 
 def test_the_same_batch_signed_twice_is_no_lie() -> None:

@@ -14,9 +14,13 @@ from crc32c import crc32c
 from clusters import TestCluster, quorate, running_cluster
 from logs import LogTraffic, batches
 from quorate.client import Admin, Producer
+from quorate.core.ids import topic_id
+from quorate.core.ordering import Partition
 from quorate.crypto.evidence import Keys, parse, verify_evidence
 from quorate.crypto.identity import Identity
 from quorate.crypto.sids import Place, Seal, body_of, sealed
+from quorate.protocol.ordering.placement import stores_of
+from quorate.protocol.ordering.readers import TAIL_BYTES_MAX
 from quorate.runtime.files import key_file, read_identity
 from quorate.runtime.local import OPERATOR
 from quorate.storage.frames import frames_in
@@ -292,8 +296,64 @@ def test_payloads_are_read_by_those_only_who_may_subscribe() -> None:
         assert "alice may not audit the byzantine group" in refused.err
 
 
+def test_what_retention_took_is_no_gap_and_the_report_says_where_it_begins() -> None:
+    short = {"short": {**LOG, "validated": True, "retention_bytes": 100_000}}
+    with running_cluster(topics=short) as cluster:
+        asyncio.run(publish_each(cluster, "short", count=60, size=10_000))
+        asyncio.run(until_trimmed(cluster, "short"))
+
+        report = audit(cluster, code=0)
+
+        (row,) = [row for row in report["partitions"] if row["topic"] == "short"]
+        assert (row["first_offset"], row["end_offset"]) == (0, 60)
+        assert row["audited_from"] > 0
+        assert row["events"] == row["batches"] == 60 - row["audited_from"]
+
+
+async def publish_each(cluster: TestCluster, topic: str, *, count: int, size: int) -> None:
+    async with Producer(cluster.directory, "alice", batch_events=1) as producer:
+        for _ in range(count):
+            await producer.send(topic, bytes(size))
+
+
+async def until_trimmed(cluster: TestCluster, topic: str) -> None:
+    """Retention has taken what it takes from the stores; the others never had it."""
+
+    async def held_bytes(admin: Admin) -> list[int]:
+        reports: dict[str, Any] = dict(await admin.status(timeout_s=1.0))
+        return [each["log"]["topics"][topic]["bytes"] for each in reports.values()]
+
+    async with Admin(cluster.directory, OPERATOR) as admin:
+        await eventually(lambda: held_bytes(admin), lambda seen: 0 < max(seen) <= 100_000)
+
+
 def test_a_topic_without_a_history_is_refused(cluster: TestCluster) -> None:
     unknown = quorate("audit", cluster.directory, "--topic", "nowhere")
 
     assert unknown.code == 2
     assert "nowhere" in unknown.err
+
+
+def test_a_store_that_signed_for_what_it_does_not_keep_is_named_with_evidence_that_verifies(
+    cluster: TestCluster,
+) -> None:
+    partition = Partition(topic_id("sealed"), 0)
+    store = cluster.names[stores_of((0, 1, 2, 3), partition)[0]]
+    asyncio.run(misbehave(cluster, store, "forget"))
+    # What came last is served from memory: so much must come after what is asked for.
+    asyncio.run(publish_much(cluster, "sealed", TAIL_BYTES_MAX + 2**22))
+
+    report = audit(cluster, "--topic", "sealed", code=1)
+
+    assert kinds(report) == {("false-receipt", store)}
+    evidence = report["findings"][0]["examples"][0]["evidence"]
+    text = json.dumps(evidence, indent=2, ensure_ascii=False) + "\n"
+    proved = verify_evidence(parse(text), Keys.of(cluster.launcher.cluster))
+    assert (proved.party, proved.name) == ("store", store)
+
+
+async def publish_much(cluster: TestCluster, topic: str, size: int) -> None:
+    async with Producer(cluster.directory, "alice") as producer:
+        await asyncio.gather(
+            *[await producer.submit(topic, bytes(2**18)) for _ in range(size // 2**18)]
+        )

@@ -11,10 +11,11 @@
     proof = await prove("cluster", "bob", "payments", 0, 4711)
 
 `BlockingProducer`, `BlockingConsumer` and `BlockingProver` are the same for programs without an
-event loop.
+event loop. `Admin` is for operators, and `Auditor` checks the whole history of a cluster.
 """
 
 from quorate.client.admin import Admin
+from quorate.client.audit import Auditor
 from quorate.client.blocking import BlockingConsumer, BlockingProducer, BlockingProver
 from quorate.client.consumer import Consumer, Record
 from quorate.client.producer import Producer, Receipt
@@ -22,6 +23,7 @@ from quorate.client.proving import Prover, prove
 
 __all__ = [
     "Admin",
+    "Auditor",
     "BlockingConsumer",
     "BlockingProducer",
     "BlockingProver",

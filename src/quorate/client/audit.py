@@ -28,6 +28,7 @@ from quorate.core.ordering import (
     BEGIN_US,
     END_US,
     Absent,
+    AskReceipts,
     Assigned,
     Chained,
     Concluded,
@@ -37,13 +38,21 @@ from quorate.core.ordering import (
     Located,
     Ordered,
     Partition,
+    Receipts,
+    Refusal,
     TopologyReport,
     Walk,
     Walked,
 )
 from quorate.crypto.checkpoint import Cosigner
 from quorate.protocol.auditing.findings import Findings
-from quorate.protocol.auditing.history import History, Judgement, Ledger, Orderers
+from quorate.protocol.auditing.history import (
+    History,
+    Judgement,
+    Ledger,
+    Orderers,
+    credible_end,
+)
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Answered, Outcome, Ready, Topology
@@ -60,6 +69,8 @@ LOOK_EVERY_S = 0.1
 ASK_AGAIN_S = 2.0
 # A replica that brings nothing new for so long does not answer.
 SILENT_S = 15.0
+# Nobody may have a receipt, and whoever is about to get a batch from others does not refuse it.
+RECEIPTS_S = 2.0
 TICK_EVERY_US = 50_000
 # So many partitions are read from a replica at a time.
 PARTITIONS_AT_ONCE = 4
@@ -156,6 +167,29 @@ class _Reading:
     moved_s: float = field(default_factory=time.monotonic)
 
 
+class _Waiting:
+    """A batch whose receipts are asked for, and then the store that does not have it."""
+
+    def __init__(self, asked: Iterable[NodeId], is_wanted: Callable[[Receipts], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        self.store: NodeId | None = None
+        # None when all have answered, and nobody has what is wanted.
+        self.receipts: asyncio.Future[Receipts | None] = loop.create_future()
+        self.refusal: asyncio.Future[Refusal] = loop.create_future()
+        self._asked = set(asked)
+        self._is_wanted = is_wanted
+
+    def hear(self, sender: NodeId, message: Receipts | Refusal) -> None:
+        if isinstance(message, Refusal):
+            if sender == self.store and not self.refusal.done():
+                self.refusal.set_result(message)
+            return
+        self._asked.discard(sender)
+        is_wanted = self._is_wanted(message)
+        if not self.receipts.done() and (is_wanted or not self._asked):
+            self.receipts.set_result(message if is_wanted else None)
+
+
 class Auditor(Session):
     """Audits a cluster.
 
@@ -182,6 +216,7 @@ class Auditor(Session):
         self._numbers = count(1)
         self._words: dict[tuple[NodeId, int], asyncio.Future[Walked | Located]] = {}
         self._readings: dict[tuple[NodeId, Partition], _Reading] = {}
+        self._waiting: dict[tuple[Partition, int], _Waiting] = {}
         control = next((t for t in topics_of(self.cluster) if t.name == CONTROL_TOPIC), None)
         self._listening_machine = _Listener(self.node, control, self._hear)
 
@@ -209,7 +244,9 @@ class Auditor(Session):
         ]
         # Commands first: they tell whose key is whose.
         for part in (_of_control(audits, is_control=True), _of_control(audits, is_control=False)):
-            await self._read_all([each for each in part if self._may_read(each.topic)])
+            readable = [each for each in part if self._may_read(each.topic)]
+            await self._read_all(readable)
+            await self._challenge_all(readable)
             keys.are_all = (bool(founding) and any(map(_has_all_commands, part))) or keys.are_all
         return Report(
             self.cluster.name,
@@ -331,9 +368,11 @@ class Auditor(Session):
             if isinstance(walked, Walked)
         ]
         firsts.sort(key=lambda each: each[1].slot)
-        self._progress.slots_total += sum(len(range(w.slot, w.end)) for _, w in firsts)
+        ends = [walked.end for _, walked in firsts]
+        end = credible_end(ends, history.orderers.one_correct)
+        self._progress.slots_total += sum(len(range(w.slot, min(w.end, end))) for _, w in firsts)
         for node, walked in firsts:
-            history.begin(node, walked)
+            history.begin(node, walked, end)
             await self._walk_on(history, node)
 
     async def _walk_on(self, history: History, node: NodeId) -> None:
@@ -446,6 +485,43 @@ class Auditor(Session):
         located = await self._ask(node, Locate(*partition, number, time_us), number)
         return located.offset if isinstance(located, Located) else None
 
+    # Holding stores to their receipts
+
+    async def _challenge_all(self, audits: list[PartitionAudit]) -> None:
+        """Whoever signed for a batch and did not give it shall sign that, too."""
+        self._tell("asking for receipts")
+        await asyncio.gather(*map(self._challenge_stores, audits))
+
+    async def _challenge_stores(self, audit: PartitionAudit) -> None:
+        proved: set[NodeId] = set()
+        for store, offset in audit.suspects():
+            is_needed = store not in self._silent and store not in proved
+            if is_needed and await self._has_refused(audit, store, offset):
+                proved.add(store)
+
+    async def _has_refused(self, audit: PartitionAudit, store: NodeId, offset: int) -> bool:
+        """One that is about to get the batch from others says nothing, and is left alone."""
+        place = audit.ledger.partition, offset
+        witnesses = [n for n in audit.witnesses(offset) if n not in (store, *self._silent)]
+        waiting = self._waiting[place] = _Waiting(
+            witnesses, lambda said: audit.has_signed(store, said)
+        )
+        try:
+            async with asyncio.timeout(RECEIPTS_S):
+                for node in witnesses:
+                    self.driver.send(node, AskReceipts(*audit.ledger.partition, offset))
+                receipts = await waiting.receipts if witnesses else None
+                if receipts is None:
+                    return False
+                waiting.store = store
+                self.driver.send(store, audit.challenge(offset))
+                audit.refused(store, receipts, await waiting.refusal)
+                return True
+        except TimeoutError:
+            return False
+        finally:
+            del self._waiting[place]
+
     # What replicas say
 
     def _hear(self, sender: NodeId, message: Message) -> None:
@@ -453,6 +529,10 @@ class Auditor(Session):
             future = self._words.get((sender, message.number))
             if future is not None and not future.done():
                 future.set_result(message)
+        elif isinstance(message, Receipts | Refusal):
+            place = Partition(message.topic, message.partition), message.offset
+            if place in self._waiting:
+                self._waiting[place].hear(sender, message)
         elif isinstance(message, Entries | Absent | Chained):
             partition = Partition(message.topic, message.partition)
             reading = self._readings.get((sender, partition))

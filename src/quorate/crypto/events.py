@@ -14,9 +14,15 @@ from struct import Struct
 
 from blake3 import blake3
 
+from quorate.core.batch import Batch, count_of
+from quorate.core.columns import HEADER_BYTES
+from quorate.core.errors import RemoteProtocolError
 from quorate.core.event import Event
+from quorate.core.ordering import SEAL_BYTES
 from quorate.crypto.merkle import Hash, Tree, leaf_hash
+from quorate.crypto.sids import SALT_BYTES, Seal, batch_of, body_of
 
+_BEGINNING_BYTES = SEAL_BYTES + SALT_BYTES + HEADER_BYTES
 _HEAD = Struct("<qB")
 _LENGTH = Struct("<I")
 _URGENT, _KEYED = 1, 2
@@ -54,3 +60,24 @@ def events_root(salt: bytes, events: Iterable[Event]) -> Hash:
     for leaf in event_leaves(salt, events):
         tree.append(leaf)
     return tree.root()
+
+
+def check_events(payload: bytes) -> int:
+    """How many events a sealed batch has, if they are those of its seal; or `RemoteProtocolError`.
+
+    Who signed the seal, and whether the body is the one that it names, the caller knows.
+    """
+    seal = Seal.decode(payload)
+    # The header is enough to count, and the whole too much to copy.
+    count = count_of(batch_of(payload[:_BEGINNING_BYTES]))
+    if count != seal.events:
+        raise RemoteProtocolError(f"a batch of {count} events with a seal of {seal.events}")
+    if seal.has_event_proofs:
+        salt = body_of(payload)[:SALT_BYTES]
+        if len(salt) < SALT_BYTES or _root_of(salt, payload) != seal.root:
+            raise RemoteProtocolError("a batch whose tree of events is not the one in its seal")
+    return count
+
+
+def _root_of(salt: bytes, payload: bytes) -> Hash:
+    return events_root(salt, Batch(batch_of(payload)).events())

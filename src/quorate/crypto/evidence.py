@@ -1,11 +1,13 @@
-"""Evidence: signed statements of one party that contradict each other.
+"""Evidence: signed statements of one party that contradict each other, or what they are about.
 
 Source: DESIGN sections 3 and 6; Kabis 2023, sections 3.3 and 3.4.
 
 Whoever holds a piece of evidence can show anybody who has the cluster's keys that a party did what
-no correct one does. It needs no cluster, no log and nobody's word. There are three kinds:
+no correct one does. It needs no cluster, no log and nobody's word. There are four kinds:
 
 - `TwoSeals`: a producer signed two different batches under one number of one line;
+- `FalseSeal`: a producer signed a number of events, or a tree of events, that the batch under its
+  signature does not have. Replicas do not look at trees, so that only auditors find it;
 - `TwoHeads`: a replica cosigned two heads of one log, of one size and with different roots;
 - `FalseReceipt`: a store signed that it keeps a batch, and then that it does not have it, although
   by its own words retention has not taken it.
@@ -39,11 +41,14 @@ from quorate.core.ids import MEMBER_ID_MAX, SESSION_MAX, MemberId
 from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import DIGEST_BYTES, EVIDENCE_CHARACTERS_MAX, SEAL_BYTES
 from quorate.crypto.checkpoint import SIZE_MAX, TIME_S_MAX, Checkpoint, Head, cosigned_bytes
-from quorate.crypto.digests import link
+from quorate.crypto.digests import link, payload_digest
+from quorate.crypto.events import check_events
 from quorate.crypto.identity import SIGNATURE_BYTES
 from quorate.crypto.receipts import Receipt, Refusal, is_signed
-from quorate.crypto.sids import Place, Seal, check_seal, sid
+from quorate.crypto.sids import Place, Seal, body_of, check_seal, sid
 
+# Of the batch in evidence, so that its text stays within its bound.
+BODY_BYTES_MAX = 750 * 1000
 _EXTENSIONS_MAX = 16
 
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -56,6 +61,7 @@ _Batches = Annotated[int, Meta(ge=1, le=RUN_BATCHES_MAX)]
 _Time = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 _Seal = Annotated[bytes, Meta(min_length=SEAL_BYTES, max_length=SEAL_BYTES)]
+_Body = Annotated[bytes, Meta(max_length=BODY_BYTES_MAX)]
 _Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 _Digests = Annotated[tuple[_Digest, ...], Meta(max_length=RUN_BATCHES_MAX)]
 _Extensions = Annotated[tuple[_Line, ...], Meta(max_length=_EXTENSIONS_MAX)]
@@ -78,6 +84,31 @@ class TwoSeals(
     @staticmethod
     def of(place: Place, sequence: int, one: Seal, other: Seal) -> "TwoSeals":
         return TwoSeals(*place, sequence, *sorted((one.encode(), other.encode())))
+
+    @property
+    def place(self) -> Place:
+        return Place(self.cluster, self.topic, self.partition, self.producer, self.session)
+
+
+class FalseSeal(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="evidence", tag="false-seal"
+):
+    """A seal, and the body under it, which has other events than the seal says."""
+
+    cluster: _Name
+    topic: _Name
+    partition: _Partition
+    producer: _Member
+    session: _Session
+    sequence: _Number
+    seal: _Seal
+    body: _Body
+
+    @staticmethod
+    def of(place: Place, sequence: int, payload: bytes) -> "FalseSeal | None":
+        """Nothing if the batch is too large for evidence."""
+        seal, body = payload[:SEAL_BYTES], body_of(payload)
+        return FalseSeal(*place, sequence, seal, body) if len(body) <= BODY_BYTES_MAX else None
 
     @property
     def place(self) -> Place:
@@ -175,7 +206,7 @@ class FalseReceipt(
         )
 
 
-Evidence: TypeAlias = TwoSeals | TwoHeads | FalseReceipt
+Evidence: TypeAlias = TwoSeals | FalseSeal | TwoHeads | FalseReceipt
 
 _decoder: msgspec.json.Decoder[Evidence] = msgspec.json.Decoder(Evidence, strict=True)
 
@@ -248,6 +279,8 @@ def verify_evidence(evidence: Evidence, keys: Keys) -> Proved:
         )
     if isinstance(evidence, TwoSeals):
         return _two_seals(evidence, keys)
+    if isinstance(evidence, FalseSeal):
+        return _false_seal(evidence, keys)
     if isinstance(evidence, TwoHeads):
         return _two_heads(evidence, keys)
     return _false_receipt(evidence, keys)
@@ -294,17 +327,40 @@ def _two_seals(evidence: TwoSeals, keys: Keys) -> Proved:
         # Whoever has a key can sign the same in many ways.
         raise RemoteProtocolError("evidence with two signatures of the same, which is no lie")
     for seal in seals:
-        if seal.public_key not in keys.keys.get(evidence.producer, ()):
-            raise RemoteProtocolError(
-                f"a seal with a key that is none of client {evidence.producer}, as far as known"
-            )
-        check_seal(place, sequence, seal)
+        _check_sealed(keys, place, sequence, seal)
     name = keys.names[evidence.producer]
     return Proved(
         "two-seals", "producer", evidence.producer, name,
         f"{name} signed two different batches as number {sequence} of session {evidence.session} "
         f"on partition {evidence.partition} of {evidence.topic!a}",
     )  # fmt: skip
+
+
+def _false_seal(evidence: FalseSeal, keys: Keys) -> Proved:
+    place, sequence, payload = evidence.place, evidence.sequence, evidence.seal + evidence.body
+    seal = Seal.decode(payload)
+    _check_sealed(keys, place, sequence, seal)
+    if payload_digest(evidence.body) != seal.digest:
+        raise RemoteProtocolError("a seal, and a body that is not the one that it names")
+    try:
+        check_events(payload)
+    except RemoteProtocolError as error:
+        name = keys.names[evidence.producer]
+        return Proved(
+            "false-seal", "producer", evidence.producer, name,
+            f"{name} signed {error}, as number {sequence} of session {evidence.session} on "
+            f"partition {evidence.partition} of '{evidence.topic}'",
+        )  # fmt: skip
+    raise RemoteProtocolError("a seal that is true of its batch, which is no lie")
+
+
+def _check_sealed(keys: Keys, place: Place, sequence: int, seal: Seal) -> None:
+    """The producer of this place signed this, with a key that is known to be its own."""
+    if seal.public_key not in keys.keys.get(place.producer, ()):
+        raise RemoteProtocolError(
+            f"a seal with a key that is none of client {place.producer}, as far as known"
+        )
+    check_seal(place, sequence, seal)
 
 
 def _two_heads(evidence: TwoHeads, keys: Keys) -> Proved:

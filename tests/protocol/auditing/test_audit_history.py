@@ -10,7 +10,7 @@ from quorate.core.ids import NodeId
 from quorate.core.ordering import Slot
 from quorate.crypto.evidence import Keys, parse, render, verify_evidence
 from quorate.protocol.auditing.findings import Finding, Findings
-from quorate.protocol.auditing.history import History, Judgement
+from quorate.protocol.auditing.history import History, Judgement, credible_end
 from quorate.protocol.ordering.value import Value
 
 
@@ -292,6 +292,22 @@ def test_a_slot_that_was_not_asked_for_brings_nothing() -> None:
 
     assert walks.history.walkers[0].slot == 3
     assert not walks.history.walkers[0].is_done
+
+
+@pytest.mark.parametrize(
+    ("ends", "end"), [([9, 9, 9, 1 << 60], 9), ([7, 8, 9, 9], 9), ([3, 9], 3), ([], 1)]
+)
+def test_nobody_is_walked_further_than_a_correct_replica_can_be(ends: list[int], end: int) -> None:
+    assert credible_end(ends, 2) == end
+
+
+def test_a_replica_is_walked_up_to_the_slot_that_was_agreed_on() -> None:
+    walks, truth = Walks(), scribe()
+
+    walks.history.begin(0, truth.walked(), 4)
+
+    assert walks.history.walkers[0].is_done
+    assert walks.history.branches[0].end == 4
 
 
 # Checkpoints

@@ -20,13 +20,17 @@ from histories import (
 from quorate.core.batch import encode_one
 from quorate.core.control import PutClient, encode_command
 from quorate.core.event import Event
-from quorate.core.ordering import Entries
+from quorate.core.ordering import Entries, Receipts, Refusal, SignedReceipt
+from quorate.crypto import receipts as signing
+from quorate.crypto.digests import digest
 from quorate.crypto.events import events_root
 from quorate.crypto.evidence import Keys, parse, render, verify_evidence
 from quorate.crypto.sids import Place, sealed
 from quorate.protocol.auditing.findings import Finding, Findings
 from quorate.protocol.auditing.history import History
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
+from quorate.protocol.ordering.placement import stores_of
+from quorate.protocol.ordering.value import CHAIN_START, chained
 from stage import topic
 
 KEYS = Keys("demo", {1000: "alice", 1001: "bob"}, {m: (public_of(m),) for m in (1000, 1001)})
@@ -207,7 +211,7 @@ def test_a_seal_that_lies_about_its_events_is_held_against_its_producer() -> Non
 
     shelf.brings(0)
 
-    assert shelf.kinds == [("bad-batch", "alice")]
+    assert shelf.kinds == [("false-seal", "alice")]
 
 
 def test_a_tree_of_events_that_is_right_is_no_finding() -> None:
@@ -224,7 +228,19 @@ def test_a_tree_of_other_events_is_held_against_the_producer_who_signed_it() -> 
 
     shelf.brings(0)
 
-    assert shelf.kinds == [("bad-batch", "alice")]
+    assert shelf.kinds == [("false-seal", "alice")]
+    evidence = shelf.found[0].evidence
+    assert evidence is not None
+    assert verify_evidence(parse(render(evidence)), KEYS).name == "alice"
+
+
+def test_a_tree_where_none_is_due_is_no_seal_that_replicas_let_pass() -> None:
+    for payload, contract in ((proved("one", 1), SEALED), (signed("one", 1), PROVED)):
+        shelf = Shelf([payload], contract)
+
+        shelf.brings(0)
+
+        assert shelf.kinds == [("bad-seal", "")]
 
 
 @pytest.mark.parametrize("is_liar_first", [True, False])
@@ -353,6 +369,125 @@ def test_what_somebody_did_not_send_to_the_end_is_left_open() -> None:
         shelf.holds(replica).lack(2)
 
     assert shelf.audit.judge(silent=0) == [Missing(1, 2, gone=0, silent=1)]
+
+
+# Receipts
+
+
+STORES = stores_of((0, 1, 2, 3), HERE)
+FIRST, SECOND, THIRD, LAST = STORES
+
+
+def receipts_of(shelf: Shelf, store: int, *, signed_by: int | None = None) -> Receipts:
+    """That this store keeps both batches, as a replica tells it that has neither."""
+    challenge = shelf.audit.challenge(0)
+    contents = [*map(digest, shelf.payloads)]
+    chain = chained(CHAIN_START, contents)[-1]
+    statement = signing.Receipt(Place.of("demo", TOPIC, 0, ALICE), 1, 2, chain)
+    signature = secret_of((store if signed_by is None else signed_by) + 1).sign(statement.encode())
+    receipt = SignedReceipt(store, 1, 2, chain, signature, contents[1])
+    return Receipts(
+        ALICE, *HERE, 0, 1, challenge.time_us, challenge.digest, CHAIN_START, [receipt], []
+    )
+
+
+def refusal_of(shelf: Shelf, store: int, *, start: int = 0) -> Refusal:
+    content = digest(shelf.payloads[0])
+    statement = signing.Refusal(Place.of("demo", TOPIC, 0, ALICE), 1, content, 0, start, 9)
+    signature = secret_of(store + 1).sign(statement.encode())
+    return Refusal(ALICE, *HERE, 0, 1, content, start, 9, signature)
+
+
+def store_shelf() -> Shelf:
+    """Two batches, and keys of replicas beside those of clients."""
+    numbers = {f"r{replica}": replica for replica in STORES}
+    names = {**KEYS.names, **{number: name for name, number in numbers.items()}}
+    public = {number: (public_of(number + 1),) for number in STORES}
+    keys = KnownKeys(Keys("demo", names, {**KEYS.keys, **public}), {"alice": 1000, **numbers})
+    return Shelf([signed("one", 1), signed("two", 2)], SEALED, keys)
+
+
+def test_stores_are_suspected_of_what_belongs_to_them_and_they_do_not_have() -> None:
+    shelf = store_shelf()
+
+    shelf.holds(FIRST).lack(1)
+    shelf.brings(SECOND)
+    shelf.brings(THIRD)
+    shelf.holds(LAST).lack(2)
+
+    assert shelf.audit.suspects() == [(FIRST, 0)]
+
+
+def test_all_are_suspected_of_what_fewer_have_than_signed_for_it() -> None:
+    shelf = store_shelf()
+
+    shelf.brings(FIRST)
+    for replica in (SECOND, THIRD, LAST):
+        shelf.holds(replica).lack(2)
+
+    suspected = shelf.audit.suspects()
+    assert suspected == [(r, at) for r in (SECOND, THIRD, LAST) for at in (0, 1)]
+    assert shelf.audit.witnesses(0) == [SECOND, THIRD, LAST]
+
+
+def test_whoever_is_silent_may_be_the_one_who_signed() -> None:
+    shelf = store_shelf()
+
+    shelf.brings(FIRST)
+    for replica in (THIRD, LAST):
+        shelf.holds(replica).lack(2)
+
+    assert shelf.audit.suspects() == []
+
+
+def test_nobody_is_suspected_of_what_retention_took() -> None:
+    shelf = store_shelf()
+
+    for replica in STORES:
+        holding = shelf.holds(replica)
+        holding.lack(2)
+        holding.kept_from = 2
+
+    assert shelf.audit.suspects() == []
+
+
+def test_a_receipt_and_a_refusal_prove_what_a_store_did() -> None:
+    shelf = store_shelf()
+    receipts = receipts_of(shelf, FIRST)
+    assert shelf.audit.has_signed(FIRST, receipts)
+    assert not shelf.audit.has_signed(SECOND, receipts)
+
+    shelf.audit.refused(FIRST, receipts, refusal_of(shelf, FIRST))
+
+    assert shelf.kinds == [("false-receipt", f"r{FIRST}")]
+    evidence = shelf.found[0].evidence
+    assert evidence is not None
+    assert verify_evidence(parse(render(evidence)), shelf.keys.certain).number == FIRST
+
+
+def test_a_receipt_that_a_store_did_not_sign_proves_nothing() -> None:
+    shelf = store_shelf()
+
+    forged = receipts_of(shelf, FIRST, signed_by=SECOND)
+    shelf.audit.refused(FIRST, forged, refusal_of(shelf, FIRST))
+
+    assert shelf.kinds == []
+
+
+def test_a_refusal_of_what_retention_took_proves_nothing() -> None:
+    shelf = store_shelf()
+
+    shelf.audit.refused(FIRST, receipts_of(shelf, FIRST), refusal_of(shelf, FIRST, start=1))
+
+    assert shelf.kinds == []
+
+
+def test_receipts_of_another_batch_are_not_those_that_were_asked_for() -> None:
+    shelf = store_shelf()
+
+    other = msgspec.structs.replace(receipts_of(shelf, FIRST), digest=bytes(32))
+
+    assert not shelf.audit.has_signed(FIRST, other)
 
 
 def test_commands_teach_keys() -> None:

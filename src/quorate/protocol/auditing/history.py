@@ -278,8 +278,11 @@ class History:
 
     # Walking
 
-    def begin(self, replica: NodeId, walked: Walked) -> None:
-        """The first word of a replica: where its slots begin, and on which tree."""
+    def begin(self, replica: NodeId, walked: Walked, end: int | None = None) -> None:
+        """The first word of a replica: where its slots begin, and on which tree.
+
+        It is walked to its end, or up to an earlier one.
+        """
         start = max(walked.slot, FIRST_SLOT)
         try:
             branch = Branch(start, walked.size, walked.edge)
@@ -292,7 +295,8 @@ class History:
                 break
         else:
             self.branches.append(branch)
-        self.walkers[replica] = Walker(branch, start, max(start, walked.end))
+        last = walked.end if end is None else min(walked.end, end)
+        self.walkers[replica] = Walker(branch, start, max(start, last))
         self.take(replica, walked)
 
     def take(self, replica: NodeId, walked: Walked) -> None:
@@ -466,6 +470,16 @@ class History:
 
     def _names(self, replicas: Iterable[NodeId]) -> str:
         return ", ".join(map(self.orderers.name_of, replicas)) or "nobody"
+
+
+def credible_end(ends: Iterable[int], one_correct: int) -> int:
+    """Up to where to walk, of what replicas say that they have decided.
+
+    Whoever lies has decided for ever. Of so many that say they are furthest one is correct, and has
+    come to the least of these slots.
+    """
+    furthest = sorted(ends, reverse=True)[:one_correct]
+    return furthest[-1] if furthest else FIRST_SLOT
 
 
 def _fork(one: Branch, other: Branch) -> int | None:

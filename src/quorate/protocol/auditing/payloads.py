@@ -12,32 +12,45 @@ Rules:
 - a payload that is not there is nobody's lie: large ones are with few replicas, and retention takes
   old ones. Only what nobody has is missing, and only if fewer replicas than must have had it say
   that their retention took it, and nobody is left who did not answer;
+- a store that signed for a batch and does not have it is asked to sign that too. Both together
+  prove what it did (`ordering/challenges.py`);
 - whose key a seal has is known from the cluster as it is, as it began, and from the commands in
   between; where those are not all there, an unknown key is no finding.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from quorate.core.batch import Batch, count_of
 from quorate.core.cluster import Cluster
-from quorate.core.columns import HEADER_BYTES
 from quorate.core.control import CONTROL_TOPIC_ID, PutClient, decode_command
 from quorate.core.errors import QuorateError, RemoteProtocolError
 from quorate.core.ids import Digest, MemberId, NodeId, member_of
-from quorate.core.ordering import SEAL_BYTES, Entries, Line
+from quorate.core.ordering import SEAL_BYTES, Challenge, Entries, Line, Receipts, Refusal
+from quorate.crypto import receipts as signing
 from quorate.crypto.digests import digest
-from quorate.crypto.events import events_root
-from quorate.crypto.evidence import Evidence, Keys, TwoSeals, verify_evidence
-from quorate.crypto.sids import SALT_BYTES, Place, Seal, batch_of, body_of, check_seal
+from quorate.crypto.events import check_events
+from quorate.crypto.evidence import (
+    Evidence,
+    FalseReceipt,
+    FalseSeal,
+    Keys,
+    TwoSeals,
+    verify_evidence,
+)
+from quorate.crypto.sids import Place, Seal, check_seal
 from quorate.protocol.auditing.findings import Finding, Findings, Where
 from quorate.protocol.auditing.history import Ledger
-from quorate.protocol.ordering.records import DIGEST_BYTES
+from quorate.protocol.ordering.placement import stores_of
+from quorate.protocol.ordering.records import DIGEST_BYTES, cut
 from quorate.protocol.ordering.value import chained, leaves_of
 from quorate.protocol.topic import Topic
 
-_BEGINNING_BYTES = SEAL_BYTES + SALT_BYTES + HEADER_BYTES
+# A store that signed and does not have one batch may not have thousands.
+SUSPECTED_MAX = 3
+ABSENT_LOOKED_AT_MAX = 65_536
+
 # Kept in place of a seal that was not seen.
 _NO_SEAL = bytes(SEAL_BYTES)
 
@@ -252,6 +265,8 @@ class PartitionAudit:
         try:
             seal = Seal.decode(payload)
             check_seal(place, sequence, seal)
+            if seal.has_event_proofs is not self.topic.contract.event_proofs:
+                raise RemoteProtocolError("a batch with, or without, a tree of events")
         except RemoteProtocolError as error:
             # No correct replica lets it pass: more than f of them did.
             self._find("bad-seal", "", offset, f"what was ordered is {error}")
@@ -260,18 +275,13 @@ class PartitionAudit:
         self._seals[at : at + SEAL_BYTES] = payload[:SEAL_BYTES]
         self._check_key(place, offset, seal)
         try:
-            # The header is enough to count, and the whole too much to copy.
-            count = count_of(batch_of(payload[:_BEGINNING_BYTES]))
-            if count != seal.events:
-                raise RemoteProtocolError(f"a batch of {count} events, and its seal says {seal[0]}")
-            if seal.has_event_proofs:
-                salt = body_of(payload)[:SALT_BYTES]
-                if events_root(salt, Batch(batch_of(payload)).events()) != seal.root:
-                    raise RemoteProtocolError("a batch whose events are not those of its seal's")
-        except QuorateError as error:
-            self._find("bad-batch", who, offset, f"{who} signed {error}")
-            return
-        self.events += count
+            self.events += check_events(payload)
+        except RemoteProtocolError as error:
+            evidence = FalseSeal.of(place, sequence, payload)
+            is_proof = evidence is not None and self._keys.holds(evidence)
+            self._find(
+                "false-seal", who, offset, f"{who} signed {error}", evidence if is_proof else None
+            )
 
     def _check_key(self, place: Place, offset: int, seal: Seal) -> None:
         if self._keys.has(place.producer, seal.public_key):
@@ -310,6 +320,83 @@ class PartitionAudit:
             self._keys.certain.cluster, self.topic.name, partition.number, run.publisher
         )
         return place, run.first + offset - run.offset
+
+    # Receipts
+
+    def suspects(self) -> list[tuple[NodeId, int]]:
+        """Replicas, and batches that they do not have although they may have signed for them.
+
+        So many signed for a large batch as must have had it. Where that many have it, or may have
+        it, these are likely the ones; and then only those are asked that large batches belong to.
+        A few batches of each are enough.
+        """
+        if not self._is_validated:
+            return []
+        stores = self.topic.quorum.one_correct
+        silent = len(self.topic.members) - len(self.holdings)
+        designated = stores_of(self.topic.members, self.ledger.partition)[:stores]
+        found: list[tuple[NodeId, int]] = []
+        for replica, holding in self.holdings.items():
+            offsets = islice(_offsets_in(holding.absent), ABSENT_LOOKED_AT_MAX)
+            few = (
+                offset
+                for offset in offsets
+                if offset >= holding.kept_from
+                and (replica in designated or self._holders(offset) + silent < stores)
+            )
+            found += [(replica, offset) for offset in islice(few, SUSPECTED_MAX)]
+        return found
+
+    def witnesses(self, offset: int) -> list[NodeId]:
+        """Who does not have this batch either, and so knows who signed for it."""
+        return [
+            replica
+            for replica, holding in self.holdings.items()
+            if any(start <= offset < end for start, end in holding.absent)
+        ]
+
+    def challenge(self, offset: int) -> Challenge:
+        """Give this batch, or sign that it is not there."""
+        run = self.ledger.run_at(offset)
+        sequence, content = run.first + offset - run.offset, self.ledger.digests_of(offset, 1)
+        partition = self.ledger.partition
+        return Challenge(run.publisher, *partition, offset, sequence, run.time_us, content)
+
+    def has_signed(self, store: NodeId, receipts: Receipts) -> bool:
+        """Whether these are about a batch as it was agreed on, with one that this store signed."""
+        challenge = self.challenge(receipts.offset)
+        said = receipts.publisher, receipts.sequence, receipts.digest
+        if said != (challenge.publisher, challenge.sequence, challenge.digest):
+            return False
+        return any(receipt.store == store for receipt in receipts.receipts)
+
+    def refused(self, store: NodeId, receipts: Receipts, refusal: Refusal) -> None:
+        """A store signed that it does not have a batch: see what its receipts are worth."""
+        place, sequence = self._place(refusal.offset)
+        statement = signing.Refusal(
+            place, sequence, self.ledger.digests_of(refusal.offset, 1), refusal.offset,
+            refusal.start, refusal.time_us,
+        )  # fmt: skip
+        for each in receipts.receipts:
+            if each.store != store:
+                continue
+            evidence = FalseReceipt.of(
+                store,
+                signing.Receipt(place, each.first, each.count, each.chain),
+                each.signature,
+                statement,
+                refusal.signature,
+                receipts.before,
+                tuple(cut(each.behind)),
+            )
+            if self._keys.holds(evidence):
+                who = self._name_of(store)
+                sentence = f"{who} signed that it stores batch {sequence}, and that it does not"
+                self._find("false-receipt", who, refusal.offset, sentence, evidence)
+                return
+
+    def _holders(self, offset: int) -> int:
+        return sum(holding.has(offset) for holding in self.holdings.values())
 
     # Judging
 
@@ -375,3 +462,8 @@ class PartitionAudit:
     ) -> None:
         where = Where(topic=self.topic.name, partition=self.ledger.partition.number, offset=offset)
         self._findings.add(Finding(kind, who, where, sentence, evidence))
+
+
+def _offsets_in(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
+    for start, end in ranges:
+        yield from range(start, end)
