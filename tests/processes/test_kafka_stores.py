@@ -1,7 +1,7 @@
 """Replicas whose payloads are in Kafka: real brokers, real processes, and what goes wrong there.
 
-Three replicas have a Kafka cluster each, the fourth keeps payloads itself. A large batch is with
-two of the four.
+Three replicas have a Kafka cluster each, the last of which asks for a password; the fourth replica
+keeps payloads itself. A large batch is with two of the four.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer as PlainProducer
 
 from clusters import TestCluster, running_cluster
-from kafkas import Message, delete_topic, make_topic, messages_in, running_kafkas
+from kafkas import PASSWORD, Message, delete_topic, make_topic, messages_in, running_kafkas
 from logs import LARGE_EVERY, LogTraffic
 from quorate.bench.kafka import KafkaBroker
 from quorate.client import Admin
@@ -43,9 +43,19 @@ def kafkas() -> Iterator[list[KafkaBroker]]:
 @pytest.fixture(scope="module")
 def shared(kafkas: list[KafkaBroker]) -> Iterator[TestCluster]:
     topics = {name: {**VALIDATED, "event_proofs": name == "proven"} for name in TOPICS}
-    stores = [KafkaStore(bootstrap=broker.bootstrap) for broker in kafkas]
-    with running_cluster(topics=topics, clients=CLIENTS, kafkas=stores) as running:
-        yield running
+    stores = [
+        KafkaStore(bootstrap=broker.bootstrap, settings=settings_for(broker)) for broker in kafkas
+    ]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KAFKA_PASSWORD", PASSWORD)
+        with running_cluster(topics=topics, clients=CLIENTS, kafkas=stores) as running:
+            yield running
+
+
+def settings_for(broker: KafkaBroker) -> dict[str, str]:
+    """What the cluster file says of a Kafka, where no secret may stand."""
+    secret = {"sasl.password": "env:KAFKA_PASSWORD"} if broker.client_settings else {}
+    return {**broker.client_settings, **secret}
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Record
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.ordering.room import ROOMS, Rooms
+from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
@@ -109,6 +110,9 @@ class Council:
     slots_kept: int = 1 << 62
     # Whether heads of the log are signed; not, unless a test is about that.
     signs: bool = False
+    # Who keeps large payloads of validated topics outside, and how seals are looked at.
+    depositing: Collection[NodeId] = ()
+    validation: Validation | None = None
     now_us: int = 0
     seats: dict[NodeId, Seat] = field(default_factory=dict)
     flying: list[Flight] = field(default_factory=list)
@@ -289,6 +293,8 @@ class Council:
             rooms=self.rooms,
             cluster=self.cluster,
             snapshot_every=self.snapshot_every,
+            validation=self.validation,
+            deposits=replica in self.depositing,
         )
         self.seats[replica] = Seat(ordering, outbox, disk, store, signer, notaries)
         self.seats = dict(sorted(self.seats.items()))
@@ -302,7 +308,7 @@ class Council:
         while has_more:
             has_more = seat.ordering.flush()
             ready = seat.outbox.take()
-            if not (ready.persist or ready.send or ready.reports):
+            if not (ready.persist or ready.send or ready.reports or ready.deposit):
                 continue
             self.turns.append(Turn(replica, ready))
             seat.disk.append(ready.persist)
