@@ -22,7 +22,7 @@ from quorate.core.stores import KafkaStore
 from quorate.crypto.digests import digest, seal_digest
 from quorate.crypto.sids import Place, Seal, batch_of, check_seal
 from quorate.runtime.local import OPERATOR
-from traffic import eventually, offences, status_of
+from traffic import eventually, offences
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -65,10 +65,14 @@ def cluster(shared: TestCluster) -> TestCluster:
 
 
 async def store_of(cluster: TestCluster, replica: str) -> dict[str, Any]:
-    """What a replica says of its store; nothing while it does not answer."""
-    log = (await status_of(cluster.directory, replica)).get("log") or {}
-    store: dict[str, Any] = log.get("store", {})
-    return store
+    """What a replica says of its store, as soon as it answers."""
+    async with Admin(cluster.directory, OPERATOR) as admin:
+
+        async def look() -> dict[str, Any]:
+            report: Any = (await admin.status(timeout_s=0.5))[replica]
+            return dict((report.get("log") or {}).get("store", {}))
+
+        return dict(await eventually(look))
 
 
 def restart(cluster: TestCluster, names: list[str]) -> None:
