@@ -182,9 +182,12 @@ def test_a_line_costs_what_it_has_under_way_outside() -> None:
     waiting = Waiting((A, T, 0))  # type: ignore[arg-type]
     waiting.extend(1, [digest(b"x")], [None])
     before = waiting.cost_bytes
-    waiting.deposits[1] = digest(b"x"), b"x" * 5000
+    waiting.deposit(1, digest(b"x"), b"x" * 5000)
 
     assert waiting.cost_bytes == before + 5000
+    assert waiting.end_deposit(1) == (digest(b"x"), b"x" * 5000)
+    assert waiting.end_deposit(1) is None
+    assert waiting.cost_bytes == before
 
 
 # Reading
