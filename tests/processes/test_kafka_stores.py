@@ -21,6 +21,7 @@ from quorate.core.ordering import SEAL_BYTES
 from quorate.core.stores import KafkaStore
 from quorate.crypto.digests import digest, seal_digest
 from quorate.crypto.sids import Place, Seal, batch_of, check_seal
+from quorate.runtime.launcher import LaunchError
 from quorate.runtime.local import OPERATOR
 from traffic import eventually, offences
 
@@ -195,6 +196,45 @@ def test_a_kafka_that_stands_still_holds_up_nobody(
             traffic.check()
 
     asyncio.run(story())
+
+
+def test_a_kafka_that_is_not_there_when_its_replica_starts_is_named_and_tried_again() -> None:
+    nowhere = KafkaStore(bootstrap="127.0.0.1:1")
+    with running_cluster(topics={"log": VALIDATED}, clients=CLIENTS, kafkas=[nowhere]) as cluster:
+
+        async def story() -> None:
+            async with LogTraffic(cluster.directory, "log") as traffic:
+                traffic.flow()
+                await traffic.passed(50)
+                await traffic.settled()
+                traffic.check()
+            seen = await eventually(lambda: store_of(cluster, "r0"), lambda seen: seen["trouble"])
+            assert seen["written"] == 0
+
+        asyncio.run(story())
+        log = (cluster.directory / "run" / "r0.log").read_text()
+        assert "the Kafka at 127.0.0.1:1" in log
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"no.such.setting": "1"}, 'No such configuration property: "no.such.setting"'),
+        ({"security.protocol": "magic"}, 'Invalid value "magic" for configuration property'),
+        ({"sasl.password": "env:QUORATE_UNSET"}, "variable QUORATE_UNSET of the environment"),
+    ],
+)
+def test_settings_that_make_no_sense_keep_a_replica_from_starting(
+    settings: dict[str, str], sentence: str
+) -> None:
+    kafka = KafkaStore(bootstrap="127.0.0.1:1", settings=settings)
+    with running_cluster(topics={"log": VALIDATED}, kafkas=[kafka], start=False) as cluster:
+        cluster.launcher.start("r0")
+
+        with pytest.raises(LaunchError) as error:
+            cluster.launcher.wait_until_up("r0")
+
+        assert sentence in str(error.value)
 
 
 # A Kafka that forgets or lies
