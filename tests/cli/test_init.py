@@ -137,6 +137,49 @@ def test_init_takes_other_sizes_names_and_links(shell: Shell, tmp_path: Path, po
     assert [each.name for each in cluster.clients] == ["sensor-1", "sensor-2", "operator"]
 
 
+def test_init_gives_replicas_a_kafka_each_and_a_topic_whose_payloads_go_there(
+    shell: Shell, tmp_path: Path, port: int
+) -> None:
+    options = ("--store", "kafka", "--kafka", "one:9092, two:9093", "--base-port", port)
+    said = shell.succeed("init", tmp_path / "c", *options)
+
+    cluster = read_cluster(tmp_path / "c" / "cluster.toml")
+    found = {name: store.bootstrap for name, store in cluster.stores.items()}
+    assert found == {"r0": "one:9092", "r1": "two:9093"}
+    assert any(contract.validated for contract in cluster.topics.values())
+    assert "Kafka      r0 at one:9092, r1 at two:9093" in said
+
+
+def test_init_looks_for_kafka_on_this_machine_if_nothing_is_said(
+    shell: Shell, tmp_path: Path, port: int
+) -> None:
+    shell.succeed("init", tmp_path / "c", "--store", "kafka", "--base-port", port)
+
+    stores = read_cluster(tmp_path / "c" / "cluster.toml").stores
+    assert [store.bootstrap for store in stores.values()] == [
+        "127.0.0.1:9092",
+        "127.0.0.1:9192",
+        "127.0.0.1:9292",
+        "127.0.0.1:9392",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--kafka", "one:9092"), "--kafka names Kafka clusters, so --store must be kafka"),
+        (("--store", "kafka", "--kafka", "a:1,b:1,c:1,d:1,e:1"), "each has one at most"),
+        (("--store", "kafka", "--kafka", "a:1,a:1"), "share the Kafka at a:1"),
+        (("--store", "kafka", "--kafka", "nowhere"), "bootstrap has 'nowhere'"),
+    ],
+)
+def test_init_refuses_kafkas_that_cannot_be(
+    shell: Shell, tmp_path: Path, port: int, options: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in shell.fail("init", tmp_path / "c", *options, "--base-port", port)
+    assert not (tmp_path / "c").exists()
+
+
 def test_init_twice_leaves_the_first_cluster_alone(shell: Shell, tmp_path: Path, port: int) -> None:
     directory = tmp_path / "cluster"
     shell.succeed("init", directory, "--base-port", port)

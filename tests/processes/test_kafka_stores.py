@@ -1,7 +1,7 @@
 """Replicas whose payloads are in Kafka: real brokers, real processes, and what goes wrong there.
 
-Three replicas have a Kafka cluster each, the fourth keeps payloads itself. A large batch is with
-two of the four.
+Three replicas have a Kafka cluster each, the last of which asks for a password; the fourth replica
+keeps payloads itself. A large batch is with two of the four.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer as PlainProducer
 
 from clusters import TestCluster, running_cluster
-from kafkas import Message, delete_topic, make_topic, messages_in, running_kafkas
+from kafkas import PASSWORD, Message, delete_topic, make_topic, messages_in, running_kafkas
 from logs import LARGE_EVERY, LogTraffic
 from quorate.bench.kafka import KafkaBroker
 from quorate.client import Admin
@@ -21,8 +21,9 @@ from quorate.core.ordering import SEAL_BYTES
 from quorate.core.stores import KafkaStore
 from quorate.crypto.digests import digest, seal_digest
 from quorate.crypto.sids import Place, Seal, batch_of, check_seal
+from quorate.runtime.launcher import LaunchError
 from quorate.runtime.local import OPERATOR
-from traffic import eventually, offences, status_of
+from traffic import eventually, offences
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -43,9 +44,19 @@ def kafkas() -> Iterator[list[KafkaBroker]]:
 @pytest.fixture(scope="module")
 def shared(kafkas: list[KafkaBroker]) -> Iterator[TestCluster]:
     topics = {name: {**VALIDATED, "event_proofs": name == "proven"} for name in TOPICS}
-    stores = [KafkaStore(bootstrap=broker.bootstrap) for broker in kafkas]
-    with running_cluster(topics=topics, clients=CLIENTS, kafkas=stores) as running:
-        yield running
+    stores = [
+        KafkaStore(bootstrap=broker.bootstrap, settings=settings_for(broker)) for broker in kafkas
+    ]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KAFKA_PASSWORD", PASSWORD)
+        with running_cluster(topics=topics, clients=CLIENTS, kafkas=stores) as running:
+            yield running
+
+
+def settings_for(broker: KafkaBroker) -> dict[str, str]:
+    """What the cluster file says of a Kafka, where no secret may stand."""
+    secret = {"sasl.password": "env:KAFKA_PASSWORD"} if broker.client_settings else {}
+    return {**broker.client_settings, **secret}
 
 
 @pytest.fixture
@@ -55,10 +66,14 @@ def cluster(shared: TestCluster) -> TestCluster:
 
 
 async def store_of(cluster: TestCluster, replica: str) -> dict[str, Any]:
-    """What a replica says of its store; nothing while it does not answer."""
-    log = (await status_of(cluster.directory, replica)).get("log") or {}
-    store: dict[str, Any] = log.get("store", {})
-    return store
+    """What a replica says of its store, as soon as it answers."""
+    async with Admin(cluster.directory, OPERATOR) as admin:
+
+        async def look() -> dict[str, Any]:
+            report: Any = (await admin.status(timeout_s=0.5))[replica]
+            return dict((report.get("log") or {}).get("store", {}))
+
+        return dict(await eventually(look))
 
 
 def restart(cluster: TestCluster, names: list[str]) -> None:
@@ -181,6 +196,45 @@ def test_a_kafka_that_stands_still_holds_up_nobody(
             traffic.check()
 
     asyncio.run(story())
+
+
+def test_a_kafka_that_is_not_there_when_its_replica_starts_is_named_and_tried_again() -> None:
+    nowhere = KafkaStore(bootstrap="127.0.0.1:1")
+    with running_cluster(topics={"log": VALIDATED}, clients=CLIENTS, kafkas=[nowhere]) as cluster:
+
+        async def story() -> None:
+            async with LogTraffic(cluster.directory, "log") as traffic:
+                traffic.flow()
+                await traffic.passed(50)
+                await traffic.settled()
+                traffic.check()
+            seen = await eventually(lambda: store_of(cluster, "r0"), lambda seen: seen["trouble"])
+            assert seen["written"] == 0
+
+        asyncio.run(story())
+        log = (cluster.directory / "run" / "r0.log").read_text()
+        assert "the Kafka at 127.0.0.1:1" in log
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"no.such.setting": "1"}, 'No such configuration property: "no.such.setting"'),
+        ({"security.protocol": "magic"}, 'Invalid value "magic" for configuration property'),
+        ({"sasl.password": "env:QUORATE_UNSET"}, "variable QUORATE_UNSET of the environment"),
+    ],
+)
+def test_settings_that_make_no_sense_keep_a_replica_from_starting(
+    settings: dict[str, str], sentence: str
+) -> None:
+    kafka = KafkaStore(bootstrap="127.0.0.1:1", settings=settings)
+    with running_cluster(topics={"log": VALIDATED}, kafkas=[kafka], start=False) as cluster:
+        cluster.launcher.start("r0")
+
+        with pytest.raises(LaunchError) as error:
+            cluster.launcher.wait_until_up("r0")
+
+        assert sentence in str(error.value)
 
 
 # A Kafka that forgets or lies

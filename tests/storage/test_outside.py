@@ -77,7 +77,9 @@ def held(first: int, *payloads: bytes) -> Held:
 
 
 def opened(directory: Path, shelf: Shelf | None) -> OutsideStore:
-    return OutsideStore(directory, Pointers(directory), shelf)
+    pointers = Pointers(directory)
+    pointers.name(TOPIC, "quorate.orders")
+    return OutsideStore(directory, pointers, shelf)
 
 
 def payloads_from(store: OutsideStore, offset: int, bytes_max: int = 1 << 20) -> list[bytes]:

@@ -131,6 +131,9 @@ class Council:
     slots_kept: int = 1 << 62
     # Whether heads of the log are signed; not, unless a test is about that.
     signs: bool = False
+    # Who keeps large payloads of validated topics outside, and how seals are looked at.
+    depositing: Collection[NodeId] = ()
+    validation: Validation | None = None
     now_us: int = 0
     seats: dict[NodeId, Seat] = field(default_factory=dict)
     flying: list[Flight] = field(default_factory=list)
@@ -333,6 +336,7 @@ class Council:
             cluster=self.cluster,
             validation=self._validation(),
             snapshot_every=self.snapshot_every,
+            deposits=replica in self.depositing,
         )
         self.seats[replica] = Seat(ordering, outbox, disk, store, signer, notaries)
         self.seats = dict(sorted(self.seats.items()))
@@ -341,6 +345,8 @@ class Council:
         return [self.topic]
 
     def _validation(self) -> Validation | None:
+        if self.validation is not None:
+            return self.validation
         return Validation(CLUSTER, self._topics(), {each: public_key(each) for each in NAMES})
 
     def _wall_us(self, replica: NodeId, _: int) -> int:
@@ -352,7 +358,7 @@ class Council:
         while has_more:
             has_more = seat.ordering.flush()
             ((_, ready),) = self.rewrites.get(replica, behave)(seat.outbox.take(), self.now_us)
-            if not (ready.persist or ready.send or ready.reports):
+            if not (ready.persist or ready.send or ready.reports or ready.deposit):
                 continue
             self.turns.append(Turn(replica, ready))
             seat.disk.append(ready.persist)

@@ -272,13 +272,20 @@ def running_brokers(
         )
         for port in ports
     ]
+    with running(brokers):
+        yield brokers
+
+
+@contextmanager
+def running(brokers: Sequence[KafkaBroker]) -> Iterator[None]:
+    """These brokers are up, as long as they are needed."""
     with ExitStack() as stack:
         for broker in brokers:
             stack.callback(broker.stop)
             broker.start()
         for broker in brokers:
             broker.wait_until_up()
-        yield brokers
+        yield
 
 
 def kafka_class_path(say: Say | None = None) -> str:

@@ -17,6 +17,7 @@ from quorate.protocol.ordering.records import Deposited
 REST_SECONDS = 2.0
 REQUEST_SECONDS_MAX = 5.0
 POLL_S = 0.2
+CLOSE_SECONDS_MAX = 1.0
 # The largest sealed batch, and what Kafka writes around it.
 MESSAGE_BYTES_MAX = SEALED_BYTES_MAX + 64 * 1024
 _SECRET_BYTES_MAX = 64 * 1024

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from quorate.crypto.digests import digest
 from quorate.storage.kafka_client import (
+    CLOSE_SECONDS_MAX,
     POLL_S,
-    REQUEST_SECONDS_MAX,
     REST_SECONDS,
     Listener,
     Trouble,
@@ -67,7 +67,7 @@ class Reader:
         # Until when nobody is asked, since nobody answered.
         self._resting_until = 0.0
         self._closed = False
-        self._consumer: Any = None
+        self._consumer = self._make_consumer()
         # Where the consumer reads, and which offset comes next.
         self._at: Target | None = None
         self._next = 0
@@ -108,7 +108,7 @@ class Reader:
         with self._lock:
             self._closed = True
             self._something.notify()
-        self._thread.join(REQUEST_SECONDS_MAX)
+        self._thread.join(CLOSE_SECONDS_MAX)
 
     # In the thread
 
@@ -128,8 +128,7 @@ class Reader:
                 self._fetch(target)
             except (kafka_exception(), RuntimeError) as error:
                 self._give_up(str(error))
-        if self._consumer is not None:
-            self._consumer.close()
+        self._consumer.close()
 
     def _fetch(self, target: Target) -> None:
         """Everything that is wanted there, from the first offset on."""
@@ -164,8 +163,6 @@ class Reader:
         wanted = self._wanted_from(target, 0)
         if not wanted:
             return
-        if self._consumer is None:
-            self._consumer = self._make_consumer()
         skipped = wanted[0] - self._next
         if self._at != target or not 0 <= skipped <= _SKIPPED_MAX:
             self._consumer.assign([TopicPartition(*target, wanted[0])])

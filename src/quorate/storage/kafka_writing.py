@@ -12,9 +12,9 @@ from typing import Any
 from quorate.core.ids import member_of, session_of
 from quorate.protocol.ordering.records import Deposit, Deposited
 from quorate.storage.kafka_client import (
+    CLOSE_SECONDS_MAX,
     MESSAGE_BYTES_MAX,
     POLL_S,
-    REQUEST_SECONDS_MAX,
     REST_SECONDS,
     Listener,
     Trouble,
@@ -85,7 +85,8 @@ class Writer:
             self._closed = True
             self._something_wanted.notify()
         for thread in self._threads:
-            thread.join(REQUEST_SECONDS_MAX + POLL_S)
+            # One that waits for an answer of Kafka ends with the process.
+            thread.join(CLOSE_SECONDS_MAX)
 
     # Parts
 

@@ -26,7 +26,7 @@ from quorate.storage.recovery import Recovered, Replayed
 from quorate.storage.store import DiskStore, FsyncPolicy
 
 # So many bytes are asked for ahead of whoever reads.
-READ_AHEAD_BYTES = 8 * 1024 * 1024
+READ_AHEAD_BYTES = 4 * 1024 * 1024
 # A reader that comes upon pointers looks at so many of them at a time.
 _POINTERS_READ_BYTES = 64 * POINTER_BYTES
 
@@ -87,6 +87,8 @@ class OutsideStore(DiskStore):
             self.payloads.close()
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
+        if partition.topic not in self._pointers.names:
+            return super().read(partition, offset, bytes_max)
         # A few first: behind pointers there is much more than they take themselves.
         found = super().read(partition, offset, _POINTERS_READ_BYTES)
         if not self._has_pointers(found):

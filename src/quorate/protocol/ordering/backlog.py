@@ -305,7 +305,7 @@ class Backlog:
                 here[at] = True
             elif sequence not in waiting.deposits and len(payload) <= room_bytes:
                 room_bytes -= len(payload)
-                waiting.deposits[sequence] = digests[at], payload
+                waiting.deposit(sequence, digests[at], payload)
                 deposit = Deposit(*waiting.line, sequence, digests[at], payload)
                 self._outbox.deposit(deposit)
         self.charge(waiting)
@@ -319,7 +319,7 @@ class Backlog:
             return
         held: list[Deposited] = []
         for result in sorted(results, key=lambda result: result.sequence):
-            found = waiting.deposits.pop(result.sequence, None)
+            found = waiting.end_deposit(result.sequence)
             place = result.sequence - waiting.next
             if found is None or not result.pointer or not 0 <= place < len(waiting.payloads):
                 continue

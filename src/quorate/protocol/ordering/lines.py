@@ -91,6 +91,7 @@ class Waiting:
         "base",
         "chains",
         "charged_bytes",
+        "deposit_bytes",
         "deposits",
         "digests",
         "direct",
@@ -142,6 +143,7 @@ class Waiting:
         # Payloads that are on their way to the store outside, with their digests. They count for
         # nothing until they are there.
         self.deposits: dict[Sequence, tuple[Digest, bytes]] = {}
+        self.deposit_bytes = 0
         # Words of stores about batches that we have yet to hear of ourselves.
         self.early: dict[NodeId, list[Stored]] = {}
         self.waiting_bytes = 0
@@ -168,7 +170,7 @@ class Waiting:
             return 0
         batches = len(self.digests) + sum(len(former.digests) for former in self.former)
         cost = LINE_COST + BATCH_COST * batches + self.waiting_bytes + self.former_bytes
-        cost += sum(len(payload) for _, payload in self.deposits.values())
+        cost += self.deposit_bytes
         return cost + sum(map(len, self.spare.values())) if self.spare else cost
 
     def chain_at(self, sequence: Sequence) -> Digest | None:
@@ -342,7 +344,7 @@ class Waiting:
         if self.held_beyond:
             self.held_beyond = {each for each in self.held_beyond if each > self.held}
         for sequence in [each for each in self.deposits if each < self.next]:
-            del self.deposits[sequence]
+            self.end_deposit(sequence)
 
     def _forget_former(self, decided: list[Digest]) -> None:
         """What goes on from something else than was decided can not be decided any more."""
@@ -350,6 +352,20 @@ class Waiting:
             self.former = [each for each in self.former if each.goes_on(self.next, decided)]
             self.former_bytes = sum(former.size for former in self.former)
             self.unkept = [each for each in self.unkept if each.goes_on(self.next, decided)]
+
+    # What goes to the store outside
+
+    def deposit(self, sequence: Sequence, content: Digest, payload: bytes) -> None:
+        """This payload is on its way there."""
+        self.deposits[sequence] = content, payload
+        self.deposit_bytes += len(payload)
+
+    def end_deposit(self, sequence: Sequence) -> tuple[Digest, bytes] | None:
+        """It is there, or will not be; None if nobody waits for it any more."""
+        found = self.deposits.pop(sequence, None)
+        if found is not None:
+            self.deposit_bytes -= len(found[1])
+        return found
 
     # Who has it
 
