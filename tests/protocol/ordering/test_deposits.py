@@ -8,7 +8,7 @@ from typing import Any
 from council import BYZANTINE, READER, A, Council, T, records
 from quorate.core.batch import encode_values
 from quorate.core.ids import NodeId, Sequence
-from quorate.core.ordering import Absent, Announce, Append, Follow, Ordered, Partition, Stored
+from quorate.core.ordering import Absent, AnnounceSealed, Append, Follow, Ordered, Partition, Stored
 from quorate.crypto.digests import digest
 from quorate.crypto.identity import Identity
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting
@@ -44,7 +44,7 @@ def publish(council: Council, first: Sequence, *payloads: bytes) -> None:
     for replica in STORES:
         council.step(A, replica, Append(T, 0, first, list(payloads)))
     for replica in OTHERS:
-        council.step(A, replica, Announce(T, 0, first, [], [each[:176] for each in payloads]))
+        council.step(A, replica, AnnounceSealed(T, 0, first, [each[:176] for each in payloads]))
     council.collect()
 
 
