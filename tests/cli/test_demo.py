@@ -3,7 +3,7 @@
 import pytest
 
 from quorate.cli.demo import weak_words
-from quorate.cli.demo_story import TOPICS, Ledger, Line, Scene, verdict
+from quorate.cli.demo_story import CHANGES, TOPICS, Ledger, Line, Scene, Shown, verdict
 from quorate.core.contract import Contract
 from quorate.core.errors import QuorateError
 
@@ -23,7 +23,8 @@ def played() -> Scene:
     """A demo after which every promise was kept."""
     lines = {name: Line(name, Contract.parse(name, table)) for name, table in TOPICS.items()}
     ledger = Ledger(checkpoints=[(10, ("r0", "r1", "r2")), (20, ("r0", "r1", "r2"))])
-    return Scene(50.0, lines, "r2", ledger=ledger)
+    shown = Shown(vouched_for_by=("r0", "r1", "r2"), refused=CHANGES)
+    return Scene(50.0, lines, "r2", ledger=ledger, shown=shown)
 
 
 def complaint(scene: Scene) -> str:
@@ -61,3 +62,9 @@ def test_what_was_not_promised_is_not_held_against_a_topic(counter: str) -> None
     scene = played()
     setattr(scene.lines["metrics"], counter, 3)
     assert complaint(scene) == ""
+
+
+def test_a_proof_that_holds_with_a_byte_changed_is_no_proof() -> None:
+    scene = played()
+    scene.shown.refused -= 1
+    assert complaint(scene) == "of 64 proofs with a changed byte, 63 were refused"

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from quorate.cli.demo_story import LOG, Line, Scene, play, verdict
+from quorate.cli.demo_story import CHANGES, LOG, VOTES, Line, Scene, play, verdict
 from quorate.core.errors import LocalProtocolError
 from quorate.runtime.loop import run
 
@@ -91,6 +91,8 @@ def _topics(scene: Scene, *, final: bool) -> Table:
 
 def _cells(line: Line, elapsed: float, *, final: bool) -> list[str | Text]:
     contract = f"{line.contract.protection}: {line.contract.protocol}"
+    if line.contract.validated:
+        contract += ", validated"
     if line.contract.history_every:
         contract += f" + history/{line.contract.history_every}"
     forged_colour = "green" if not line.forged else "red" if line.tolerates_lies else "yellow"
@@ -120,6 +122,17 @@ def _log_words(scene: Scene) -> str:
     )
 
 
+def _proof_words(scene: Scene) -> str:
+    shown = scene.shown
+    names = ", ".join(shown.vouched_for_by)
+    return (
+        f"A vote at offset {shown.offset:,} of '{VOTES}' was proved in {shown.proof_bytes:,} bytes "
+        f"and without its neighbours: the keys alone show that {shown.published_by} published it "
+        f"there, and that {names} vouch for it. Of {CHANGES} changes of one byte, {shown.refused} "
+        f"were noticed."
+    )
+
+
 def _summary(scene: Scene, result: dict[str, object]) -> Group:
     rejected = ", ".join(f"{who} x {count}" for who, count in scene.rejected.most_common(6))
     words = [
@@ -130,7 +143,7 @@ def _summary(scene: Scene, result: dict[str, object]) -> Group:
         f"Subscribers caught and rejected {result['rejected']} wrong messages"
         + (f" ({rejected})." if rejected else "."),
     ]
-    words.append(_log_words(scene))
+    words += [_log_words(scene), _proof_words(scene)]
     weak = [line for line in scene.lines.values() if not line.tolerates_lies]
     words += [weak_words(line, scene.liar) for line in weak if line.lost or line.forged]
     return Group(_topics(scene, final=True), *words)

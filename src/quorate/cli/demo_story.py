@@ -6,7 +6,8 @@ is killed, and comes back. Then the leader of the log topic is killed, and comes
 end. Every value that arrives is compared with what was published, so that "lost", "forged" and
 "duplicates" are counted and not claimed; of the log, both subscribers' orders are compared with
 each other and with the positions that the publisher was given, and the replicas' signatures under
-it are verified.
+it are verified. At the end one vote of a validated topic is proved, and the proof verified with
+nothing but the keys, as it is and with bytes changed.
 """
 
 import asyncio
@@ -21,17 +22,20 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
-from quorate.client import Admin, Consumer, Producer, Receipt
+from quorate.client import Admin, Consumer, Producer, Receipt, prove
+from quorate.core.cluster import Cluster
 from quorate.core.contract import Contract
 from quorate.core.errors import QuorateError, RemoteProtocolError
 from quorate.core.quorum import Quorum
 from quorate.crypto.checkpoint import Cosigner
 from quorate.crypto.checkpoint import read as read_checkpoint
+from quorate.crypto.proofs import Keys, verify_bytes
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR, make_local_cluster, write_local_cluster
 from quorate.runtime.ports import free_base_port
 
 LOG = "ledger"
+VOTES = "votes"
 PUBLISHER, SUBSCRIBERS = "alice", ("bob", "carol")
 LATENCIES_KEPT = 2000
 EVENTS_PER_TURN = 10
@@ -45,7 +49,10 @@ TOPICS: dict[str, dict[str, object]] = {
     "prices": {"broadcast": "chain", "history_every": 64},
     "audit": {"broadcast": "reliable", "order": "fifo"},
     LOG: {"order": "total"},
+    VOTES: {"order": "total", "validated": True, "event_proofs": True},
 }
+# A changed proof is tried so many times, each with another byte.
+CHANGES = 64
 # Shares of the whole time at which the story moves on.
 LIES_AT, DIES_AT, RETURNS_AT, BEHEADED_AT, HEALED_AT, ENDS_AT = 0.15, 0.35, 0.5, 0.6, 0.8, 0.9
 
@@ -123,6 +130,32 @@ class Ledger:
 
 
 @dataclass(slots=True)
+class Shown:
+    """One vote, and how it was proved."""
+
+    vote: bytes = b""
+    partition: int = 0
+    offset: int = 0
+    index: int = 0
+    proof_bytes: int = 0
+    published_by: str = ""
+    vouched_for_by: tuple[str, ...] = ()
+    # With so many of its bytes changed, one at a time, it did not hold.
+    refused: int = 0
+
+    def result(self) -> dict[str, object]:
+        return {
+            "vote": self.vote.decode(),
+            "offset": self.offset,
+            "proof_bytes": self.proof_bytes,
+            "published_by": self.published_by,
+            "vouched_for_by": list(self.vouched_for_by),
+            "changed": CHANGES,
+            "refused": self.refused,
+        }
+
+
+@dataclass(slots=True)
 class Scene:
     """Everything that happens, for whoever watches."""
 
@@ -135,6 +168,7 @@ class Scene:
     rejected: Counter[str] = field(default_factory=Counter)
     values: dict[str, set[bytes]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    shown: Shown = field(default_factory=Shown)
 
     @property
     def share(self) -> float:
@@ -153,6 +187,7 @@ class Scene:
             "rejected": sum(self.rejected.values()),
             "rejected_from": dict(self.rejected),
             "ledger": self.ledger.result(),
+            "proof": self.shown.result(),
             "topics": rows,
         }
 
@@ -161,6 +196,7 @@ class Scene:
             "topic": line.name,
             "protection": line.contract.protection,
             "protocol": line.contract.protocol,
+            "validated": line.contract.validated,
             "history_every": line.contract.history_every,
             "published": line.published,
             "receipted": line.receipted,
@@ -223,6 +259,7 @@ async def _perform(launcher: Launcher, seconds: float, watch: Callable[[Scene], 
             await producer.flush()
             await _catch_up(scene, seen)
             await _look_at_ledger(scene, admin)
+            await _prove(scene.shown, directory, cluster)
         finally:
             for task in tasks:
                 task.cancel()
@@ -281,6 +318,25 @@ async def _look_at_ledger(scene: Scene, admin: Admin) -> None:
         scene.ledger.checkpoints.append(max(found))
 
 
+async def _prove(shown: Shown, directory: Path, cluster: Cluster) -> None:
+    """Prove a vote, and see what becomes of the proof when a byte of it is changed."""
+    place = VOTES, shown.partition, shown.offset
+    proof = (await prove(directory, SUBSCRIBERS[0], *place, event=shown.index)).render()
+    keys = Keys.of(cluster)
+    held = verify_bytes(proof, keys)
+    if held.event is None or held.event.value != shown.vote:
+        raise QuorateError(f"the proof of a vote at offset {shown.offset} shows another one")
+    shown.proof_bytes, shown.published_by = len(proof), held.producer_name
+    shown.vouched_for_by = tuple(voucher.name for voucher in held.vouchers)
+    for _ in range(CHANGES):
+        at = secrets.randbelow(len(proof))
+        changed = bytes([proof[at] ^ 1 + secrets.randbelow(255)])
+        try:
+            verify_bytes(proof[:at] + changed + proof[at + 1 :], keys)
+        except QuorateError:
+            shown.refused += 1
+
+
 async def _until(scene: Scene, share: float) -> None:
     await asyncio.sleep(max(0.0, scene.started + share * scene.seconds - time.monotonic()))
 
@@ -310,8 +366,12 @@ async def _read(
 ) -> None:
     async for record in consumer:
         line = scene.lines[record.topic]
-        if record.offset is not None:
+        if record.topic == LOG and record.offset is not None:
             order.append((record.offset, record.value))
+        if record.topic == VOTES and record.offset is not None:
+            shown = scene.shown
+            shown.vote, shown.partition = record.value, record.partition
+            shown.offset, shown.index = record.offset, record.index
         if record.value not in scene.values[record.topic]:
             line.forged += 1
             continue
@@ -378,6 +438,11 @@ def verdict(result: dict[str, object]) -> None:
     if ledger["misplaced"]:
         raise QuorateError(
             f"{ledger['misplaced']} events of the log do not stand where they should"
+        )
+    proof = cast(dict[str, Any], result["proof"])
+    if proof["refused"] != proof["changed"] or not proof["vouched_for_by"]:
+        raise QuorateError(
+            f"of {proof['changed']} proofs with a changed byte, {proof['refused']} were refused"
         )
     sizes = [checkpoint["batches"] for checkpoint in ledger["checkpoints"]]
     if len(sizes) < 2 or sizes[0] >= sizes[-1]:
