@@ -11,7 +11,7 @@ from clusters import TestCluster, quorate, running_cluster
 from flows import PATIENCE_S
 from logs import follows, leader, next_records
 from quorate.client import Admin, BlockingConsumer, BlockingProducer, Consumer, Producer, Record
-from quorate.core.errors import ConfigError, LocalProtocolError, QuorumError
+from quorate.core.errors import ConfigError, LocalProtocolError, QuorumError, RefusedError
 from quorate.runtime.local import OPERATOR
 from traffic import until
 
@@ -33,6 +33,7 @@ def cluster() -> Iterator[TestCluster]:
     for name in ("groups", "basic-groups", "mixed-groups"):
         topics[name]["partitions"] = 4
     topics["plain"] = {"order": "total"}
+    topics["closed"] = {**VALIDATED, "publish": ["alice"], "subscribe": ["bob"]}
     with running_cluster(topics=topics, clients=("alice", "bob", "carol", "dave")) as running:
         yield running
 
@@ -119,6 +120,63 @@ def test_only_topics_that_can_be_validated_are_taken(cluster: TestCluster) -> No
             consumer.subscribe(["refused"], start="begin")
             (record,) = await next_records(consumer, 1)
             assert record.validated
+
+    asyncio.run(story())
+
+
+def test_a_topic_that_is_created_later_and_grows_is_the_same_to_both(cluster: TestCluster) -> None:
+    directory = cluster.directory
+
+    async def story() -> None:
+        async with (
+            Admin(directory, OPERATOR) as admin,
+            Producer(directory, "alice") as checked,
+            Producer(directory, "bob") as plain,
+            Consumer(directory, "carol") as basic,
+            Consumer(directory, "dave") as validated,
+        ):
+            await admin.create_topic("created", {"order": "total", "validated": True})
+            await plain.update_topology([])
+            await basic.update_topology([])
+            await validated.update_topology(["created"])
+            for consumer in (basic, validated):
+                consumer.subscribe(["created"], start="begin")
+                await consumer.subscribed()
+            # When it gets another partition, and both kinds of events come there
+            await checked.send("created", b"validated 0")
+            await admin.alter_topic("created", {"partitions": 2})
+            for client in (checked, plain, basic, validated):
+                await client.learn_topology()
+            await checked.send("created", b"validated 1", partition=1)
+            await plain.send("created", b"basic 1", partition=1)
+            # Then each reads what is for it.
+            seen = [(r.partition, r.offset, r.value) for r in await next_records(basic, 3)]
+            assert sorted(seen) == [
+                (0, 0, b"validated 0"), (1, 0, b"validated 1"), (1, 1, b"basic 1"),
+            ]  # fmt: skip
+            checked_records = await next_records(validated, 2)
+            assert sorted(values(checked_records)) == [b"validated 0", b"validated 1"]
+            assert all(record.validated for record in checked_records)
+            assert await rest(validated) == []
+
+    asyncio.run(story())
+
+
+def test_who_may_not_publish_or_read_may_not_without_validation_either(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        async with (
+            Producer(cluster.directory, "bob") as producer,
+            Consumer(cluster.directory, "alice") as consumer,
+        ):
+            await producer.update_topology([])
+            await consumer.update_topology([])
+            with pytest.raises(RefusedError, match="bob may not publish on 'closed'"):
+                await producer.send("closed", b"refused")
+            consumer.subscribe(["closed"])
+            with pytest.raises(RefusedError, match="alice may not subscribe to 'closed'"):
+                await consumer.subscribed()
 
     asyncio.run(story())
 

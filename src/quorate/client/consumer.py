@@ -279,7 +279,7 @@ class Consumer(Session):
                 await self._change_shares(self._membership, modes, changed)
                 return
             left = [topic for topic in changed if self._log_of(topic) == topic]
-            marks = await self._leave_validated(left, modes)
+            marks = await self._leave_validated(left)
             self._modes = modes
             for topic in changed:
                 self._ask_for(topic, self._log_of(topic))
@@ -294,13 +294,12 @@ class Consumer(Session):
                 await self.subscribed()
 
     async def _leave_validated(
-        self, topics: list[str], modes: Modes
+        self, topics: list[str]
     ) -> dict[tuple[str, int], tuple[int | None, Marked | None]]:
         """Where each partition goes on, when its validated batches have places in its companion."""
         found: dict[tuple[str, int], tuple[int | None, Marked | None]] = {}
         try:
             for topic in topics:
-                companion = modes.log_of(self.cluster, topic)
                 for partition in range(self.cluster.contract(topic).partitions):
                     if await self._turns_back(topic, partition):
                         continue
@@ -309,9 +308,10 @@ class Consumer(Session):
                     self._destination.stop_reading_partition(topic, partition)
                     self._unbegun.discard(Partition(topic_id(topic), partition))
                     found[topic, partition] = position, None
-                    if position is not None:
-                        marked = await self._have_marked(companion, topic, partition, position)
-                        found[topic, partition] = position, marked
+            asked = [(place, at) for place, (at, _) in found.items() if at is not None]
+            marks = await asyncio.gather(*(self._have_marked(*place, at) for place, at in asked))
+            for (place, at), marked in zip(asked, marks, strict=True):
+                found[place] = at, marked
         except BaseException:
             # We read on as before.
             for (topic, partition), (position, _) in found.items():
@@ -331,9 +331,8 @@ class Consumer(Session):
             await self._begun.wait()
         return False
 
-    async def _have_marked(
-        self, companion: str, topic: str, partition: int, offset: int
-    ) -> Marked | None:
+    async def _have_marked(self, topic: str, partition: int, offset: int) -> Marked | None:
+        companion = companion_name(topic)
         number = self._destination.ask_for_marks(companion, partition, offset)
         self.driver.wake()
         try:

@@ -318,8 +318,9 @@ class Producer(Session):
                     f"is published on as before",
                     self._lags(topic),
                 )
-            if log != topic and outlet.validated_end:
-                await self._have_marked(log, outlet)
+        if log != topic:
+            ended = [outlet for outlet in self._outlets[topic] if outlet.validated_end]
+            await asyncio.gather(*(self._have_marked(log, outlet) for outlet in ended))
 
     async def _have_marked(self, companion: str, outlet: Outlet) -> None:
         """Wait until our last validated batch has its place in the companion."""

@@ -15,6 +15,7 @@ from typing import Self, TypeAlias
 import msgspec
 
 from quorate.core.cluster import Client, Cluster
+from quorate.core.contract import topic_of
 from quorate.core.control import CONTROL_TOPIC, Command, Renew
 from quorate.core.errors import (
     ClosedError,
@@ -330,7 +331,7 @@ class Session(ABC):
         """What to raise: how many replicas of a topic are there, how many it takes, and why."""
         members = self.cluster.placement(topic)
         if self._is_nobody_there(members):
-            return self._unreached(f"no replica that serves '{topic}'", members)
+            return self._unreached(f"no replica that serves '{topic_of(topic)}'", members)
         if needed is None:
             is_byzantine = self.cluster.contract_of(topic).protection == "byzantine"
             needed = Quorum(len(members), self.cluster.f).one_correct if is_byzantine else 1

@@ -244,6 +244,11 @@ def companion_name(topic: str) -> str:
     return topic + COMPANION_SUFFIX
 
 
+def topic_of(log: str) -> str:
+    """What to call a log in a sentence: people know the topic, and not its companion."""
+    return log.removesuffix(COMPANION_SUFFIX)
+
+
 def check_topic_name(what: str, name: str) -> None:
     """The names of topics, and of what topics belong to."""
     if not _NAME.fullmatch(name):

@@ -206,7 +206,8 @@ def test_who_changes_to_basic_hears_when_its_validated_batches_have_their_places
     assert chamber.marked(0) == 0
     source = chamber.clients[A]
     number = source.ask_for_marks(COMPANION, 0, 2)
-    chamber.run(0.3)
+    chamber.collect()
+    chamber.settle()
     marked = source.marks.take(number)
     assert marked is not None
     assert (marked.marked, marked.end) == (2, 2)
@@ -238,6 +239,25 @@ def test_who_asks_where_a_companion_ends_wants_nothing_that_was_decided_before()
     assert chamber.messages(Located, receiver=READER) == []
     chamber.settle()
     assert chamber.messages(Located, receiver=READER) == [Located(*BASIC_PARTITION, 1, 2)]
+
+
+def test_so_many_questions_wait_for_marks_and_the_rest_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quorate.protocol.ordering.marking.WAITING_MAX", 0)
+    chamber = Chamber()
+    chamber.run(1.5)
+    add(chamber, A, TOPIC, count=2)
+    # Given no room for questions, who asks for the end is told of the one that is there
+    chamber.say(READER, (1,), Locate(*BASIC_PARTITION, 1, END_US))
+    assert chamber.messages(Located, receiver=READER) == [Located(*BASIC_PARTITION, 1, 0)]
+    # and who asks for marks hears of them when it asks again.
+    number = chamber.clients[A].ask_for_marks(COMPANION, 0, 2)
+    chamber.collect()
+    chamber.settle()
+    assert chamber.messages(Marked) == []
+    chamber.run(0.2)
+    assert chamber.clients[A].marks.take(number) is not None
 
 
 def test_nobody_hands_marks_in() -> None:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import msgspec
 
 from quorate.core.cluster import Client, Cluster, Member
-from quorate.core.contract import EVERYONE, Contract, companion_name, not_listed
+from quorate.core.contract import EVERYONE, Contract, companion_name, not_listed, topic_of
 from quorate.core.control import (
     LEASE_US,
     LEASE_US_MAX,
@@ -388,7 +388,7 @@ class Control:
             contract = topology.known_share(self.cluster, name)
             if not _listed(client, contract.subscribe):
                 raise RefusedError(
-                    not_listed(client.name, "subscribe to", name, contract.subscribe)
+                    not_listed(client.name, "subscribe to", topic_of(name), contract.subscribe)
                 )
         is_new = command.group not in session.groups
         if is_new and len(session.groups) >= GROUPS_PER_SESSION_MAX:

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 # Where nobody reads a companion, marks are made so often.
 MARK_EVERY_US = 1_000_000
-# So many may wait to hear where a companion ends. Whoever comes then is told at once.
-LOCATING_MAX = 4096
+# So many questions may wait for marks. What is asked beyond is answered at once if it can be, and
+# asked again if not.
+WAITING_MAX = 256
 
 
 class Marking:
@@ -48,8 +49,8 @@ class Marking:
         self._companions: dict[Partition, Partition] = {}
         # Those of which more is to be marked at once than there was room for.
         self._behind: dict[Partition, None] = {}
-        # Who asked where a companion ends, and how many marks it has to have by then.
-        self._locating: dict[tuple[NodeId, Partition], tuple[Locate, int]] = {}
+        # What was asked about a companion, and how many marks it has to have before the answer.
+        self._waiting: dict[tuple[NodeId, Partition, type], tuple[Locate | Mark, int]] = {}
         self._marked_us = -MARK_EVERY_US
 
     def adopt(self, topics: Iterable[Topic]) -> None:
@@ -80,15 +81,14 @@ class Marking:
     def on_mark(
         self, sender: NodeId, mark: Mark, validated_topic: Topic, validated: "Group", basic: "Group"
     ) -> None:
-        """Somebody wants to go on behind a validated batch. It asks again until it is marked."""
+        """Somebody wants to go on behind a validated batch."""
         companion = Partition(mark.topic, mark.partition)
-        marked = _marked(basic, companion)
-        if marked >= mark.offset:
-            end = basic.log.partition(companion).end
-            answer = Marked(mark.topic, mark.partition, mark.number, end, marked)
-            self._outbox.answer(sender, answer, 0)
-        else:
-            self._mark(Partition(validated_topic.id, mark.partition), validated, basic)
+        if _marked(basic, companion) >= mark.offset:
+            self._tell(sender, mark, basic)
+            return
+        if len(self._waiting) < WAITING_MAX:
+            self._waiting[sender, companion, Mark] = mark, mark.offset
+        self._mark(Partition(validated_topic.id, mark.partition), validated, basic)
 
     def on_follow(
         self, follow: Follow, validated_topic: Topic, validated: "Group", basic: "Group"
@@ -103,26 +103,35 @@ class Marking:
         """Somebody wants to know where a companion ends."""
         companion = Partition(locate.topic, locate.partition)
         partition = Partition(validated_topic.id, locate.partition)
-        asked, needed = self._locating.get((sender, companion), (None, 0))
+        asked, needed = self._waiting.get((sender, companion, Locate), (None, 0))
         if asked is None or asked.number != locate.number:
             needed = validated.log.partition(partition).end
-        if _marked(basic, companion) >= needed or len(self._locating) >= LOCATING_MAX:
-            self._locating.pop((sender, companion), None)
-            basic.readers.on_locate(sender, locate)
+        if _marked(basic, companion) >= needed or len(self._waiting) >= WAITING_MAX:
+            self._waiting.pop((sender, companion, Locate), None)
+            self._tell(sender, locate, basic)
         else:
-            self._locating[sender, companion] = locate, needed
+            self._waiting[sender, companion, Locate] = locate, needed
             self._mark(partition, validated, basic)
 
     def answer(self, basic: "Group") -> None:
         """Tell those who waited for marks that are there now."""
-        for (sender, companion), (locate, needed) in list(self._locating.items()):
+        for key, (asked, needed) in list(self._waiting.items()):
+            sender, companion, _ = key
             if _marked(basic, companion) >= needed:
-                del self._locating[sender, companion]
-                basic.readers.on_locate(sender, locate)
+                del self._waiting[key]
+                self._tell(sender, asked, basic)
 
     def gone(self, node: NodeId) -> None:
-        for asked in [asked for asked in self._locating if asked[0] == node]:
-            del self._locating[asked]
+        for key in [key for key in self._waiting if key[0] == node]:
+            del self._waiting[key]
+
+    def _tell(self, node: NodeId, asked: Locate | Mark, basic: "Group") -> None:
+        if isinstance(asked, Locate):
+            basic.readers.on_locate(node, asked)
+            return
+        companion = Partition(asked.topic, asked.partition)
+        end, marked = basic.log.partition(companion).end, _marked(basic, companion)
+        self._outbox.answer(node, Marked(*companion, asked.number, end, marked), 0)
 
     def _mark(self, partition: Partition, validated: "Group", basic: "Group") -> None:
         end, companion = validated.log.partition(partition).end, self._companions[partition]

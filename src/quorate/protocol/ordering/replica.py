@@ -268,7 +268,8 @@ class Ordering:
         if allowed == EVERYONE or name in allowed:
             return ""
         action = "publish on" if publishes else "subscribe to"
-        return not_listed(name or f"client {sender}", action, topic.name, allowed)
+        called = topic.companion_of or topic.name
+        return not_listed(name or f"client {sender}", action, called, allowed)
 
     def may_append(self, line: Line) -> bool:
         """May this publisher write there? Asked of what replicas speak of as well."""
