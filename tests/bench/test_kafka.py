@@ -1,10 +1,14 @@
-"""Where there can be no Kafka, one sentence says why."""
+"""Where there can be no Kafka, one sentence says why; and no broker outlives whoever started it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from clusters import until
 from quorate.bench.kafka import KafkaUnavailableError, kafka_class_path
+from quorate.runtime import launcher
 
 
 @pytest.fixture
@@ -64,3 +68,28 @@ def test_maven_is_asked_once_as_long_as_the_jars_are_there(programs: Path, tmp_p
     kafka_class_path()
 
     assert (tmp_path / "calls").read_text() == "asked\nasked\n"
+
+
+OUTLIVED = """
+import subprocess, sys
+from quorate.bench.kafka import watched
+
+process = subprocess.Popen(["sleep", "600"])
+watched(process.pid)
+print(process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_broker_ends_when_whoever_started_it_is_killed() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", OUTLIVED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert not launcher._has_ended(child)
+
+        parent.kill()
+
+        assert until(lambda: launcher._has_ended(child))

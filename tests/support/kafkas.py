@@ -38,7 +38,7 @@ def running_kafkas(count: int) -> Iterator[list[KafkaBroker]]:
         base = free_base_port()
         ports = [base + 2 * number for number in range(count)]
         brokers = [
-            KafkaBroker(directory / str(port), port, port + 1, java_options=QUICK_START)
+            KafkaBroker(directory / str(port), port, port + 1, say=print, java_options=QUICK_START)
             for port in ports[:-1]
         ]
         brokers.append(_guarded(directory / "guarded", ports[-1]))
@@ -57,6 +57,7 @@ def _guarded(directory: Path, port: int) -> KafkaBroker:
         directory,
         port,
         port + 1,
+        say=print,
         java_options=QUICK_START,
         settings={
             "listeners": f"SASL_PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{port + 1}",

@@ -117,7 +117,7 @@ class KafkaBroker:
                 stderr=log,
                 start_new_session=True,
             )
-        self._process, self._watcher = process, _watch(process.pid)
+        self._process, self._watcher = process, watched(process.pid)
 
     def wait_until_up(self) -> None:
         """Until a client of its own has been told who is in the cluster."""
@@ -390,7 +390,7 @@ def _run(command: list[str], seconds_max: float, what: str) -> None:
         raise KafkaBrokerError(f"{what} failed: {said[-1] if said else 'it gave no reason'}")
 
 
-def _watch(pid: int) -> subprocess.Popen[bytes]:
+def watched(pid: int) -> subprocess.Popen[bytes]:
     """Somebody who ends that process when we are gone: our end of the pipe closes with us."""
     return subprocess.Popen(
         ["/bin/sh", "-c", 'read -r _; kill -9 "$1"', "sh", str(pid)],
