@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from council import CLUSTER
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.ordering import SEAL_BYTES, Partition
@@ -18,6 +17,7 @@ from quorate.sim.campaign import run_seed
 from quorate.sim.checkers import Conduct
 from quorate.sim.order_checkers import Content, LogBatch, check_log
 from quorate.sim.scenarios import Setting
+from quorate.sim.sealing import CLUSTER, public_key
 from quorate.sim.validated_adversaries import FORGERIES
 from quorate.sim.validated_checkers import (
     VALIDATED_LIVENESS,
@@ -25,7 +25,7 @@ from quorate.sim.validated_checkers import (
     ValidatedRecord,
     content_of,
 )
-from seals import batch_of_values, public_key, sealed_batch
+from seals import batch_of_values, sealed_batch
 
 TOPIC = "events"
 HERE = Partition(topic_id(TOPIC), 0)

@@ -1,6 +1,6 @@
 """A reader of a validated topic, and no replicas but what the test says for them."""
 
-from council import CLUSTER, NAMES, VALIDATED, A, T, public_key_of
+from council import NAMES, VALIDATED, A, T
 from quorate.core.ids import Digest, NodeId
 from quorate.core.ordering import Chained, Entries, Line, Partition
 from quorate.crypto.digests import digest
@@ -8,10 +8,11 @@ from quorate.protocol.machine import Entry
 from quorate.protocol.ordering.reading import Reading
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of
+from quorate.sim.sealing import CLUSTER, public_key
 from stage import Outlook, topic
 
 EVERYBODY = {0, 1, 2, 3}
-KEYS = {node: public_key_of(node) for node in NAMES}
+KEYS = {node: public_key(node) for node in NAMES}
 
 
 class Desk:

@@ -1,29 +1,17 @@
-"""Sealed batches for tests, right ones and wrong ones, with the keys of a council."""
+"""Sealed batches for tests, right ones and wrong ones, with the keys of the simulator."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from council import CLUSTER, secret_of
 from quorate.core import batch
 from quorate.core.ids import NodeId, Sequence
 from quorate.crypto.digests import payload_digest
 from quorate.crypto.sids import NO_ROOT, Place, Seal, sid
-from quorate.sim.sealing import signing_key
+from quorate.sim.sealing import CLUSTER, public_key, signing_key
 
 
 def batch_of_values(*values: bytes) -> bytes:
     return batch.encode_values(list(values) or [b"value"], 0)
-
-
-def key_of(publisher: NodeId, number: int = 0) -> Ed25519PrivateKey:
-    """The key that is pinned for a publisher, or another one."""
-    return signing_key(publisher, number) if number else secret_of(publisher)
-
-
-def public_key(publisher: NodeId, number: int = 0) -> bytes:
-    return key_of(publisher, number).public_key().public_bytes_raw()
 
 
 def sealed_batch(
@@ -48,5 +36,5 @@ def sealed_batch(
     seal = Seal(1, 0, payload_digest(body), NO_ROOT, public_key(publisher, key), b"")
     seal = seal._replace(**fields)
     number = sequence if signed_as is None else signed_as
-    signature = key_of(publisher, key).sign(sid(where, number, seal))
+    signature = signing_key(publisher, key).sign(sid(where, number, seal))
     return seal._replace(signature=signature).encode() + body

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from council import CLUSTER, VALIDATED, A, B, Council, T, span_of, value_of
+from council import VALIDATED, A, B, Council, T, span_of, value_of
 from desk import EVERYBODY, Desk
 from quorate.client.blocking import BlockingConsumer, BlockingProducer
 from quorate.client.consumer import Consumer, Record
@@ -44,10 +44,11 @@ from quorate.sim.links import Mode, Network, Uniform
 from quorate.sim.order_checkers import check_log
 from quorate.sim.order_scenarios import OrderScenario, PlannedAppend, draw_order
 from quorate.sim.scenarios import BEGIN_US, Setting, SourcePart
+from quorate.sim.sealing import CLUSTER, public_key, signing_key
 from quorate.sim.validated_adversaries import VALIDATED_PUBLISHERS, VALIDATED_REPLICAS
 from quorate.sim.validated_checkers import VALIDATED_LIVENESS, VALIDATED_SAFETY
 from quorate.sim.validated_stage import ValidatedStage
-from seals import batch_of_values, key_of, public_key, sealed_batch
+from seals import batch_of_values, sealed_batch
 from stage import Outlook, topic
 
 LARGE = batch_of_values(bytes(INLINE_BYTES_MAX))
@@ -214,7 +215,9 @@ class Push:
 
     def __init__(self) -> None:
         self.look = Outlook()
-        sealer = Sealer(CLUSTER, public_key(A), key_of(A).sign, wall_us=lambda: 7, salt=lambda: b"")
+        sealer = Sealer(
+            CLUSTER, public_key(A), signing_key(A).sign, wall_us=lambda: 7, salt=lambda: b""
+        )
         self.line = LineOutgoing(topic(VALIDATED), Line(A, T, 0), self.look.outbox, sealer=sealer)
 
     def sent(self) -> dict[NodeId, list[Message]]:

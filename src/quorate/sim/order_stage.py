@@ -17,6 +17,7 @@ from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
 from quorate.core.quorum import Quorum
 from quorate.crypto.checkpoint import Cosigner
+from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import Entry, Machine, Outcome, Recorded
@@ -277,10 +278,10 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
 
     def _add_publishers(self) -> None:
         for part in self.scenario.publishers:
-            self._add_publishing(part, partial(self._source, part.node))
+            macs = simulated_macs(part.node, self.scenario.everybody)
+            self._add_publishing(part, partial(self._source, part.node, macs))
 
-    def _source(self, node: NodeId) -> Source:
-        macs = simulated_macs(node, self.scenario.everybody)
+    def _source(self, node: NodeId, macs: PairwiseMacs) -> Source:
         return Source(
             node, self._topics, macs,
             session=1, rooms=self.scenario.rooms, sealer=self._sealer(node),
@@ -290,14 +291,16 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         topic = self.scenario.topic
         publishers = [part.node for part in self.scenario.publishers]
         for node in self.scenario.readers:
-            make = partial(self._destination, node, publishers)
+            macs = simulated_macs(node, self.scenario.everybody)
+            make = partial(self._destination, node, macs, publishers)
             self._add(node, make, None, (), topic.members)
             for partition in range(topic.contract.partitions):
                 read = partial(Destination.read, name=topic.name, partition=partition, offset=0)
                 self.world.call(0, node, read)
 
-    def _destination(self, node: NodeId, publishers: list[NodeId]) -> Destination:
-        macs = simulated_macs(node, self.scenario.everybody)
+    def _destination(
+        self, node: NodeId, macs: PairwiseMacs, publishers: list[NodeId]
+    ) -> Destination:
         return Destination(node, self._topics, macs, publishers, self._validation(node))
 
     def _twin(
