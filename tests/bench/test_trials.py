@@ -291,7 +291,9 @@ def test_the_table_has_both_sides_and_the_pipe_in_one_line() -> None:
     text = shown(trial_report.table_of([rated(Trial(validated=7), 1234.0)]))
 
     line = next(line for line in text.splitlines() if "7 of 10" in line)
-    assert all(figure in line for figure in ("1,234", "2,468", "1,000"))
+    assert all(figure in line for figure in ("7 of 10 validated", "1,234", "2,468", "1,000"))
+    again = merged([rated(Trial(validated=7), rate) for rate in (1234.0, 5678.0)])
+    assert "1,234..5,678" in shown(trial_report.table_of([again]))
     assert "no jars" in shown(trial_report.table_of([failed_row(Trial(system=KAFKA), "no jars")]))
 
 

@@ -1,5 +1,6 @@
 """`quorate bench validated`: validated topics beside basic ones, whole payloads, and Kafka."""
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -36,8 +37,10 @@ from quorate.cli.bench_options import (
 )
 from quorate.core.errors import ConfigError
 
-QUICK_SECONDS = 1.5
+QUICK_SECONDS = 2.0
 SECONDS = 3.0
+# A producer has up to 16 MB under way before the first receipt comes.
+WARM_UP_SECONDS = 2.0
 
 
 class Part(StrEnum):
@@ -127,7 +130,8 @@ def _measured(
             print_unless_drawn(progress, f"{begun} of {total}: {trial.title}")
 
         async def both() -> tuple[list[TrialRow], list[Row]]:
-            rows = await run_trials(plan, timing, repeat=repeat, tell=tell)
+            warm = replace(timing, warm_up_s=WARM_UP_SECONDS)
+            rows = await run_trials(plan, warm, repeat=repeat, tell=tell)
             return rows, await run_all(headlines, timing, repeat=repeat, tell=tell)
 
         found = until_done(both())
