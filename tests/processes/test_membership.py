@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -99,6 +100,8 @@ def test_a_replica_goes_on_with_other_keys_at_another_address(data: bool) -> Non
             await traffic.settled()
         traffic.check()
         await caught_up(cluster.directory, 4)
+        audited = await asyncio.to_thread(quorate, "audit", cluster.directory, "--json")
+        assert audited.code == 0, audited.out + audited.err
         # It counts again: with another one down, the log goes on.
         cluster.launcher.stop("r3", kill=True)
         async with Producer(cluster.directory, "alice") as producer:
@@ -134,6 +137,9 @@ def test_a_replica_that_is_added_follows_the_logs_and_serves_new_topics(founding
         group = group_in(report, "byzantine")
         assert group is not None
         assert group["started_over"] == (0 if founding else 1)
+        audited = await asyncio.to_thread(quorate, "audit", cluster.directory, "--json")
+        assert audited.code == 0, audited.out + audited.err
+        assert "r4" in json.loads(audited.out)["groups"][0]["agreeing"]
         async with Admin(cluster.directory, OPERATOR) as admin:
             await admin.learn_topology()
             names = [f"t{number}" for number in range(12)]

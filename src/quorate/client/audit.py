@@ -97,16 +97,13 @@ class GroupReport:
     agreeing: tuple[str, ...]
     # Those whose slots were walked to the end.
     walked: tuple[str, ...]
-    needed: int
+    # Whether these are as many as it takes.
+    is_finished: bool
     first_slot: int
     last_slot: int
     batches: int
     signed: int
     checkpoints: int
-
-    @property
-    def is_finished(self) -> bool:
-        return len(self.walked) >= self.needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +160,8 @@ class _Reading:
 
     audit: PartitionAudit
     holding: Holding
+    # Up to where the replica has come, it says. It may be about to come further.
+    decided: int
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     moved_s: float = field(default_factory=time.monotonic)
 
@@ -237,7 +236,7 @@ class Auditor(Session):
             if judgement.trusted is not None:
                 ledgers |= judgement.trusted.ledgers()
         audits = [
-            PartitionAudit(topic, ledgers[partition], keys, self._findings, self.cluster.name_of)
+            self._partition_audit(topic, ledgers[partition], keys)
             for topic in topics
             for partition in _partitions(topic)
             if partition in ledgers
@@ -322,8 +321,16 @@ class Auditor(Session):
                     {each.number: Cosigner(each.name, each.sign_key) for each in replicas},
                     self.cluster.name_of,
                     topic.quorum.reachable,
+                    self._followers(kind),
                 )
         return list(found.values())
+
+    def _followers(self, kind: GroupKind) -> tuple[NodeId, ...]:
+        """Replicas that were added later follow the group that orders commands."""
+        control = self.cluster.control
+        if control is None or group_of(control) is not kind:
+            return ()
+        return tuple(range(self.cluster.orderers, len(self.cluster.replicas)))
 
     def _refuse_if_not_told(self, kind: GroupKind) -> None:
         """Replicas would not answer, and nobody would know why."""
@@ -336,6 +343,10 @@ class Auditor(Session):
                 f"'{closed[0].name}': that is for operators, and for those who may subscribe to "
                 f"all of its topics"
             )
+
+    def _partition_audit(self, topic: Topic, ledger: Ledger, keys: KnownKeys) -> PartitionAudit:
+        followers = self._followers(group_of(topic.contract))
+        return PartitionAudit(topic, ledger, keys, self._findings, self.cluster.name_of, followers)
 
     async def _connect(self) -> None:
         """Wait for all replicas; for one that nobody finds at its address, a little only."""
@@ -359,8 +370,9 @@ class Auditor(Session):
     async def _walk_group(self, history: History) -> None:
         """The slots of each replica, those first that begin earliest: others join their branch."""
         self._tell("walking the order")
-        group, members = history.orderers.group, history.orderers.members
-        there = [node for node in members if node not in self._silent]
+        orderers = history.orderers
+        group, everybody = orderers.group, (*orderers.members, *orderers.followers)
+        there = [node for node in everybody if node not in self._silent]
         asked = await asyncio.gather(*(self._walk(node, group, 0) for node in there))
         firsts = [
             (node, walked)
@@ -368,8 +380,8 @@ class Auditor(Session):
             if isinstance(walked, Walked)
         ]
         firsts.sort(key=lambda each: each[1].slot)
-        ends = [walked.end for _, walked in firsts]
-        end = credible_end(ends, history.orderers.one_correct)
+        ends = [walked.end for node, walked in firsts if node in orderers.members]
+        end = credible_end(ends, orderers.one_correct)
         self._progress.slots_total += sum(len(range(w.slot, min(w.end, end))) for _, w in firsts)
         for node, walked in firsts:
             history.begin(node, walked, end)
@@ -417,10 +429,10 @@ class Auditor(Session):
         walked = [node for node, walker in history.walkers.items() if walker.is_done]
         return GroupReport(
             orderers.name,
-            self._names(orderers.members),
+            self._names((*orderers.members, *orderers.followers)),
             self._names(sorted(judgement.agreeing)),
             self._names(sorted(walked)),
-            orderers.needed,
+            sum(node in orderers.members for node in walked) >= orderers.needed,
             0 if trusted is None else trusted.start,
             0 if trusted is None else trusted.end - 1,
             0 if trusted is None else trusted.tree.size,
@@ -433,11 +445,11 @@ class Auditor(Session):
     async def _read_all(self, audits: list[PartitionAudit]) -> None:
         """All partitions, from all replicas at once."""
         self._tell("reading payloads")
-        nodes = dict.fromkeys(node for audit in audits for node in audit.topic.members)
+        nodes = dict.fromkeys(node for audit in audits for node in audit.sources)
         await asyncio.gather(*(self._read_from(node, audits) for node in nodes))
 
     async def _read_from(self, node: NodeId, audits: list[PartitionAudit]) -> None:
-        waiting = iter([audit for audit in audits if node in audit.topic.index])
+        waiting = iter([audit for audit in audits if node in audit.sources])
 
         async def read_some() -> None:
             for audit in waiting:
@@ -453,9 +465,9 @@ class Auditor(Session):
         if begin is None or end is None:
             return
         start = min(max(begin, ledger.first), ledger.end)
-        holding = audit.holdings[node] = Holding(begin, start, min(end, ledger.end))
+        holding = audit.holdings[node] = Holding(begin, start, ledger.end)
         self._progress.batches_total += holding.end - holding.start
-        reading = self._readings[node, ledger.partition] = _Reading(audit, holding)
+        reading = self._readings[node, ledger.partition] = _Reading(audit, holding, end)
         try:
             while not holding.is_done and node not in self._silent:
                 await self._follow(node, reading)
@@ -472,6 +484,10 @@ class Auditor(Session):
             with suppress(TimeoutError):
                 await asyncio.wait_for(reading.moved.wait(), ASK_AGAIN_S)
             still_s = time.monotonic() - reading.moved_s
+            if still_s >= ASK_AGAIN_S and holding.cursor >= reading.decided:
+                # It lags behind, and what it has was read.
+                holding.end = holding.cursor
+                return
             if still_s >= SILENT_S:
                 why = self.transport.why_down(node)
                 at = f"offset {holding.cursor} of partition {partition.number} of"

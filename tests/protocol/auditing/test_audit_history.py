@@ -161,6 +161,19 @@ def test_a_fork_in_halves_without_signatures_names_nobody_and_is_found() -> None
     assert walks.found[0].where.slot == 4
 
 
+def test_followers_have_no_voice_in_what_is_right() -> None:
+    walks, truth, forked = Walks(), scribe(3), scribe(3)
+    truth.slot({ALICE: [b"right"]})
+    forked.slot({ALICE: [b"wrong"]})
+
+    walks.tell(4, 5, 6, by=forked, signed=False)
+    walks.tell(0, 1, by=truth, signed=False)
+    judgement = walks.judge()
+
+    assert judgement.agreeing == (0, 1)
+    assert walks.kinds == [("other-history", f"r{follower}") for follower in (4, 5, 6)]
+
+
 def test_two_replicas_with_one_lie_share_a_branch() -> None:
     walks, truth, forked = Walks(), scribe(3), scribe(2)
     forked.slot({ALICE: [b"wrong"]})

@@ -426,7 +426,7 @@ def test_all_are_suspected_of_what_fewer_have_than_signed_for_it() -> None:
         shelf.holds(replica).lack(2)
 
     suspected = shelf.audit.suspects()
-    assert suspected == [(r, at) for r in (SECOND, THIRD, LAST) for at in (0, 1)]
+    assert suspected == [(r, at) for r in sorted((SECOND, THIRD, LAST)) for at in (0, 1)]
     assert shelf.audit.witnesses(0) == [SECOND, THIRD, LAST]
 
 
@@ -438,6 +438,17 @@ def test_whoever_is_silent_may_be_the_one_who_signed() -> None:
         shelf.holds(replica).lack(2)
 
     assert shelf.audit.suspects() == []
+
+
+def test_a_follower_signs_for_nothing_and_is_held_to_nothing() -> None:
+    shelf = store_shelf()
+
+    for replica in STORES:
+        shelf.brings(replica)
+    shelf.holds(4).lack(2)
+
+    assert shelf.audit.suspects() == []
+    assert shelf.audit.judge(silent=0) == []
 
 
 def test_nobody_is_suspected_of_what_retention_took() -> None:

@@ -2,14 +2,20 @@
 
 import pytest
 
-from council import BYZANTINE, CRASH, READER, A, B, Council, T
+from council import BYZANTINE, CRASH, READER, A, B, Council, T, span_of, value_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition, Walk, Walked
+from quorate.crypto.digests import digest
 from quorate.protocol.auditing.findings import Findings
 from quorate.protocol.auditing.history import History, Orderers
 from quorate.protocol.ordering import walking as module
+from quorate.protocol.ordering.log import Content, OrderLog
+from quorate.protocol.ordering.value import Value, value_digest
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX
+from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary
+from quorate.sim.stores import SimStore
+from stage import Outlook
 
 LIMITED = {**BYZANTINE, "subscribe": ["reader"]}
 
@@ -151,3 +157,20 @@ def test_whoever_asks_a_thousand_times_in_a_turn_gets_so_much() -> None:
     told = sum(len(slot.value) + len(slot.digests) for walked in answers for slot in walked.slots)
     assert 0 < told <= ANSWERS_BYTES_MAX + 1024 * 1024
     assert len(answers) < 5000
+
+
+def test_what_is_decided_and_not_on_disk_yet_is_told_later() -> None:
+    """In the turn of a decision the tree is ahead of the slots that can be told."""
+    log, disk, look = OrderLog(1), SimDisk(), Outlook()
+    walking = module.Walking(log, SimStore(disk), None, look.outbox)
+    span, content = span_of(A, 1, b"x"), Content([digest(b"x")], [])
+    value = value_of(span)
+    decided = log.apply(1, value_digest(value), value, Value.decode(value), [content])
+
+    walking.on_walk(READER, Walk(1, 7, 0))
+    assert look.sent(Walked) == []
+    disk.append([decided])
+    walking.on_walk(READER, Walk(1, 7, 0))
+
+    (walked,) = look.sent(Walked)
+    assert (walked.slot, walked.size, len(walked.slots)) == (1, 0, 1)

@@ -54,6 +54,8 @@ class Orderers:
     name_of: Callable[[NodeId], str]
     # So many of them tell their history, whoever fails.
     needed: int
+    # Replicas that were added later have the same history, and no voice.
+    followers: tuple[NodeId, ...] = ()
 
 
 class Fault(NamedTuple):
@@ -385,10 +387,13 @@ class History:
         )  # fmt: skip
 
     def _weight(self, branch: Branch) -> tuple[int, int, int]:
-        return self._confirmed(branch), len(self._tellers(branch)), branch.tree.size
+        return self._confirmed(branch), self._voices(self._tellers(branch)), branch.tree.size
 
     def _tellers(self, branch: Branch) -> list[NodeId]:
         return [replica for replica, walker in self.walkers.items() if walker.branch is branch]
+
+    def _voices(self, replicas: Iterable[NodeId]) -> int:
+        return sum(replica in self.orderers.members for replica in replicas)
 
     def _confirmed(self, branch: Branch) -> int:
         """Up to which size a quorum signed this history."""
@@ -423,7 +428,7 @@ class History:
                 f"what {self._names(tellers)} told of slots {branch.start} to {branch.end - 1} "
                 f"has nothing in common with what others did"
             ] = None
-        elif len(right) >= self.orderers.one_correct > len(tellers):
+        elif self._voices(right) >= self.orderers.one_correct > self._voices(tellers):
             self._accuse_all(tellers, "other-history", fork, f"that {self._names(right)} tell")
         else:
             self._find(

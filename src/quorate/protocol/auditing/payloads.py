@@ -167,8 +167,11 @@ class PartitionAudit:
         keys: KnownKeys,
         findings: Findings,
         name_of: Callable[[NodeId], str],
+        followers: tuple[NodeId, ...] = (),
     ) -> None:
+        """Followers keep what members order, and sign for nothing."""
         self.topic, self.ledger = topic, ledger
+        self.sources = (*topic.members, *followers)
         self.holdings: dict[NodeId, Holding] = {}
         self.events = self.batches = self.payload_bytes = 0
         # With all copies.
@@ -333,10 +336,13 @@ class PartitionAudit:
         if not self._is_validated:
             return []
         stores = self.topic.quorum.one_correct
-        silent = len(self.topic.members) - len(self.holdings)
+        silent = sum(member not in self.holdings for member in self.topic.members)
         designated = stores_of(self.topic.members, self.ledger.partition)[:stores]
         found: list[tuple[NodeId, int]] = []
-        for replica, holding in self.holdings.items():
+        for replica in self.topic.members:
+            holding = self.holdings.get(replica)
+            if holding is None:
+                continue
             offsets = islice(_offsets_in(holding.absent), ABSENT_LOOKED_AT_MAX)
             few = (
                 offset

@@ -33,6 +33,9 @@ class Walking:
         start, end = self._store.slots(group)
         first = max(walk.slot, start)
         found = self._store.decided(group, first, WALK_BYTES_MAX)[:WALKED_SLOTS_MAX]
+        if not found and self._log.state.slot >= max(end, 1):
+            # What was decided in this turn is not on disk yet: our tree is ahead of it.
+            return
         slots = [_slot(decided) for decided in found]
         size, edge = self._tree_before(found)
         walked = Walked(
