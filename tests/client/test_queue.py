@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from quorate.client import Consumer
@@ -77,3 +78,20 @@ def test_a_consumer_whose_queue_is_full_blames_nobody_for_being_late() -> None:
             return [*states, consumer._destination.is_held_back]
 
     assert asyncio.run(story()) == [False, True, False]
+
+
+def test_what_was_read_without_validation_is_dropped_by_itself_and_says_where_it_stood() -> None:
+    queue = Queue(events_max=10)
+    checked = msgspec.structs.replace(entry(HERE, 1, offset=6), seal=b"seal")
+    queue.put(checked)
+    queue.put(entry(THERE, 4, offset=40))
+    queue.put(msgspec.structs.replace(entry(THERE, 4, offset=41), origin=7))
+    queue.put(msgspec.structs.replace(entry(THERE, 4, offset=42), origin=8))
+    assert queue.is_full
+
+    assert queue.drop_unvalidated([HERE, THERE]) == 7
+
+    assert not queue.is_full
+    assert queue.take() == checked
+    assert len(queue) == queue.bytes == 0
+    assert queue.drop_unvalidated([HERE, THERE]) is None

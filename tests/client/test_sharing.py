@@ -399,3 +399,23 @@ def test_a_topic_that_was_given_back_is_read_again_when_it_is_asked_for_again(
             consumer.subscribe(["orders"])
 
     consumer_story(monkeypatch, story)
+
+
+def test_a_member_that_changes_over_reads_on_with_nothing_of_what_it_had() -> None:
+    async def story() -> tuple[Told, Member]:
+        reader = Told()
+        member = Member("g", reader, Progress(), lease_us=1, commits_by_itself=True)
+        for topic in ("orders", "others"):
+            member.want(topic)
+        member.on_shared(shared(1, (0, 5), (1, 6)))
+        member.change("orders", "orders~basic")
+        await member.join()
+        while member._tasks:
+            await asyncio.gather(*member._tasks)
+        return reader, member
+
+    reader, member = asyncio.run(story())
+    assert reader.reads == {}
+    # It is still its own to commit, until the cluster has shared it out anew.
+    assert list(member.held) == [("orders", 0), ("orders", 1)]
+    assert Join("g", ["orders~basic", "others"], 1) in reader.commanded

@@ -307,7 +307,8 @@ class Control:
                 now_us = self.state.time_us
                 who, epoch, offsets = client.name, command.epoch, command.offsets
                 for topic, _, _ in offsets:
-                    topology.known_share(self.cluster, topic)
+                    if topic not in self.cluster.all_topics:
+                        topology.known_topic(self.cluster, topic)
                 self._groups.commit(command.group, node, epoch, offsets, who, now_us)
             case Renew():
                 self._renew(client, session)
