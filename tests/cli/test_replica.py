@@ -84,6 +84,7 @@ def test_a_replica_runs_in_the_foreground_until_it_is_stopped(cluster: TestClust
         (("silent",), "silent towards f replicas and all clients"),
         (("equivocate", "--towards", "bob"), "tells lies to bob"),
         (("clock",), "has a clock that is 3600 s ahead"),
+        (("forget",), "signs for large batches, and does not write them"),
         (("clock", "--ahead-s", -5), "has a clock that is -5 s ahead"),
     ],
 )

@@ -14,6 +14,8 @@ from rich.table import Table
 
 from clusters import TestCluster, quorate, running_cluster, until
 from quorate.cli.tables import (
+    GroupReport,
+    LogReport,
     Report,
     Standing,
     log_tables,
@@ -23,6 +25,8 @@ from quorate.cli.tables import (
     topic_table,
 )
 from quorate.core.cluster import Cluster
+from quorate.crypto.evidence import TwoSeals, render
+from quorate.crypto.sids import Place, Seal, sealed
 from quorate.runtime.local import make_local_cluster
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -218,6 +222,32 @@ def test_a_clock_that_is_wrong_is_named_by_those_who_notice(cluster: TestCluster
     assert "finds the clock of r0" not in said
     quorate("replica", "r1", "behave", "-d", cluster.directory)
     until(lambda: "finds the clock" not in quorate("status", cluster.directory).out)
+
+
+def test_what_is_proved_is_said_once_and_what_proves_nothing_is_not_said() -> None:
+    """Replicas may hand out anything as evidence: it is looked at here."""
+    local = make_local_cluster()
+    place = Place(local.cluster.name, "orders", 0, local.cluster.clients[0].number, 7)
+    identity = local.identities[local.cluster.clients[0].name]
+    seals = [
+        Seal.decode(
+            sealed(
+                place, 3, body, events=1, time_us=0, public_key=identity.public.sign_key,
+                sign=identity.sign,
+            )
+        )
+        for body in (b"one", b"other")
+    ]  # fmt: skip
+    proof = render(TwoSeals.of(place, 3, *seals))
+    forged = render(TwoSeals.of(place, 3, seals[0], seals[1]._replace(signature=bytes(64))))
+    group = GroupReport("r0", 1, 1, 1, "", evidence=[proof, forged, "nonsense", "{}"])
+    report = Report("ok", log=LogReport("always", "", {"byzantine": group}))
+
+    shown = printed(local.cluster, [Standing(each, report) for each in local.cluster.replicas])
+
+    name = local.cluster.clients[0].name
+    assert shown.count("proved:") == 1
+    assert f"proved: {name} signed two different batches as number 3 of session 7" in shown
 
 
 def at_80_columns(table: Table) -> str:

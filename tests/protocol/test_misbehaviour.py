@@ -23,7 +23,14 @@ from quorate.core.messages import (
     Supply,
     Vouch,
 )
-from quorate.core.ordering import Assigned, Concluded, Cosign, Located, TopologyReport
+from quorate.core.ordering import (
+    Assigned,
+    Concluded,
+    Cosign,
+    Located,
+    Stored,
+    TopologyReport,
+)
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready, Report
 from quorate.protocol.misbehaviour import (
@@ -31,6 +38,7 @@ from quorate.protocol.misbehaviour import (
     REPLAYED_MAX,
     Drop,
     Equivocate,
+    Forget,
     Lie,
     Replay,
     Silence,
@@ -38,6 +46,8 @@ from quorate.protocol.misbehaviour import (
     alter,
     behave,
 )
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.records import Dropped, Held
 from stage import event
 
 D = bytes(range(32))
@@ -201,6 +211,26 @@ def test_a_replay_repeats_only_what_was_sent_before_and_remembers_so_much() -> N
     replay(ready(REPLAYED_MAX, to=3), 0)
     ((_, last),) = replay(ready(1, to=4), 0)
     assert last.send == [(4, VOUCH), (3, VOUCH)]
+
+
+def test_whoever_forgets_writes_no_large_batches_and_says_that_it_did() -> None:
+    large, small = bytes(INLINE_BYTES_MAX + 1), b"small"
+    stored = Stored(1000, 7, 0, 1, 3, D, b"signature")
+    dropped = Dropped(1000, 7, 1)
+    ready = Ready(
+        persist=[Held(1000, 7, 0, 5, [large, small, large, small]), dropped],
+        sync=True,
+        send=[(1, stored)],
+    )
+
+    ((delay_us, left),) = Forget()(ready, 0)
+
+    assert (delay_us, left.sync, left.send) == (0, True, [(1, stored)])
+    assert left.persist == [
+        Held(1000, 7, 0, 6, [small]),
+        Held(1000, 7, 0, 8, [small]),
+        dropped,
+    ]
 
 
 def test_behaving_changes_nothing() -> None:

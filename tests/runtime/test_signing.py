@@ -6,6 +6,7 @@ import pytest
 
 from quorate.core.cluster import Cluster
 from quorate.crypto.identity import Identity
+from quorate.crypto.receipts import is_signed
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.runtime.local import make_local_cluster
 from quorate.runtime.signing import ClusterNotary, ClusterSigner
@@ -52,3 +53,28 @@ def test_whoever_has_a_former_key_knows_that_it_is_replaced() -> None:
     notary = ClusterNotary(LOCAL.cluster, FORMER, GroupKind.BYZANTINE)
     notary.adopt(renewed())
     assert notary.is_replaced
+
+
+def test_what_is_attested_is_signed_as_it_is_and_anybody_can_check_it() -> None:
+    """No prefix stands before it: whoever has the key and the bytes needs nothing else."""
+    attested = ClusterSigner(LOCAL.cluster, FORMER).attest(b"data")
+    signer = ClusterSigner(LOCAL.cluster, FIRST)
+
+    assert is_signed(FORMER.public.sign_key, b"data", attested)
+    assert signer.is_attested_by(1, b"data", attested)
+    assert not signer.is_attested_by(1, b"date", attested)
+    assert not signer.is_attested_by(2, b"data", attested)
+    assert not signer.is_attested_by(99, b"data", attested)
+    assert not signer.is_signed_by(1, b"data", attested)
+
+
+def test_what_was_attested_with_a_former_key_counts_no_more_and_is_known_as_such() -> None:
+    attested = ClusterSigner(LOCAL.cluster, FORMER).attest(b"data")
+    signer = ClusterSigner(LOCAL.cluster, FIRST)
+    assert not signer.was_attested_by(1, b"data", attested)
+
+    signer.adopt(renewed())
+
+    assert not signer.is_attested_by(1, b"data", attested)
+    assert signer.was_attested_by(1, b"data", attested)
+    assert not signer.was_attested_by(1, b"date", attested)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from quorate.protocol.ordering.records import (
     Decided,
     Dropped,
     Placed,
+    Receipted,
     Snapshot,
     Store,
     Voted,
@@ -100,6 +102,29 @@ def test_a_payload_that_comes_late_is_read_from_then_on(disk: Disk) -> None:
     disk.check()
     disk.crash()
     disk.check()
+
+
+def test_receipts_are_found_by_offset_for_as_long_as_the_batch_is_kept(disk: Disk) -> None:
+    receipts = [Receipted(2, 3, 4, b"c" * 32, b"s" * 64, b"d" * 32)]
+    for _ in range(5):
+        disk.decide({LINES[0]: 3, LINES[1]: 2})
+    decided = disk.oracle.decision(0, {LINES[0]: 3}, disk.oracle.slots[0][-1].time_us)
+    run = msgspec.structs.replace(decided.placed[0], before=b"b" * 32, receipts=receipts)
+    disk.append(msgspec.structs.replace(decided, placed=[run]))
+    disk.decide({LINES[0]: 1})
+    target, at = LINES[0].target, run.offset
+    found = [disk.store.placed_at(0, target, at + number) for number in (-1, 0, 1, 2, 3)]
+    assert [each is not None and each[1].receipts == receipts for each in found] == [
+        False, True, True, True, False,
+    ]  # fmt: skip
+
+    disk.checkpoint()
+    disk.crash()
+    assert disk.store.placed_at(0, target, at) == found[1]
+    disk.trim(target, at + 1)
+
+    assert disk.store.placed_at(0, target, at) is None
+    assert disk.store.placed_at(0, target, at + 1) == found[2]
 
 
 def test_a_payload_that_is_held_again_replaces_the_one_before(disk: Disk) -> None:

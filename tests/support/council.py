@@ -14,26 +14,29 @@ from functools import partial
 from random import Random
 from typing import TypeVar
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from quorate.core.cluster import Cluster
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import Append, Line
+from quorate.core.ordering import SEAL_BYTES, Announce, Append, Line
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready, Report
+from quorate.protocol.misbehaviour import Rewrite, behave
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Record
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.ordering.room import ROOMS, Rooms
-from quorate.protocol.ordering.validation import Validation
+from quorate.protocol.ordering.validation import Sealer, Validation
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary, SimSigner, notaries_of
 from quorate.sim.stores import SimStore
-from stage import topic
+from stage import event, topic
 
 A, B, C = 1000, 1001, 1002
 READER = 1500
@@ -41,6 +44,9 @@ NAMES = {A: "a", B: "b", C: "c", READER: "reader"}
 T = topic_id("t")
 BYZANTINE: dict[str, object] = {"protection": "byzantine", "order": "total"}
 CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
+VALIDATED: dict[str, object] = {**BYZANTINE, "validated": True}
+# What the cluster is called, of whose validated topic producers and stores sign something.
+CLUSTER = "council"
 WALL_US = 1_000_000_000
 ROUNDS_MAX = 200
 
@@ -59,6 +65,30 @@ def span_of(publisher: NodeId, first: Sequence, *payloads: bytes, before: bytes 
 
 def value_of(*spans: Span, time_us: int = WALL_US) -> bytes:
     return Value(time_us, spans).encode()
+
+
+def secret_of(publisher: NodeId) -> Ed25519PrivateKey:
+    """The key of a publisher, always the same."""
+    return Ed25519PrivateKey.from_private_bytes(digest(b"publisher %d" % publisher))
+
+
+def public_key_of(publisher: NodeId) -> bytes:
+    return secret_of(publisher).public_key().public_bytes_raw()
+
+
+def sealed_by(
+    publisher: NodeId, sequence: Sequence, value: bytes, signer: NodeId | None = None
+) -> bytes:
+    """A batch of one event for the validated topic `t`, signed by its publisher or by another."""
+    key = publisher if signer is None else signer
+    sealer = Sealer(
+        CLUSTER, public_key_of(key), secret_of(key).sign, wall_us=lambda: WALL_US, salt=_no_salt
+    )
+    return sealer.seal(topic(VALIDATED), publisher, 0, sequence, event(value))
+
+
+def _no_salt() -> bytes:
+    raise AssertionError("no topic of a council has event proofs")
 
 
 class Unlucky(Random):
@@ -110,9 +140,8 @@ class Council:
     slots_kept: int = 1 << 62
     # Whether heads of the log are signed; not, unless a test is about that.
     signs: bool = False
-    # Who keeps large payloads of validated topics outside, and how seals are looked at.
+    # Who keeps large payloads of validated topics outside.
     depositing: Collection[NodeId] = ()
-    validation: Validation | None = None
     now_us: int = 0
     seats: dict[NodeId, Seat] = field(default_factory=dict)
     flying: list[Flight] = field(default_factory=list)
@@ -120,6 +149,8 @@ class Council:
     sent: list[Flight] = field(default_factory=list)
     # By how much each replica's clock is ahead.
     ahead_us: dict[NodeId, int] = field(default_factory=dict)
+    # What some of them make of what their machines want.
+    rewrites: dict[NodeId, Rewrite] = field(default_factory=dict)
     # How many times each replica got another key, as those know who start from now on.
     keys: dict[NodeId, int] = field(default_factory=dict)
 
@@ -155,6 +186,18 @@ class Council:
         for replica in self.members if to is None else to:
             if replica in self.seats:
                 self.step(publisher, replica, append)
+        self.collect()
+
+    def hand_in(
+        self, publisher: NodeId, first: Sequence, *payloads: bytes, stores: Iterable[NodeId]
+    ) -> None:
+        """A publisher hands in large batches of a validated topic: whole to these replicas, and
+        their seals to the others."""
+        whole = Append(T, 0, first, [*payloads], [*map(digest, payloads)])
+        named = Announce(T, 0, first, [], [payload[:SEAL_BYTES] for payload in payloads])
+        keeping = set(stores)
+        for replica in self.seats:
+            self.step(publisher, replica, whole if replica in keeping else named)
         self.collect()
 
     def step(self, sender: NodeId, receiver: NodeId, message: Message) -> None:
@@ -289,15 +332,18 @@ class Council:
             found=store.found(),
             wall_us=partial(self._wall_us, replica),
             outbox=outbox,
+            validation=self._validation(),
             pace=self.pace,
             rooms=self.rooms,
             cluster=self.cluster,
             snapshot_every=self.snapshot_every,
-            validation=self.validation,
             deposits=replica in self.depositing,
         )
         self.seats[replica] = Seat(ordering, outbox, disk, store, signer, notaries)
         self.seats = dict(sorted(self.seats.items()))
+
+    def _validation(self) -> Validation:
+        return Validation(CLUSTER, [self.topic], {each: public_key_of(each) for each in NAMES})
 
     def _wall_us(self, replica: NodeId, _: int) -> int:
         return WALL_US + self.ahead_us.get(replica, 0)
@@ -307,7 +353,7 @@ class Council:
         has_more = True
         while has_more:
             has_more = seat.ordering.flush()
-            ready = seat.outbox.take()
+            ((_, ready),) = self.rewrites.get(replica, behave)(seat.outbox.take(), self.now_us)
             if not (ready.persist or ready.send or ready.reports or ready.deposit):
                 continue
             self.turns.append(Turn(replica, ready))

@@ -37,6 +37,8 @@ def _allowed(declared: inspect.Type, name: str, preferred: Preferred) -> st.Sear
         return st.lists(items, min_size=least, max_size=least + 2)
     if isinstance(declared, inspect.TupleType):
         return st.tuples(*(_allowed(each, "", preferred) for each in declared.item_types))
+    if isinstance(declared, inspect.UnionType):
+        return st.one_of(*(_allowed(each, name, preferred) for each in declared.types))
     return _plain(declared)
 
 
@@ -44,11 +46,13 @@ def _plain(declared: inspect.Type) -> st.SearchStrategy[Any]:
     if isinstance(declared, inspect.IntType):
         least = -(2**63) if declared.ge is None else declared.ge
         return st.integers(least, 2**63 - 1 if declared.le is None else declared.le)
+    if isinstance(declared, inspect.NoneType):
+        return st.none()
     if isinstance(declared, inspect.BoolType):
         return st.booleans()
     if isinstance(declared, inspect.BytesType):
         least, most = declared.min_length or 0, declared.max_length or BYTES_MAX
-        return st.binary(min_size=least, max_size=min(most, BYTES_MAX))
+        return st.binary(min_size=least, max_size=max(least, min(most, BYTES_MAX)))
     if isinstance(declared, inspect.StrType):
         return st.text(max_size=CHARACTERS_MAX)
     raise AssertionError(f"no strategy for {declared}")

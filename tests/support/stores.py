@@ -202,6 +202,18 @@ class Oracle:
                 return offset
         return end
 
+    def placed_at(self, partition: Partition, offset: int) -> tuple[int, Placed] | None:
+        start, end = self.bounds(partition)
+        if not start <= offset < end:
+            return None
+        group = group_of(Line(0, *partition))
+        for decided in self.decided(group, self.kept[group]):
+            for placed in decided.placed:
+                is_there = placed.offset <= offset < placed.offset + placed.count
+                if (placed.topic, placed.partition) == partition and is_there:
+                    return decided.time_us, placed
+        return None
+
     def decided(self, group: int, slot: int) -> list[Decided]:
         return self.slots[group][slot - 1 :] if slot >= self.kept[group] else []
 
@@ -237,6 +249,9 @@ def check(store: DiskStore, oracle: Oracle) -> None:
             for bytes_max in (0, 40, 10**6):
                 expected = oracle.read(partition, offset, bytes_max)
                 assert store.read(partition, offset, bytes_max) == expected
+        for offset in (start - 1, start, (start + end) // 2, end - 1, end):
+            placed = store.placed_at(group_of(Line(0, *partition)), partition, offset)
+            assert placed == oracle.placed_at(partition, offset)
         times = {entry[2] + late for entry in oracle.entries[partition] for late in (-1, 0, 1)}
         for time_us in sorted(times | {0}):
             assert store.offset_at(partition, time_us) == oracle.offset_at(partition, time_us)

@@ -79,7 +79,7 @@ def replica(
     What it sends: `slow` holds it back, `drop` omits some of it, `lie` alters some of it,
     `replay` repeats some of it, `silent` keeps it from some members, `equivocate` tells some
     members something else than the others. Its time of day: `clock` moves it, for log topics.
-    `behave` ends all that.
+    Its disk: `forget` signs for large batches and does not write them. `behave` ends all that.
     """
     launcher = opened(directory)
     given = {

@@ -5,6 +5,7 @@ therefore read into a fixed shape first, and nothing in it can disturb the termi
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -15,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.core.cluster import Cluster, Replica
+from quorate.core.errors import RemoteProtocolError
+from quorate.crypto.evidence import Keys, parse, verify_evidence
 from quorate.runtime.launcher import Launcher
 
 # In a terminal with fewer columns than this, the columns of a table stand closer.
@@ -45,6 +48,7 @@ class GroupReport(msgspec.Struct, frozen=True):
     missing: int = 0
     checkpoint: str = ""
     clocks_ahead_s: dict[str, float] = {}
+    evidence: list[str] = []
 
 
 class LogReport(msgspec.Struct, frozen=True):
@@ -193,6 +197,7 @@ def remarks(cluster: Cluster, found: Sequence[Standing]) -> Group:
         if standing.health != "ok":
             verb = _VERBS[standing.report.health]
             lines.append(Text(f"{standing.name} {verb}: {standing.health}", _style(standing)))
+    lines += [Text(f"proved: {_brief(words)}", "red") for words in _proved(cluster, found)]
     gives_up = {s.report.log.gives_up for s in found if s.report.log and s.report.log.gives_up}
     for words in sorted(gives_up):
         lines.append(Text(f'fsync = "{cluster.fsync}": {_brief(words)}', "yellow"))
@@ -202,6 +207,17 @@ def remarks(cluster: Cluster, found: Sequence[Standing]) -> Group:
             accused = ", ".join(standing.report.offenders)
             lines.append(Text(f"{standing.name} rejected: {accused}", "yellow"))
     return Group(*lines)
+
+
+def _proved(cluster: Cluster, found: Iterable[Standing]) -> Iterator[str]:
+    """What replicas have evidence of; it is looked at here, whoever sent it."""
+    keys, sentences = Keys.of(cluster), dict[str, None]()
+    for standing in found:
+        groups = standing.report.log.groups.values() if standing.report.log else ()
+        for text in [text for group in groups for text in group.evidence]:
+            with suppress(RemoteProtocolError):
+                sentences[verify_evidence(parse(text), keys).sentence] = None
+    return iter(sentences)
 
 
 def _wrong_clocks(found: Iterable[Standing]) -> Iterator[str]:

@@ -33,6 +33,10 @@ TOPOLOGY_CHARACTERS_MAX = 4 * 1024 * 1024
 # A checkpoint is a text with a signature of each replica; a snapshot travels in parts.
 CHECKPOINT_CHARACTERS_MAX = 256 * 1024
 PART_BYTES_MAX = 256 * 1024
+# Of one batch, by different stores.
+RECEIPTS_MAX = 64
+# Of digests there are as many as one receipt covers.
+EVIDENCE_CHARACTERS_MAX = 1024 * 1024
 
 # Times that no event has.
 BEGIN_US = -(2**63)
@@ -55,6 +59,7 @@ _State = Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)]
 _Sentence = Annotated[str, Meta(max_length=SENTENCE_CHARACTERS_MAX)]
 _Offset = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 _Signature = Annotated[bytes, Meta(max_length=SIGNATURE_BYTES_MAX)]
+_Evidence = Annotated[str, Meta(max_length=EVIDENCE_CHARACTERS_MAX)]
 _Checkpoint = Annotated[str, Meta(max_length=CHECKPOINT_CHARACTERS_MAX)]
 _Part = Annotated[bytes, Meta(min_length=1, max_length=PART_BYTES_MAX)]
 
@@ -118,7 +123,10 @@ class Received(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
-    """Replica to replica: I keep the payloads of these batches; the chain is that of the last."""
+    """Replica to replica: I keep the payloads of these batches; the chain is that of the last.
+
+    Of a validated topic it is signed (`crypto/receipts.py`).
+    """
 
     publisher: _Node
     topic: _Topic
@@ -126,6 +134,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
     first: _Number
     count: _Number
     chain: _Digest
+    signature: _Signature = b""
 
 
 class Retrieve(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
@@ -419,6 +428,79 @@ class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=20):
     count: _Number = 1
 
 
+# Holding stores to their receipts
+
+
+class Challenge(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=41):
+    """To a replica: you signed that you store this batch, and did not give it.
+
+    The answer is `Entries`, or a `Refusal`.
+    """
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    sequence: _Number
+    time_us: _Time
+    digest: _Digest
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=42):
+    """The answer: I do not have it, and keep the partition from `start` on. I sign that."""
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    sequence: _Number
+    digest: _Digest
+    start: _Number
+    time_us: _Time
+    signature: _Signature
+
+
+class AskReceipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=43):
+    """To a replica: who signed that they store the batch at this offset?
+
+    Whoever names a store says that it did not give it, and gets no answer: the replica sees to it.
+    """
+
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    store: _Node | None = None
+
+
+class SignedReceipt(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What one store signed. `behind` are the digests of the batches after the one asked for."""
+
+    store: _Node
+    first: _Number
+    count: _Number
+    chain: _Digest
+    signature: _Signature
+    behind: Annotated[bytes, Meta(max_length=RUN_BATCHES_MAX * DIGEST_BYTES)]
+
+
+class Receipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=44):
+    """The answer: these did. `before` is the chain of the line before the batch.
+
+    `evidence` is against those of them that were asked for it and refused (`crypto/evidence.py`).
+    """
+
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+    offset: _Number
+    sequence: _Number
+    time_us: _Time
+    digest: _Digest
+    before: _Digest
+    receipts: Annotated[list[SignedReceipt], Meta(max_length=RECEIPTS_MAX)]
+    evidence: Annotated[list[_Evidence], Meta(max_length=RECEIPTS_MAX)]
+
+
 # Control
 
 
@@ -496,6 +578,10 @@ OrderMessage: TypeAlias = (
     | Entries
     | Chained
     | Absent
+    | Challenge
+    | Refusal
+    | AskReceipts
+    | Receipts
     | Concluded
     | Recall
     | Assigned

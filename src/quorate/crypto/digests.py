@@ -39,3 +39,8 @@ def payload_digest(payload: bytes | memoryview) -> Digest:
 def seal_digest(seal: bytes) -> Digest:
     """What a batch behind this seal hashes to."""
     return blake3(seal, derive_key_context=_SEAL_CONTEXT).digest()
+
+
+def link(before: Digest, content: Digest) -> Digest:
+    """The chain behind what hashes to `content`: one hash for it and for all that came before."""
+    return blake3(before + content).digest()

@@ -9,7 +9,7 @@ the link: a message still comes from the node that sends it.
 Each wrapper takes a `Ready` and returns parts of it, each with a delay in microseconds.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol, TypeAlias, get_args
 
@@ -53,6 +53,8 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.records import Held, Record
 from quorate.protocol.ordering.value import Value, chained, leaves_of
 
 Parts: TypeAlias = list[tuple[int, Ready]]
@@ -173,6 +175,22 @@ class Replay:
             ready.send = [*fresh, again]
         self._past = (self._past + fresh)[-REPLAYED_MAX:]
         return [(0, ready)]
+
+
+class Forget:
+    """Say that large batches are on disk, and sign for it, and never write them."""
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.persist = [record for each in ready.persist for record in self._left_of(each)]
+        return [(0, ready)]
+
+    def _left_of(self, record: Record) -> Iterator[Record]:
+        if not isinstance(record, Held):
+            yield record
+            return
+        for sequence, payload in enumerate(record.payloads, record.first):
+            if len(payload) <= INLINE_BYTES_MAX:
+                yield msgspec.structs.replace(record, first=sequence, payloads=[payload])
 
 
 def alter(message: Message, field: str, how: int) -> Message:

@@ -17,6 +17,7 @@ from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
 from quorate.crypto.digests import digest
+from quorate.crypto.evidence import render
 from quorate.crypto.identity import Identity
 from quorate.protocol.broker import Broker
 from quorate.protocol.ordering.group import Group
@@ -39,6 +40,7 @@ SYNC_EVERY_S = 0.1
 ABSENT_BYTES = 512
 GROUPS_SHOWN = 100
 TOPICS_SHOWN = 1000
+EVIDENCE_CHARACTERS_SHOWN = 256 * 1024
 
 _log = logging.getLogger("quorate.keeper")
 
@@ -160,6 +162,7 @@ class LogKeeper:
                     "oldest_slot": self.store.slots(number)[0],
                     "snapshot": group.transfer.covered if group.transfer else 0,
                     "started_over": group.transfer.count if group.transfer else 0,
+                    "evidence": _evidence(group),
                 }
                 for number, group in groups.items()
             },
@@ -290,6 +293,16 @@ class LogKeeper:
 
     def _wall_us(self, _: int) -> int:
         return time.time_ns() // 1000 + self.clock_ahead_us
+
+
+def _evidence(group: Group) -> list[str]:
+    """What is proved of stores and producers, as much of it as fits."""
+    shown: list[str] = []
+    stores, producers = group.challenges.evidence, group.challenges.contradictions
+    for text in (*map(render, stores.values()), *map(render, producers.values())):
+        if sum(map(len, shown)) + len(text) <= EVIDENCE_CHARACTERS_SHOWN:
+            shown.append(text)
+    return shown
 
 
 def _groups(broker: Broker) -> Mapping[int, Group]:

@@ -11,6 +11,7 @@ from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import (
     Drop,
     Equivocate,
+    Forget,
     Lie,
     Parts,
     Replay,
@@ -20,7 +21,7 @@ from quorate.protocol.misbehaviour import (
     behave,
 )
 
-BEHAVIOURS = ("behave", "slow", "lie", "drop", "silent", "equivocate", "replay", "clock")
+BEHAVIOURS = ("behave", "slow", "lie", "drop", "silent", "equivocate", "replay", "clock", "forget")
 DELAY_MS_MAX = 60_000
 AHEAD_S_MAX = 10 * 365 * 24 * 3600
 
@@ -40,6 +41,8 @@ def wrapper_for(order: Misbehave, cluster: Cluster, me: NodeId, chance: Random) 
             return Drop(chance, order.percent)
         case "replay":
             return Replay(chance, order.percent)
+        case "forget":
+            return Forget()
         case "silent":
             return TowardsMembers(Silence, _towards(order, cluster, me))
         case "equivocate":
@@ -69,6 +72,7 @@ def describe(order: Misbehave) -> str:
         "replay": f"replays after {order.percent:g} % of its turns",
         "silent": "silent towards " + (", ".join(order.towards) or "f replicas and all clients"),
         "equivocate": "tells lies to " + (", ".join(order.towards) or "f replicas"),
+        "forget": "signs for large batches, and does not write them",
         "clock": f"has a clock that is {order.ahead_s:g} s ahead",
     }
     return words[order.behaviour]

@@ -13,6 +13,7 @@ from quorate.core.cluster import Cluster
 from quorate.core.ids import NodeId
 from quorate.crypto.checkpoint import Cosigner
 from quorate.crypto.identity import Identity
+from quorate.crypto.receipts import is_signed
 from quorate.protocol.ordering.placement import GroupKind
 
 _CONTEXT = b"quorate 2026 state of a replica\0"
@@ -66,6 +67,17 @@ class ClusterSigner:
     def was_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
         former = self._keys.former.get(replica, ())
         return any(self._fits(each, data, signature) for each in former)
+
+    def attest(self, data: bytes) -> bytes:
+        return self._identity.sign(data)
+
+    def is_attested_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
+        present = self._keys.present.get(replica)
+        return present is not None and is_signed(present.public_key, data, signature)
+
+    def was_attested_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
+        former = self._keys.former.get(replica, ())
+        return any(is_signed(each.public_key, data, signature) for each in former)
 
     def _fits(self, cosigner: Cosigner, data: bytes, signature: bytes) -> bool:
         key = Ed25519PublicKey.from_public_bytes(cosigner.public_key)

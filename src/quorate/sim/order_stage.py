@@ -16,6 +16,7 @@ from quorate.core.control import CONTROL_TOPIC
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
 from quorate.crypto.checkpoint import Cosigner
+from quorate.crypto.receipts import is_signed
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import Entry, Machine, Outcome, Recorded
@@ -80,6 +81,19 @@ class SimSigner:
     def was_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
         former = range(self.keys.get(replica, 0))
         return any(signature == _signature(replica, number, data) for number in former)
+
+    def attest(self, data: bytes) -> bytes:
+        """With a real key: whoever sees it has no more than the cluster's keys."""
+        return _private_key(self._me, self._mine).sign(data)
+
+    def is_attested_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
+        number = self.keys.get(replica, 0)
+        return is_signed(_cosigner(replica, number).public_key, data, signature)
+
+    def was_attested_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
+        former = range(self.keys.get(replica, 0))
+        keys = [_cosigner(replica, number).public_key for number in former]
+        return any(is_signed(key, data, signature) for key in keys)
 
 
 @cache

@@ -120,6 +120,9 @@ class SimStore:
     def is_fetching(self, partition: Partition, offset: int) -> bool:
         return False
 
+    def may_come(self, partition: Partition, offset: int) -> bool:
+        return False
+
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
         self._catch_up()
         found: list[Stretch] = []
@@ -164,6 +167,14 @@ class SimStore:
             for offset, slot in enumerate(kept.slots, kept.start)
             if slot.payload is None
         ]
+
+    def placed_at(self, group: int, partition: Partition, offset: int) -> tuple[int, Placed] | None:
+        self._catch_up()
+        kept = self._partition(partition)
+        if not kept.start <= offset < kept.end:
+            return None
+        slot = kept.slots[offset - kept.start]
+        return slot.time_us, slot.placed
 
     def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
         found: list[Decided] = []

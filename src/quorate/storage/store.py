@@ -26,6 +26,7 @@ from quorate.protocol.ordering.records import (
     Certified,
     Decided,
     Installed,
+    Placed,
     Record,
     Snapshot,
     Stretch,
@@ -209,6 +210,10 @@ class DiskStore:
         """Whether the payload there is on its way from outside; here, nothing ever is."""
         return False
 
+    def may_come(self, partition: Partition, offset: int) -> bool:
+        """Whether the payload there is outside and may yet be had."""
+        return False
+
     def chain(self, partition: Partition, offset: int) -> Digest | None:
         """The partition's chain before this offset, if that is still known."""
         index = self._derived.indexes.get(partition)
@@ -229,6 +234,23 @@ class DiskStore:
     def absent(self) -> list[tuple[Partition, int, int]]:
         """Offsets, and how many from each on, whose payloads are not here; the latest ones."""
         return self._derived.absent()
+
+    def placed_at(self, group: int, partition: Partition, offset: int) -> tuple[int, Placed] | None:
+        """When this offset was decided, and what was put there together, if it is still known."""
+        index = self._derived.indexes.get(partition)
+        if index is None or not index.start <= offset < index.end:
+            return None
+        *_, time_us = next(index.runs_from(offset))
+        # Several slots may have one time.
+        for slot in range(self.slot_at(group, time_us), self.slots(group)[1]):
+            (decided,) = self.decided(group, slot, 0)
+            if decided.time_us != time_us:
+                break
+            for placed in decided.placed:
+                target = (placed.topic, placed.partition)
+                if target == partition and 0 <= offset - placed.offset < placed.count:
+                    return time_us, placed
+        return None
 
     def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
         """Slots from this one on, up to about so many bytes of records."""

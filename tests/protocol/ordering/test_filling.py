@@ -231,6 +231,43 @@ def test_what_all_peers_say_is_not_for_us_is_given_up() -> None:
     assert filling.count == 0
 
 
+def test_what_nobody_gives_may_yet_come_until_everybody_has_said_that_it_lacks_it() -> None:
+    """A store must not say that it lacks what it is about to get."""
+    look, partition = Outlook(), Partition(T, 0)
+    filling = Filling((1, 2, 3), lambda _: True, cast(Store, Trimmed(0)), look.outbox)
+    filling.miss(partition, 0, 1)
+    for peer in (1, 2):
+        filling.tick()
+        assert filling.on_absent(peer, Absent(T, 0, 0))
+    filling.tick()
+    look.outbox.now_us += ANSWER_US_MAX
+    filling.tick()
+    # The third one said nothing: it may have it.
+    assert filling.may_come(partition, 0)
+
+    for peer in (1, 2, 3):
+        filling.tick()
+        assert filling.may_come(partition, 0)
+        filling.on_absent(peer, Absent(T, 0, 0))
+
+    assert not filling.may_come(partition, 0)
+    # It is asked for all the same.
+    assert filling.count == 1
+
+
+def test_what_was_given_is_not_said_to_be_lacking_while_the_disk_is_behind() -> None:
+    """A store that is asked in the same turn would sign that it does not have it."""
+    council = missed(b"small")
+    partition = Partition(T, 0)
+    council.run(3.0)
+    assert council.log(3) == [b"small"]
+
+    filling = council.group(3).filling
+    assert filling.count == 0
+    assert filling.may_come(partition, 0)
+    assert not filling.may_come(partition, 1)
+
+
 def test_what_one_peer_did_not_answer_to_is_asked_for_when_there_is_nothing_else() -> None:
     """Large batches that are not for us would otherwise keep us from asking for small ones."""
     look = Outlook()

@@ -13,25 +13,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from council import CRASH, READER, A, B, Council, T, payload_of, span_of, value_of
+from council import (
+    CRASH,
+    READER,
+    VALIDATED,
+    A,
+    B,
+    Council,
+    T,
+    payload_of,
+    sealed_by,
+    span_of,
+    value_of,
+)
 from declared import messages
 from quorate.core import codec
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId
 from quorate.core.ordering import (
     Absent,
+    Announce,
+    AskReceipts,
     Chained,
+    Challenge,
     Entries,
     OrderMessage,
     Partition,
     Promised,
+    Receipts,
+    Refusal,
     Signed,
     State,
     StopData,
+    Stored,
     Sync,
 )
 from quorate.crypto.digests import digest
-from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.placement import GroupKind, stores_of
 from quorate.protocol.ordering.reading import Reading
 from quorate.protocol.ordering.replica import HANDLERS
 from quorate.protocol.ordering.value import CHAIN_START, chained, value_digest
@@ -157,6 +175,40 @@ def test_whatever_is_said_to_replicas_nothing_is_raised_and_they_agree(
     for replica in (0, 1, 2):
         held = council.log(replica)
         assert held == longest[: len(held)]
+
+
+ABOUT_STORES = [Stored, Challenge, Refusal, AskReceipts, Receipts, Absent, Entries, Announce]
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([LIAR, LIAR, A, READER]),
+            st.sampled_from(ABOUT_STORES).flatmap(SPOKEN.__getitem__),
+        ),
+        min_size=1,
+        max_size=15,
+    )
+)
+def test_whatever_is_said_about_stores_nothing_is_raised_and_nobody_correct_is_blamed(
+    speech: list[tuple[NodeId, Any]],
+) -> None:
+    council = Council(VALIDATED, byzantine=(LIAR,))
+    stores = [node for node in stores_of(council.members, Partition(T, 0)) if node != LIAR][:2]
+    council.hand_in(A, 1, sealed_by(A, 1, bytes(5000)), stores=stores)
+    council.settle()
+    for at, (sender, message) in enumerate(speech):
+        received = as_received(message)
+        if received is not None and type(received) in HANDLERS:
+            council.say(sender, (0, 1, 2), received)
+        if at % 5 == 4:
+            council.run(0.05)
+    council.run(0.5)
+
+    assert all(not council.group(replica).challenges.evidence for replica in (0, 1, 2))
+    ends = {council.group(replica).log.partition(Partition(T, 0)).end for replica in (0, 1, 2)}
+    assert ends == {1}
 
 
 @settings(max_examples=200)

@@ -320,7 +320,7 @@ def test_what_stores_say_too_early_counts_once_the_line_has_come_so_far() -> Non
     announced(waiting, 1, contents(1, 2))
     waiting.use_early()
 
-    assert waiting.holders == [{1}, {1}]
+    assert [[*each] for each in waiting.holders] == [[1], [1]]
     assert not waiting.early
 
 

@@ -8,18 +8,21 @@ import pytest
 
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import Announce, Append, Line, Ordered
+from quorate.core.ordering import Announce, Append, Line, Ordered, Partition
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing, UnderWay
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
+from quorate.protocol.ordering.store_choice import DOUBT_US, PASS_OVER_AFTER_US
 from quorate.storage.store import DiskStore
 from stage import Outlook, topic
 
 T = topic_id("t")
 LINE = Line(1000, T, 0)
 LARGE = bytes(INLINE_BYTES_MAX + 1)
+TICK_US = 50_000
 BYZANTINE: dict[str, object] = {"protection": "byzantine", "order": "total"}
 CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
 ALONE: dict[str, object] = {"protection": "none", "order": "total"}
@@ -170,6 +173,145 @@ def test_a_replica_that_takes_nothing_is_told_later() -> None:
     publisher.add(b"2")
     publisher.reachable.add(3)
     assert (3, Append(T, 0, 1, [b"1", b"2"])) in publisher.sent()
+
+
+# Stores that do not help
+
+
+class Line4(Publisher):
+    """Large batches one after the other, with replicas that order what f + 1 of them store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = stores_of(self.topic.members, Partition(T, 0))
+        # Who stores nothing, and of those who says nothing either.
+        self.refusing: set[NodeId] = set()
+        self.silent: set[NodeId] = set()
+        # Who says that batches are ordered as soon as it has heard of them.
+        self.boasting: set[NodeId] = set()
+        self.waited_us = 0
+        self.copies: list[int] = []
+        self._number = 0
+
+    def publish(self) -> frozenset[NodeId]:
+        """One batch, until it has its receipt; says by whom it was to be stored."""
+        self._number += 1
+        self.add(LARGE)
+        stored_by: set[NodeId] = set()
+        began_us, copies = self.look.outbox.now_us, 0
+        for _ in range(200):
+            asked = frozenset(stores(self, self.sent()))
+            for replica in self.boasting:
+                self.ordered(replica, self._number, offset=self._number - 1)
+            copies += len(asked)
+            stored_by |= asked - self.refusing - self.silent
+            if len(stored_by) > self.topic.f:
+                break
+            self.pass_time(TICK_US)
+        else:
+            raise AssertionError(f"batch {self._number} is stored by {stored_by} only")
+        self.waited_us += self.look.outbox.now_us - began_us
+        self.copies.append(copies)
+        for replica in self.order:
+            if replica not in self.silent:
+                self.ordered(replica, self._number, offset=self._number - 1)
+        (receipt,) = self.receipts()
+        assert receipt.first == self._number
+        self.pass_time(TICK_US)
+        return self.line._stores.chosen
+
+
+def test_a_store_that_went_silent_costs_one_wait_and_is_not_used_for_what_follows() -> None:
+    line = Line4()
+    first, second, third, _ = line.order
+    assert line.publish() == {first, second}
+    line.silent = {first}
+
+    for _ in range(30):
+        chosen = line.publish()
+
+    assert line.waited_us == RETRY_AFTER_US
+    assert chosen == {second, third}
+    # Once it was known, f + 1 copies were enough.
+    assert line.copies[-1] == 2
+
+
+def test_a_store_that_cannot_be_reached_is_passed_over_without_waiting_for_a_retry() -> None:
+    line = Line4()
+    first, second, third, _ = line.order
+    line.reachable -= {first}
+    line.silent = {first}
+
+    line.publish()
+    assert line.waited_us == PASS_OVER_AFTER_US
+    chosen = [line.publish() for _ in range(30)]
+
+    assert set(chosen) == {frozenset({second, third})}
+    assert line.waited_us == PASS_OVER_AFTER_US
+    line.reachable.add(first)
+    line.silent = set()
+    line.publish()
+    assert line.publish() == {first, second}
+
+
+def test_a_moment_of_back_pressure_changes_no_stores() -> None:
+    line = Line4()
+    first, second, *_ = line.order
+    line.add(LARGE)
+    line.reachable -= {first}
+    assert stores(line, line.sent()) == [second]
+
+    line.pass_time(PASS_OVER_AFTER_US - 1)
+    line.reachable.add(first)
+
+    assert stores(line, line.sent()) == [first]
+
+
+def test_a_store_that_does_not_store_and_is_not_known_costs_one_wait_in_a_while() -> None:
+    """It says that batches are ordered, like all others: so one more store is used instead."""
+    line = Line4()
+    first, second, third, _ = line.order
+    line.refusing = {first}
+
+    for _ in range(100):
+        chosen = line.publish()
+
+    assert chosen == {first, second, third}
+    assert line.waited_us == RETRY_AFTER_US
+
+
+def test_a_store_that_is_doubted_is_tried_again_later() -> None:
+    line = Line4()
+    first, second, third, _ = line.order
+    line.publish()
+    line.silent = {first}
+    for _ in range(30):
+        line.publish()
+    line.silent = set()
+
+    line.pass_time(DOUBT_US)
+
+    assert line.publish() == {first, second}
+    waited_us = line.waited_us
+    line.silent = {first}
+    for _ in range(30):
+        line.publish()
+    # It is known to lag behind by the first receipt that it does not name.
+    assert line.waited_us - waited_us == RETRY_AFTER_US
+    assert line.publish() == {second, third}
+
+
+def test_a_replica_that_boasts_gets_no_other_doubted() -> None:
+    """It says that everything is ordered, and stores nothing. Nobody else is measured by that."""
+    line = Line4()
+    boaster, second, third, _ = line.order
+    line.refusing = line.boasting = {boaster}
+
+    for _ in range(100):
+        chosen = line.publish()
+
+    assert chosen == {boaster, second, third}
+    assert line.waited_us == RETRY_AFTER_US
 
 
 # Receipts

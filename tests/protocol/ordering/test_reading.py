@@ -11,6 +11,7 @@ from quorate.core.ordering import (
     END_US,
     Absent,
     Allow,
+    AskReceipts,
     Chained,
     Entries,
     Follow,
@@ -23,6 +24,7 @@ from quorate.protocol.machine import Entry, Ready, Trimmed
 from quorate.protocol.ordering import reading as module
 from quorate.protocol.ordering.reading import (
     ASK_AGAIN_US,
+    COMPLAIN_EVERY_US,
     CREDIT_BATCHES,
     FIRST_CREDIT_BATCHES,
     LATE_AFTER_US,
@@ -1007,3 +1009,43 @@ def found(table: dict[str, object], time_us: int, answers: tuple[int, ...]) -> i
         assert offset is None
         offset = search.on_located(replica, Located(T, 0, 0, answer))
     return offset
+
+
+# Stores that do not deliver
+
+
+def complaints(desk: Desk) -> dict[NodeId, AskReceipts]:
+    return {node: m for node, m in desk.take().send if isinstance(m, AskReceipts)}
+
+
+def test_of_a_validated_topic_the_others_are_told_who_does_not_give_what_is_next() -> None:
+    desk = Desk({**BYZANTINE, "validated": True})
+    first = desk.lead
+
+    desk.absent(first, 0)
+
+    assert complaints(desk) == dict.fromkeys(
+        [replica for replica in range(4) if replica != first], AskReceipts(T, 0, 0, first)
+    )
+    assert desk.lead != first
+
+
+def test_complaints_are_made_now_and_then_only() -> None:
+    desk = Desk({**BYZANTINE, "validated": True})
+    desk.absent(desk.lead, 0)
+    assert len(complaints(desk)) == 3
+
+    desk.absent(desk.lead, 0)
+    assert complaints(desk) == {}
+
+    desk.pass_time(COMPLAIN_EVERY_US)
+    desk.absent(desk.lead, 0)
+    assert len(complaints(desk)) == 3
+
+
+def test_of_other_topics_nobody_is_told() -> None:
+    desk = Desk()
+
+    desk.absent(desk.lead, 0)
+
+    assert complaints(desk) == {}

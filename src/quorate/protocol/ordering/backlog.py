@@ -23,6 +23,7 @@ from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Former, Waiting
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
+from quorate.protocol.ordering.receipts import Receipting
 from quorate.protocol.ordering.records import Deposit, Deposited, Dropped, Held, Voted, cut
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, Room, Rooms
 from quorate.protocol.ordering.value import Span
@@ -78,6 +79,7 @@ class Backlog:
         *,
         is_open: IsOpen,
         named: Callable[[], Collection[Line]],
+        receipts: Receipting,
         rooms: Rooms,
     ) -> None:
         """`named` says which lines a value names that an open slot may be bound to."""
@@ -105,6 +107,7 @@ class Backlog:
         self._log = log
         self._commands = commands
         self._keep_displaced = keep_displaced
+        self._receipts = receipts
         self._outbox = outbox
 
     # Lines
@@ -248,7 +251,7 @@ class Backlog:
             waiting.direct = max(waiting.direct, min(first + len(digests), waiting.end) - 1)
             self.unsaid[line] = waiting
         if waiting.early:
-            waiting.use_early()
+            waiting.use_early(self._receipts.counts)
         self.activate(waiting)
         self.has_news = True
         return waiting
@@ -395,10 +398,22 @@ class Backlog:
         self._tell_stored(waiting, first, last)
 
     def _tell_stored(self, waiting: Waiting, first: Sequence, last: Sequence) -> None:
-        chain = waiting.chain_at(last)
+        chain, count = waiting.chain_at(last), last - first + 1
         if chain is not None:
-            stored = Stored(*waiting.line, first, last - first + 1, chain)
+            signature = self._receipts.signed(waiting.line, first, count, chain)
+            stored = Stored(*waiting.line, first, count, chain, signature)
             self._outbox.send_all(self._others, stored)
+
+    def on_stored(self, sender: NodeId, stored: Stored) -> None:
+        """A replica says that it keeps payloads."""
+        line = Line(stored.publisher, stored.topic, stored.partition)
+        waiting = self.line_heard_of(sender, line)
+        if waiting is None:
+            return
+        if waiting.on_stored(sender, stored, self._receipts.counts):
+            self.has_news = True
+        else:
+            waiting.keep_early(sender, stored)
 
     # What was decided
 

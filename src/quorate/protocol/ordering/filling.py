@@ -21,6 +21,7 @@ from quorate.protocol.ordering.value import chained, leaves_of
 from quorate.protocol.outbox import Outbox
 
 GAPS_MAX = 65_536
+FILLED_MAX = 4096
 ANSWER_US_MAX = 500_000
 FILL_BYTES_MAX = 512 * 1024
 
@@ -28,7 +29,8 @@ FILL_BYTES_MAX = 512 * 1024
 class Gap(NamedTuple):
     """Offsets without payloads, how many peers could not help, and with how many of them.
 
-    `silent` is how many of these peers did not answer.
+    `silent` is how many of these peers did not answer, and `is_vain` says that before that all of
+    them answered, and none could help.
     """
 
     partition: Partition
@@ -37,6 +39,7 @@ class Gap(NamedTuple):
     refusals: int = 0
     refused: int = 0
     silent: int = 0
+    is_vain: bool = False
 
 
 class Filling:
@@ -57,6 +60,8 @@ class Filling:
         # Those that nobody filled, but somebody might have who did not answer. They are asked for
         # when there is nothing else.
         self._later: deque[Gap] = deque()
+        # Those that were filled last: the disk may be behind us.
+        self._filled: deque[Gap] = deque(maxlen=FILLED_MAX)
         self._peer = 0
         self._asked_us: int | None = None
 
@@ -73,10 +78,19 @@ class Filling:
                 found[partition] = min(offset, found.get(partition, offset))
         return found
 
+    def may_come(self, partition: Partition, offset: int) -> bool:
+        """Whether somebody may yet give us this payload, or did and it is on its way to disk."""
+        return any(
+            gap.partition == partition and 0 <= offset - gap.offset < gap.batches
+            for gap in (*self._gaps, *self._later, *self._filled)
+            if not gap.is_vain
+        )
+
     def miss(self, partition: Partition, offset: int, batches: int) -> None:
         """These were decided, and their payloads are not here."""
         last = self._gaps[-1] if self._gaps else None
-        if last is not None and last[:3] == (partition, offset - last.batches, last.batches):
+        wanted = None if last is None else (partition, offset - last.batches, last.batches)
+        if last is not None and last[:3] == wanted and not last.is_vain:
             self._gaps[-1] = last._replace(batches=last.batches + batches)
         elif len(self._gaps) + len(self._later) < GAPS_MAX:
             self._gaps.append(Gap(partition, offset, batches))
@@ -110,16 +124,21 @@ class Filling:
             return
         held = Held(entries.publisher, *gap.partition, entries.first, payloads)
         self._outbox.persist(held, sync=False)
+        self._filled.append(Gap(gap.partition, gap.offset, count))
         self._gaps.popleft()
         if count < gap.batches:
             rest = Gap(gap.partition, gap.offset + count, gap.batches - count)
-            self._gaps.appendleft(rest)
+            self._gaps.appendleft(rest._replace(is_vain=gap.is_vain))
         self._asked_us = None
         self._ask()
 
-    def on_absent(self, sender: NodeId, absent: Absent) -> None:
-        if self._awaited(sender, Partition(absent.topic, absent.partition), absent.offset):
-            self._refused(max(1, absent.count))
+    def on_absent(self, sender: NodeId, absent: Absent) -> bool:
+        """Whether we had asked this peer for just this, whatever its size."""
+        partition = Partition(absent.topic, absent.partition)
+        if not self._awaited(sender, partition, absent.offset):
+            return False
+        self._refused(max(1, absent.count))
+        return self._is_store(partition)
 
     def _ask(self) -> None:
         self._pass_over_what_is_gone()
@@ -143,7 +162,8 @@ class Filling:
                 return
             self._gaps.popleft()
             if gone < gap.batches:
-                self._gaps.appendleft(Gap(gap.partition, gap.offset + gone, gap.batches - gone))
+                rest = Gap(gap.partition, gap.offset + gone, gap.batches - gone)
+                self._gaps.appendleft(rest._replace(is_vain=gap.is_vain))
 
     def _refused(self, batches: int = 1, *, silent: int = 0) -> None:
         """This peer cannot help. Nobody can with large batches that are not ours to store."""
@@ -158,9 +178,11 @@ class Filling:
             return
         rest = gap.batches - refused
         if rest:
-            self._gaps.append(Gap(gap.partition, gap.offset + refused, rest))
+            later = Gap(gap.partition, gap.offset + refused, rest)
+            self._gaps.append(later._replace(is_vain=gap.is_vain))
         if self._is_store(gap.partition):
-            self._gaps.append(Gap(gap.partition, gap.offset, refused))
+            again = Gap(gap.partition, gap.offset, refused)
+            self._gaps.append(again._replace(is_vain=not silent))
         elif silent:
             self._later.append(Gap(gap.partition, gap.offset, refused))
 

@@ -24,11 +24,14 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
+    SEAL_BYTES,
+    Absent,
     Accept,
     Announce,
     Append,
     AskPart,
     Cosign,
+    Entries,
     Fill,
     Line,
     OfferSnapshot,
@@ -37,13 +40,13 @@ from quorate.core.ordering import (
     Propose,
     Received,
     SnapshotPart,
-    Stored,
     Write,
 )
 from quorate.crypto.digests import digest, seal_digest
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.ordering.backlog import Backlog, IsOpen, MayAppend
 from quorate.protocol.ordering.catching_up import CatchingUp
+from quorate.protocol.ordering.challenges import Challenges
 from quorate.protocol.ordering.clocks import Clocks, WallClock
 from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.consensus import Consensus
@@ -55,6 +58,7 @@ from quorate.protocol.ordering.log import SEAL_EVERY_US, Content, LogState, Orde
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.readers import Readers
+from quorate.protocol.ordering.receipts import Receipting
 from quorate.protocol.ordering.records import (
     DIGEST_BYTES,
     Certified,
@@ -124,9 +128,14 @@ class Group:
         self.change = LeaderChange(self.consensus, signer, outbox, pace)
         self.readers = Readers(log, store, outbox)
         self.filling = Filling(self._others, roster.stores, store, outbox)
+        self.receipts = Receipting(validation, signer, roster.one_correct, outbox)
+        self.challenges = Challenges(
+            roster, validation=validation, signer=signer, store=store, readers=self.readers,
+            filling=self.filling, wall_us=wall_us, outbox=outbox,
+        )  # fmt: skip
         self.backlog = Backlog(
             roster, log, self.commands, may_append, self.consensus.keep_displaced, outbox,
-            is_open=is_open, named=self._named, rooms=rooms,
+            is_open=is_open, named=self._named, receipts=self.receipts, rooms=rooms,
         )  # fmt: skip
         self.retrieval = Retrieval(
             roster, log, self.backlog, self.commands, self.readers, outbox, pace
@@ -228,6 +237,7 @@ class Group:
             if now_us - self._progress_us >= SEAL_EVERY_US:
                 self.snapshots.seal_last()
         self.filling.tick()
+        self.challenges.tick()
         if self.transfer is not None:
             self.transfer.tick()
         is_busy = bool(self.backlog.active) or self.change.is_changing
@@ -263,6 +273,8 @@ class Group:
             self._deposit(line, append, digests)
             return
         waiting = self.backlog.take(line, append.first, digests, append.payloads)
+        if waiting is None:
+            self._note_contradiction(line, append.first, append.payloads)
         if any(large) and waiting is not None:
             self.backlog.keep_and_tell(waiting, append, large)
 
@@ -270,7 +282,9 @@ class Group:
         """Of large batches we know no more than the digest, until their payloads are outside."""
         payloads = [each if len(each) <= INLINE_BYTES_MAX else None for each in append.payloads]
         waiting = self.backlog.take(line, append.first, digests, payloads)
-        if waiting is not None:
+        if waiting is None:
+            self._note_contradiction(line, append.first, append.payloads)
+        else:
             self.backlog.deposit(waiting, append, digests)
 
     def on_announce(self, sender: NodeId, announce: Announce) -> None:
@@ -282,7 +296,20 @@ class Group:
         digests = [*map(seal_digest, announce.seals)] if is_validated else announce.digests
         if not digests or (is_validated and not self._are_valid(line, announce, digests)):
             return
-        self.backlog.take(line, announce.first, digests, [None] * len(digests))
+        if self.backlog.take(line, announce.first, digests, [None] * len(digests)) is None:
+            self._note_contradiction(line, announce.first, announce.seals)
+
+    def _note_contradiction(self, line: Line, first: Sequence, given: list[bytes]) -> None:
+        """Of a validated topic we may have both seals, if we have what came before."""
+        if not self._validation.covers(line.topic):
+            return
+        waiting = self.backlog.line(line)
+        for sequence in range(max(first, waiting.next), min(first + len(given), waiting.end)):
+            mine = waiting.payloads[sequence - waiting.next]
+            one, other = (mine or b"")[:SEAL_BYTES], given[sequence - first][:SEAL_BYTES]
+            if mine is not None and one != other:
+                self.challenges.on_contradiction(line, sequence, one, other)
+                return
 
     def _are_valid(self, line: Line, message: Append | Announce, digests: list[Digest]) -> bool:
         """Whether the publisher signed these batches. What we know already, we looked at."""
@@ -325,16 +352,6 @@ class Group:
         waiting.heard[sender] = received
         self.backlog.has_news = True
         self.retrieval.on_received(sender, waiting, received)
-
-    def on_stored(self, sender: NodeId, stored: Stored) -> None:
-        line = Line(stored.publisher, stored.topic, stored.partition)
-        waiting = self.backlog.line_heard_of(sender, line)
-        if waiting is None:
-            return
-        if waiting.on_stored(sender, stored):
-            self.backlog.has_news = True
-        else:
-            waiting.keep_early(sender, stored)
 
     # Agreement
 
@@ -451,7 +468,7 @@ class Group:
         contents = []
         for span, waiting in zip(decoded.spans, lines, strict=True):
             self.backlog.hold(waiting, span.batches, sync=False)
-            contents.append(waiting.content(span.batches))
+            contents.append(self.receipts.content(waiting, span.batches))
         targets = [waiting.line.target for waiting in lines]
         chains = {target: self.log.partition(target).chain for target in targets}
         decided = self.log.apply(slot, value_digest(value), value, decoded, contents)
@@ -555,6 +572,15 @@ class Group:
             return
         read_bytes = sum(len(payload) for each in stretches for payload in each.payloads)
         self._outbox.answer(sender, answer(fill, stretches), read_bytes)
+
+    def on_entries(self, sender: NodeId, entries: Entries) -> None:
+        self.filling.on_entries(sender, entries)
+        self.challenges.on_entries(sender, entries)
+
+    def on_absent(self, sender: NodeId, absent: Absent) -> None:
+        if self.filling.on_absent(sender, absent):
+            partition = Partition(absent.topic, absent.partition)
+            self.challenges.doubt(sender, partition, absent.offset)
 
 
 def _span(waiting: Waiting, last: Sequence, batches_max: int, bytes_max: int) -> Span:

@@ -60,6 +60,17 @@ class Signer(Protocol):
     def was_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
         """Whether it is signed with a key that this replica had before, as far as we know."""
 
+    def attest(self, data: bytes) -> bytes:
+        """A signature over these bytes as they are, for anybody who has our key.
+
+        What they are, and of which cluster, has to be readable from them.
+        """
+
+    def is_attested_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool: ...
+
+    def was_attested_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
+        """The same with a key that this replica had before, as far as we know."""
+
     def adopt(self, cluster: Cluster) -> None:
         """Replicas may have other keys from now on."""
 

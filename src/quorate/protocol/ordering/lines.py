@@ -8,17 +8,18 @@ chains the digests. Two things have to be known of a batch before it may be orde
 
 - It is *authentic*: this replica had it from the publisher itself, or f + 1 replicas say that they
   had (`Received`). There are no signatures of clients; replicas cannot make up a client's batch.
-- It is *available*: this replica holds the payload, or f + 1 replicas say that they do (`Stored`).
+- It is *available*: this replica holds the payload, or f + 1 replicas say that they do (`Stored`),
+  which they sign on validated topics (`receipts.py`).
 
 A leader proposes what 2f + 1 replicas received, itself among them. At least f + 1 of those are
 correct and tell whoever asks, so that every correct replica comes to find it authentic: a client
 that tells some replicas and not others holds up only itself, and never the leader.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import Line, Received, Stored
@@ -33,6 +34,9 @@ INLINE_BYTES_MAX = 4096
 WAITING_BATCHES_MAX = 4096
 EARLY_WORDS_MAX = 64
 UNBOUNDED = 1 << 62
+
+# Whether the word of a store counts, on what we know of a line.
+Counts: TypeAlias = Callable[["Waiting", NodeId, Stored], bool]
 
 
 class Former(NamedTuple):
@@ -117,8 +121,8 @@ class Waiting:
         self.chains: list[Digest] = []
         # None where only the digest is known.
         self.payloads: list[bytes | None] = []
-        # Which replicas say that they hold a payload.
-        self.holders: list[set[NodeId]] = []
+        # Which replicas say that they hold a payload, in which words.
+        self.holders: list[dict[NodeId, Stored]] = []
         # Up to here the publisher itself gave it to us.
         self.direct: Sequence = start - 1
         # Up to here our payloads are on disk.
@@ -210,7 +214,7 @@ class Waiting:
         self.chains += chained(self.chains[-1] if self.chains else self.base, fresh)
         self.digests += fresh
         self.payloads += payloads
-        self.holders += [set() for _ in fresh]
+        self.holders += [{} for _ in fresh]
         self.waiting_bytes += sum(len(payload) for payload in payloads if payload)
         self._use_spare()
         return False
@@ -265,7 +269,7 @@ class Waiting:
             known.get(name) if payload is None else payload
             for name, payload in zip(digests, payloads, strict=False)
         ]
-        self.holders = [set() for _ in digests]
+        self.holders = [{} for _ in digests]
         self.direct = self.held = self.next - 1
         self.held_beyond.clear()
         self.waiting_bytes = sum(len(payload) for payload in self.payloads if payload)
@@ -364,25 +368,38 @@ class Waiting:
 
     # Who has it
 
-    def on_stored(self, replica: NodeId, stored: Stored) -> bool:
-        """A replica stores batches of this line. False if we have not come so far ourselves."""
+    def on_stored(self, replica: NodeId, stored: Stored, counts: Counts | None = None) -> bool:
+        """A replica stores batches of this line. False if we have not come so far ourselves.
+
+        `counts` says whether its word does, and is asked if it is about what we have.
+        """
         last = stored.first + stored.count - 1
         if last >= self.end:
             return False
-        if self.chain_at(last) == stored.chain:
+        is_ours = self.chain_at(last) == stored.chain
+        if is_ours and (counts is None or counts(self, replica, stored)):
             for sequence in range(max(stored.first, self.next), last + 1):
-                self.holders[sequence - self.next].add(replica)
+                self.holders[sequence - self.next][replica] = stored
         return True
+
+    def is_news(self, replica: NodeId, stored: Stored, holders_needed: int) -> bool:
+        """Whether a batch that we lack, and too few hold, is held by one more with this word."""
+        start, end = max(stored.first, self.next), stored.first + stored.count
+        return any(
+            not self.is_available(at, holders_needed) and replica not in self.holders[at]
+            for at in range(start - self.next, min(end, self.end) - self.next)
+        )
 
     def keep_early(self, replica: NodeId, stored: Stored) -> None:
         words = self.early.setdefault(replica, [])
         words.append(stored)
         del words[:-EARLY_WORDS_MAX]
 
-    def use_early(self) -> None:
+    def use_early(self, counts: Counts | None = None) -> None:
         """We know more of the line now: hear again what stores said too early."""
         for replica, words in list(self.early.items()):
-            self.early[replica] = [word for word in words if not self.on_stored(replica, word)]
+            unheard = [word for word in words if not self.on_stored(replica, word, counts)]
+            self.early[replica] = unheard
             if not self.early[replica]:
                 del self.early[replica]
 

@@ -21,7 +21,7 @@ from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.merkle import Tree
 from quorate.protocol.control.state import ControlState
-from quorate.protocol.ordering.records import Decided, Placed, Snapshot
+from quorate.protocol.ordering.records import Decided, Placed, Receipted, Snapshot
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, leaves_of
 
 # Of the log's own time, and of its slots, between two checkpoints.
@@ -43,10 +43,15 @@ class Position(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The batches of one span: their digests, and which of their payloads are not here."""
+    """The batches of one span: their digests, and which of their payloads are not here.
+
+    Of a validated topic also who signed that they have those, and the chain before the first.
+    """
 
     digests: list[Digest]
     lacking: list[int]
+    before: Digest = b""
+    receipts: tuple[Receipted, ...] = ()
 
 
 class LineState(msgspec.Struct):
@@ -177,6 +182,8 @@ class OrderLog:
             b"".join(leaves),
             b"".join(chains),
             content.lacking,
+            content.before,
+            [*content.receipts],
         )
 
     def _line(self, line: Line) -> LineState:

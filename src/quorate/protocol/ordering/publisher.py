@@ -3,10 +3,10 @@
 Source: FIT-Broker 2013, section 4.4.2; DESIGN section 3.
 
 Small batches go to every replica. Of a large one the payload goes to f + 1 stores and its digest
-to the others; when nothing moves for a while, to more stores. A batch has its receipt when enough
-replicas name the same position: one where nobody lies, f + 1 otherwise. Until then it is kept and
-sent again, to whoever comes back and to all when nothing moves. Replicas recognise what they have
-by its sequence number, so that nothing is ordered twice.
+to the others; when nothing moves for a while, to other stores (`store_choice.py`). A batch has its
+receipt when enough replicas name the same position: one where nobody lies, f + 1 otherwise. Until
+then it is kept and sent again, to whoever comes back and to all when nothing moves. Replicas
+recognise what they have by its sequence number, so that nothing is ordered twice.
 
 Batches of a validated topic are signed as they get their numbers (`validation.py`).
 
@@ -24,6 +24,7 @@ from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, ROOMS
+from quorate.protocol.ordering.store_choice import StoreChoice
 from quorate.protocol.ordering.validation import Sealer
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size
@@ -108,8 +109,8 @@ class LineOutgoing:
         self.unreceipted: Sequence = 1
         self._kept: dict[Sequence, Kept] = {}
         self._outbox = outbox
-        self._stores = stores_of(topic.members, Partition(line.topic, line.partition))
-        self._stores_used = topic.f + 1
+        order = stores_of(topic.members, Partition(line.topic, line.partition))
+        self._stores = StoreChoice(order, topic.f + 1)
         # What each replica is sent next.
         self._next = dict.fromkeys(topic.members, 1)
         # Who said which position for the batches from a sequence number on.
@@ -145,6 +146,7 @@ class LineOutgoing:
         if replica not in self._next or ordered.first + ordered.count > self.next:
             self._outbox.report(replica, "false-position", f"for batch {ordered.first}")
             return
+        self._stores.on_ordered(replica, ordered.first + ordered.count - 1)
         if ordered.first < self.unreceipted or not ordered.count:
             # A correct one says of a batch always the same, and that has its receipt.
             return
@@ -155,7 +157,12 @@ class LineOutgoing:
     def flush(self, can_send: Callable[[NodeId], bool]) -> None:
         """Send to each replica what it has not been sent; mostly the same to all."""
         cut: dict[tuple[Sequence, bool], list[Append | Announce]] = {}
-        stores = frozenset(self._stores[: self._stores_used])
+        if not self.in_flight:
+            return
+        for replica in self._stores.choose(can_send, self._outbox.now_us):
+            # It was sent seals and digests of what another one should have stored.
+            self._next[replica] = self.unreceipted
+        stores = self._stores.chosen
         for replica, start in self._next.items():
             start = max(start, self.unreceipted)
             if start >= self.next or not can_send(replica):
@@ -168,12 +175,13 @@ class LineOutgoing:
             self._next[replica] = self.next
 
     def tick(self) -> None:
-        """Nothing moved for too long: say all of it again, and have it stored by more."""
+        """Nothing moved for too long: say all of it again, and have it stored by others."""
         now_us = self._outbox.now_us
+        self._stores.tick(self.unreceipted - 1, now_us)
         if self.in_flight and now_us - self._moved_us >= self._retry_us:
             self._moved_us = now_us
             self._retry_us = min(2 * self._retry_us, RETRY_AFTER_US_MAX)
-            self._stores_used = min(self._stores_used + 1, len(self._stores))
+            self._stores.stuck(self.unreceipted - 1, now_us)
             self._next = dict.fromkeys(self._next, self.unreceipted)
 
     def reconnected(self, replica: NodeId) -> None:

@@ -26,6 +26,7 @@ from quorate.core.ordering import (
     SEAL_BYTES,
     Absent,
     Allow,
+    AskReceipts,
     Chained,
     Entries,
     Follow,
@@ -60,6 +61,7 @@ SLOW_SHARE = 8
 # What a replica may say of the chain before its lead has come so far.
 WORDS_MAX = 256
 LATE_AFTER_US_MAX = 3_000_000
+COMPLAIN_EVERY_US = 1_000_000
 # A replica that restarted has forgotten who reads: without a broken link, only asking tells.
 ASK_AGAIN_US = 3_000_000
 
@@ -170,6 +172,7 @@ class Reading:
         # Beside the lead f replicas are asked, and all of them when that does not do. Where
         # replicas lie, so many have to agree.
         self._others_needed = topic.f if byzantine else 0
+        self._complain_from_us = outbox.now_us
         self._is_wide = False
 
     @property
@@ -546,6 +549,7 @@ class Reading:
         former = self.lead
         self._absent = None
         self._lacking[former] = self._absent_until
+        self._complain(former, connected)
         if self._skip_what_is_gone(connected):
             return
         there = [replica for replica in self._order if replica in connected]
@@ -558,6 +562,19 @@ class Reading:
         self.lead = min(others, key=lambda replica: self._blames[replica])
         for replica in dict.fromkeys((*self._partners(connected), former)):
             self._ask(replica)
+
+    def _complain(self, store: NodeId, connected: "set[NodeId]") -> None:
+        """Tell the others that this replica does not give what is next: it may have signed for it.
+
+        They see to it (`challenges.py`), and we read on. Of a validated topic only, and now and
+        then: where a replica was never given large batches, it is right to say that it has none.
+        """
+        now_us = self._outbox.now_us
+        if not self.topic.contract.validated or now_us < self._complain_from_us:
+            return
+        self._complain_from_us = now_us + COMPLAIN_EVERY_US
+        others = [replica for replica in self._order if replica in connected and replica != store]
+        self._outbox.send_all(others, AskReceipts(*self.partition, self.received, store))
 
     def _does_not_follow(self, sender: NodeId, connected: "set[NodeId]") -> None:
         """What this lead sends does not follow on what we have, from it or from the one before."""

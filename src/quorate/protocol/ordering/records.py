@@ -103,6 +103,20 @@ class Voted(msgspec.Struct, frozen=True, gc=False, tag="voted"):
     named: list[Named] = []
 
 
+class Receipted(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A store signed that it keeps batches; the chain is that of the last of them.
+
+    `behind` has the digests of those that come after what was decided with the others.
+    """
+
+    store: NodeId
+    first: Sequence
+    count: int
+    chain: Digest
+    signature: bytes
+    behind: bytes = b""
+
+
 class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Consecutive batches of one publisher got consecutive offsets, and leaves in the order log.
 
@@ -120,6 +134,9 @@ class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     chains: bytes
     # Which of them, from 0, this replica does not have the payloads of, whatever it holds.
     lacking: list[int] = []
+    # Who signed that they keep those, on validated topics, and the line's chain before the first.
+    before: Digest = b""
+    receipts: list[Receipted] = []
 
     @property
     def count(self) -> int:
@@ -213,6 +230,10 @@ class Store(Protocol):
     def is_fetching(self, partition: Partition, offset: int) -> bool:
         """Whether the payload there is on its way from outside: `read` has it before long."""
 
+    def may_come(self, partition: Partition, offset: int) -> bool:
+        """Whether the payload there is kept outside, and not known to be lost: it may yet be had,
+        be it that nobody answers there for now."""
+
     def chain(self, partition: Partition, offset: int) -> Digest | None:
         """The partition's chain before this offset, if that is still known."""
 
@@ -224,6 +245,9 @@ class Store(Protocol):
 
     def absent(self) -> list[tuple[Partition, int, int]]:
         """Offsets, and how many from each on, whose payloads are not here."""
+
+    def placed_at(self, group: int, partition: Partition, offset: int) -> tuple[int, Placed] | None:
+        """When this offset was decided, and what was put there together, if it is still known."""
 
     def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
         """Slots from this one on, up to about so many bytes of records."""

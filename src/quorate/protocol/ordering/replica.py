@@ -20,6 +20,8 @@ from quorate.core.ordering import (
     Announce,
     Append,
     AskPart,
+    AskReceipts,
+    Challenge,
     Cosign,
     Decision,
     Entries,
@@ -31,6 +33,7 @@ from quorate.core.ordering import (
     Propose,
     Recall,
     Received,
+    Refusal,
     Retrieve,
     Retrieved,
     SnapshotPart,
@@ -287,18 +290,16 @@ class Ordering:
             return
         _AGREEMENT[type(message)](group, sender, message)
 
-    def _on_reading(self, sender: NodeId, message: Locate | Follow | Allow) -> None:
+    def _on_reading(
+        self, sender: NodeId, message: Locate | Follow | Allow | Challenge | AskReceipts
+    ) -> None:
         topic, group = self.topics.get(message.topic), self._group_of(message.topic)
         if topic is None or group is None or not self._may_read(sender, topic):
             self._refuse(sender, f"may not read topic {message.topic}")
         elif message.partition >= topic.contract.partitions:
             self._refuse(sender, f"asked for partition {message.partition} of '{topic.name}'")
-        elif isinstance(message, Locate):
-            group.readers.on_locate(sender, message)
-        elif isinstance(message, Follow):
-            group.readers.on_follow(sender, message)
         else:
-            group.readers.on_allow(sender, message)
+            _READING[type(message)](group, sender, message)
 
     def _on_control(self, sender: NodeId, message: Recall | TopologyQuery) -> None:
         if self.steward is None or member_of(sender) not in self._names:
@@ -346,12 +347,13 @@ def _always(_: Line) -> bool:
 _FOLLOWERS_SAY = (Standing, Fill, Retrieve, AskPart)
 _WORDS: dict[type, Callable[[Group, NodeId, Any], None]] = {
     Received: Group.on_received,
-    Stored: Group.on_stored,
+    Stored: lambda group, sender, stored: group.backlog.on_stored(sender, stored),
     Retrieve: lambda group, sender, ask: group.retrieval.on_retrieve(sender, ask),
     Retrieved: lambda group, sender, given: group.retrieval.on_retrieved(sender, given),
     Fill: Group.on_fill,
-    Entries: lambda group, sender, entries: group.filling.on_entries(sender, entries),
-    Absent: lambda group, sender, absent: group.filling.on_absent(sender, absent),
+    Entries: Group.on_entries,
+    Absent: Group.on_absent,
+    Refusal: lambda group, sender, refusal: group.challenges.on_refusal(sender, refusal),
 }
 _AGREEMENT: dict[type, Callable[[Group, NodeId, Any], None]] = {
     Propose: Group.on_propose,
@@ -367,14 +369,19 @@ _AGREEMENT: dict[type, Callable[[Group, NodeId, Any], None]] = {
     StopData: lambda group, sender, data: group.change.on_stop_data(sender, data),
     Sync: lambda group, sender, sync: group.change.on_sync(sender, sync),
 }
+_READING: dict[type, Callable[[Group, NodeId, Any], None]] = {
+    Locate: lambda group, sender, locate: group.readers.on_locate(sender, locate),
+    Follow: lambda group, sender, follow: group.readers.on_follow(sender, follow),
+    Allow: lambda group, sender, allow: group.readers.on_allow(sender, allow),
+    Challenge: lambda group, sender, challenge: group.challenges.on_challenge(sender, challenge),
+    AskReceipts: lambda group, sender, ask: group.challenges.on_ask(sender, ask),
+}
 HANDLERS: dict[type, Callable[[Ordering, NodeId, Any], None]] = {
     Append: Ordering._on_request,
     Announce: Ordering._on_request,
     **dict.fromkeys(_WORDS, Ordering._on_word),
     **dict.fromkeys(_AGREEMENT, Ordering._on_agreement),
-    Locate: Ordering._on_reading,
-    Follow: Ordering._on_reading,
-    Allow: Ordering._on_reading,
+    **dict.fromkeys(_READING, Ordering._on_reading),
     Recall: Ordering._on_control,
     TopologyQuery: Ordering._on_control,
 }

@@ -20,6 +20,7 @@ from blake3 import blake3
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId, Sequence, TopicId
 from quorate.core.ordering import Line
+from quorate.crypto.digests import link
 
 DIGEST_BYTES = 32
 CHAIN_START = bytes(DIGEST_BYTES)
@@ -86,7 +87,7 @@ def value_digest(value: bytes) -> Digest:
 
 def chained(before: Digest, digests: Iterable[Digest]) -> list[Digest]:
     """The chain after each of these; what was before is not in the list."""
-    return list(accumulate(digests, _link, initial=before))[1:]
+    return list(accumulate(digests, link, initial=before))[1:]
 
 
 def leaves_of(
@@ -102,7 +103,3 @@ def leaves_of(
         ).digest()
         for at, digest in enumerate(digests)
     ]
-
-
-def _link(before: Digest, after: Digest) -> Digest:
-    return blake3(before + after).digest()

@@ -1,0 +1,225 @@
+"""Stores of validated topics sign what they keep: what counts as a receipt, and what is kept."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from council import VALIDATED as TABLE
+from council import A, B, Council, T, sealed_by, span_of
+from quorate.core.ids import NodeId
+from quorate.core.ordering import Line, Partition, Stored
+from quorate.crypto.digests import digest
+from quorate.crypto.receipts import Receipt
+from quorate.crypto.sids import Place
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.placement import stores_of
+from quorate.protocol.ordering.records import Placed
+from quorate.protocol.ordering.value import CHAIN_START, chained
+from quorate.sim.order_stage import SimSigner
+
+PARTITION = Partition(T, 0)
+FIRST, SECOND, THIRD, LAST = stores_of((0, 1, 2, 3), PARTITION)
+
+
+def large(publisher: NodeId, sequence: int, signer: NodeId | None = None) -> bytes:
+    """A batch that only its stores get."""
+    return sealed_by(publisher, sequence, bytes([sequence]) * INLINE_BYTES_MAX, signer)
+
+
+def stored_by(council: Council, store: NodeId) -> Stored:
+    return council.messages(Stored, sender=store)[-1]
+
+
+def is_ordered(council: Council, replica: NodeId) -> int:
+    return council.group(replica).log.partition(PARTITION).end
+
+
+def placed_at(council: Council, replica: NodeId, offset: int = 0) -> Placed:
+    found = council.seats[replica].store.placed_at(council.number, PARTITION, offset)
+    assert found is not None
+    return found[1]
+
+
+def kinds(council: Council, by: NodeId | None = None) -> list[tuple[NodeId, str]]:
+    return [(report.node, report.kind) for report in council.reports(by)]
+
+
+def test_a_store_signs_once_for_as_many_batches_as_came_together() -> None:
+    council = Council(TABLE)
+    batches = [large(A, number) for number in (1, 2, 3)]
+
+    council.hand_in(A, 1, *batches, stores=[FIRST])
+
+    said = council.messages(Stored, sender=FIRST)
+    assert said == [said[0]] * 3
+    chain = chained(CHAIN_START, map(digest, batches))[-1]
+    receipt = Receipt(Place.of("council", "t", 0, A), 1, 3, chain)
+    signer = council.seats[LAST].signer
+    assert signer.is_attested_by(FIRST, receipt.encode(), said[0].signature)
+    assert not signer.is_attested_by(SECOND, receipt.encode(), said[0].signature)
+
+
+def test_a_batch_with_f_receipts_is_never_ordered_and_with_one_more_it_is() -> None:
+    council = Council(TABLE)
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST])
+    council.run(3.0)
+    assert [is_ordered(council, replica) for replica in council.members] == [0, 0, 0, 0]
+
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST, SECOND])
+    council.settle()
+
+    assert [is_ordered(council, replica) for replica in council.members] == [1, 1, 1, 1]
+    assert kinds(council) == []
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda stored: msgspec.structs.replace(stored, signature=b""),
+        lambda stored: msgspec.structs.replace(stored, signature=bytes(64)),
+        lambda stored: msgspec.structs.replace(stored, signature=stored.signature[:-1]),
+        lambda stored: msgspec.structs.replace(stored, first=0, count=stored.count + 1),
+    ],
+    ids=["unsigned", "zeros", "cut", "of-more"],
+)
+def test_a_receipt_that_its_store_did_not_sign_is_reported_and_does_not_count(
+    forge: Callable[[Stored], Stored],
+) -> None:
+    """Without the second store's signature there is one receipt, where two are needed."""
+    council = Council(TABLE)
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST, SECOND])
+    forged = forge(stored_by(council, SECOND))
+    council.drop(lambda flight: isinstance(flight.message, Stored) and flight.sender == SECOND)
+
+    council.say(SECOND, [THIRD, LAST], forged)
+    council.settle(lambda flight: flight.sender != SECOND)
+
+    assert (SECOND, "bad-receipt") in kinds(council, by=LAST)
+    assert not council.group(LAST).retrieval.is_available(span_of(A, 1, large(A, 1)))
+
+
+def test_a_receipt_that_another_store_signed_does_not_count() -> None:
+    council = Council(TABLE)
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST])
+
+    council.say(SECOND, [THIRD, LAST], stored_by(council, FIRST))
+    council.settle()
+
+    assert (SECOND, "bad-receipt") in kinds(council, by=LAST)
+    assert is_ordered(council, LAST) == 0
+
+
+def test_a_receipt_of_another_content_does_not_count_and_nobody_is_blamed() -> None:
+    """A publisher that signs two batches for one number gets neither of them ordered by that."""
+    council = Council(TABLE)
+    other = sealed_by(A, 1, b"other" * INLINE_BYTES_MAX)
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST])
+    council.drop()
+    twin = Council(TABLE)
+    twin.hand_in(A, 1, other, stores=[SECOND])
+
+    council.say(FIRST, [THIRD, LAST], stored_by(council, FIRST))
+    council.say(SECOND, [THIRD, LAST], stored_by(twin, SECOND))
+    council.settle()
+
+    assert kinds(council, by=LAST) == []
+    assert is_ordered(council, LAST) == 0
+
+
+def test_a_receipt_of_another_line_does_not_count() -> None:
+    council = Council(TABLE)
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST])
+    council.hand_in(B, 1, large(B, 1), stores=[SECOND])
+    moved = msgspec.structs.replace(stored_by(council, SECOND), publisher=A)
+    council.drop(lambda flight: flight.sender == SECOND)
+
+    council.say(SECOND, [LAST], moved)
+    council.settle(lambda flight: flight.sender != SECOND)
+
+    assert is_ordered(council, LAST) == 0
+
+
+def test_receipts_that_come_before_the_batch_are_looked_at_when_it_is_there() -> None:
+    council = Council(TABLE)
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST, SECOND])
+    good, bad = stored_by(council, FIRST), stored_by(council, SECOND)
+    twin = Council(TABLE)
+    twin.say(FIRST, [LAST], good)
+    twin.say(SECOND, [LAST], msgspec.structs.replace(bad, signature=bytes(64)))
+    assert kinds(twin) == []
+
+    twin.hand_in(A, 1, large(A, 1), stores=[])
+
+    assert kinds(twin, by=LAST) == [(SECOND, "bad-receipt")]
+    waiting = twin.group(LAST).backlog.line(Line(A, T, 0))
+    assert [[*holders] for holders in waiting.holders] == [[FIRST]]
+
+
+def test_whoever_has_the_payload_or_enough_receipts_looks_at_no_more_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looking at a signature costs more than all else about a message."""
+    council = Council(TABLE)
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST, SECOND, THIRD])
+    looking: list[SimSigner] = []
+    check = SimSigner.is_attested_by
+
+    def look(signer: SimSigner, store: NodeId, data: bytes, signature: bytes) -> bool:
+        looking.append(signer)
+        return check(signer, store, data, signature)
+
+    monkeypatch.setattr(SimSigner, "is_attested_by", look)
+    council.settle()
+
+    assert looking == [council.seats[LAST].signer] * 2
+    assert [is_ordered(council, replica) for replica in council.members] == [1, 1, 1, 1]
+
+
+def test_a_receipt_with_a_former_key_does_not_count_and_nobody_is_blamed() -> None:
+    council = Council(TABLE)
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST, SECOND])
+    council.rekey(SECOND, knowing=[LAST])
+
+    council.deliver(lambda flight: flight.receiver == LAST)
+
+    waiting = council.group(LAST).backlog.line(Line(A, T, 0))
+    assert [[*holders] for holders in waiting.holders] == [[FIRST]]
+    assert kinds(council, by=LAST) == []
+
+
+def test_other_topics_pay_nothing() -> None:
+    council = Council()
+    payload = bytes(INLINE_BYTES_MAX + 1)
+
+    council.publish(A, 1, payload, to=[FIRST, SECOND])
+
+    assert {stored.signature for stored in council.messages(Stored)} == {b""}
+
+
+# What is kept
+
+
+def test_whoever_lacks_a_payload_keeps_the_receipts_on_disk() -> None:
+    council = Council(TABLE)
+    council.hand_in(A, 1, large(A, 1), large(A, 2), stores=[FIRST, SECOND])
+    council.settle()
+    council.seats[LAST].disk.sync()
+    council.reboot(LAST)
+    council.settle()
+
+    assert [placed_at(council, replica).receipts for replica in (FIRST, SECOND)] == [[], []]
+    for placed in (placed_at(council, THIRD), placed_at(council, LAST)):
+        assert {receipt.store for receipt in placed.receipts} == {FIRST, SECOND}
+        assert {(receipt.first, receipt.count) for receipt in placed.receipts} == {(1, 2)}
+        assert placed.before == CHAIN_START
+
+
+def test_a_batch_that_a_producer_did_not_sign_is_stored_and_receipted_by_nobody() -> None:
+    council = Council(TABLE)
+
+    council.hand_in(A, 1, large(A, 1, signer=B), stores=[FIRST, SECOND])
+    council.settle()
+
+    assert council.messages(Stored) == []
+    assert (A, "bad-sid") in kinds(council, by=FIRST)
