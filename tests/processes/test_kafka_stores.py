@@ -76,6 +76,13 @@ async def store_of(cluster: TestCluster, replica: str) -> dict[str, Any]:
         return dict(await eventually(look))
 
 
+async def accusations(cluster: TestCluster, replica: str) -> set[str]:
+    """What the other replicas hold against this one."""
+    others = [name for name in cluster.names if name != replica]
+    found = [await offences(cluster.launcher.cluster, name) for name in others]
+    return {kind for counts in found for who, kind in counts if who == replica}
+
+
 def restart(cluster: TestCluster, names: list[str]) -> None:
     """Whatever these had in memory is gone."""
     for name in names:
@@ -280,6 +287,11 @@ def test_what_one_kafka_lost_comes_from_the_others_and_its_replica_reports_it(
             cluster.launcher.start("r3")
             await reading
             traffic.check()
+            await asyncio.to_thread(cluster.launcher.wait_until_up, "r3")
+            # It signed that it stores what its Kafka lost, and now that it does not have it.
+            await eventually(
+                lambda: accusations(cluster, "r0"), lambda kinds: "false-receipt" in kinds
+            )
         log = (cluster.directory / "run" / "r0.log").read_text()
         assert any(words in line and f"quorate.{topic}" in line for line in log.splitlines())
         for name in ("r1", "r2"):

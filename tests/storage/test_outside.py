@@ -41,6 +41,9 @@ class Shelf:
     def is_fetching(self, partition: Partition, pointer: Pointer) -> bool:
         return pointer.offset in self.asked
 
+    def is_lost(self, partition: Partition, pointer: Pointer) -> bool:
+        return digest(self.records[pointer.offset]) != pointer.digest
+
     def fetch_now(self, partition: Partition, pointers: list[Pointer]) -> list[bytes | None]:
         if not self.answers:
             raise OutsideError("nobody answers")
@@ -96,8 +99,8 @@ def test_what_stands_outside_is_read_as_soon_as_it_has_come(tmp_path: Path) -> N
 
     assert payloads_from(store, 0) == [b"small"]
     assert payloads_from(store, 1) == []
-    assert store.is_fetching(PARTITION, 1)
-    assert not store.is_fetching(PARTITION, 0)
+    assert [store.is_fetching(PARTITION, offset) for offset in (0, 1)] == [False, True]
+    assert [store.may_come(PARTITION, offset) for offset in (0, 1)] == [False, True]
 
     shelf.come()
 
@@ -139,6 +142,7 @@ def test_what_was_kept_outside_once_is_absent_when_it_cannot_be_had_any_more(
     assert payloads_from(store, 0) == [b"small"]
     assert payloads_from(store, 1) == []
     assert not store.is_fetching(PARTITION, 1)
+    assert not store.may_come(PARTITION, 1)
     store.close()
 
 

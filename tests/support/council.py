@@ -131,9 +131,8 @@ class Council:
     slots_kept: int = 1 << 62
     # Whether heads of the log are signed; not, unless a test is about that.
     signs: bool = False
-    # Who keeps large payloads of validated topics outside, and how seals are looked at.
+    # Who keeps large payloads of validated topics outside.
     depositing: Collection[NodeId] = ()
-    validation: Validation | None = None
     now_us: int = 0
     seats: dict[NodeId, Seat] = field(default_factory=dict)
     flying: list[Flight] = field(default_factory=list)

@@ -121,6 +121,9 @@ class SimStore:
     def is_fetching(self, partition: Partition, offset: int) -> bool:
         return False
 
+    def may_come(self, partition: Partition, offset: int) -> bool:
+        return False
+
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
         self._catch_up()
         found: list[Stretch] = []

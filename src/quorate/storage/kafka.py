@@ -73,6 +73,10 @@ class KafkaPayloads:
         place = self._place(partition, pointer)
         return place is not None and self._reader.is_fetching(place)
 
+    def is_lost(self, partition: Partition, pointer: Pointer) -> bool:
+        place = self._place(partition, pointer)
+        return place is None or self._reader.is_lost(place)
+
     def fetch_now(self, partition: Partition, pointers: list[Pointer]) -> list[bytes | None]:
         self.fetch(partition, pointers)
         return [self._fetch_one_now(partition, pointer) for pointer in pointers]

@@ -50,6 +50,9 @@ class PayloadStore(Protocol):
     def is_fetching(self, partition: Partition, pointer: Pointer) -> bool:
         """Whether it may be there before long."""
 
+    def is_lost(self, partition: Partition, pointer: Pointer) -> bool:
+        """Whether it said that it does not have this, or has something else there."""
+
     def fetch_now(self, partition: Partition, pointers: list[Pointer]) -> list[bytes | None]:
         """The payloads, and None for those that are lost. `OutsideError` if nobody can say."""
 
@@ -96,12 +99,20 @@ class OutsideStore(DiskStore):
         return self._followed(partition, found, bytes_max)
 
     def is_fetching(self, partition: Partition, offset: int) -> bool:
-        if self.payloads is None:
-            return False
-        for stretch in super().read(partition, offset, 1):
-            pointer = self._pointers.decode(stretch.payloads[0])
-            return pointer is not None and self.payloads.is_fetching(partition, pointer)
-        return False
+        pointer = self._pointer_at(partition, offset)
+        return (
+            self.payloads is not None
+            and pointer is not None
+            and self.payloads.is_fetching(partition, pointer)
+        )
+
+    def may_come(self, partition: Partition, offset: int) -> bool:
+        pointer = self._pointer_at(partition, offset)
+        return (
+            self.payloads is not None
+            and pointer is not None
+            and not self.payloads.is_lost(partition, pointer)
+        )
 
     def recover(self) -> Recovered:
         recovered = super().recover()
@@ -109,6 +120,11 @@ class OutsideStore(DiskStore):
         return Recovered(recovered.snapshots, records, recovered.replayed)
 
     # Parts
+
+    def _pointer_at(self, partition: Partition, offset: int) -> Pointer | None:
+        for stretch in super().read(partition, offset, 1):
+            return self._pointers.decode(stretch.payloads[0])
+        return None
 
     def _has_pointers(self, stretches: list[Stretch]) -> bool:
         decode = self._pointers.decode

@@ -212,6 +212,10 @@ class DiskStore:
         """Whether the payload there is on its way from outside; here, nothing ever is."""
         return False
 
+    def may_come(self, partition: Partition, offset: int) -> bool:
+        """Whether the payload there is outside and may yet be had."""
+        return False
+
     def chain(self, partition: Partition, offset: int) -> Digest | None:
         """The partition's chain before this offset, if that is still known."""
         index = self._derived.indexes.get(partition)

@@ -5,38 +5,36 @@ The publisher hands large batches to replicas 0 and 1, which have a store outsid
 
 from typing import Any
 
-from council import BYZANTINE, READER, A, Council, T, records
-from quorate.core.batch import encode_values
+from council import READER, VALIDATED, A, Council, T, records, sealed_by
 from quorate.core.ids import NodeId, Sequence
-from quorate.core.ordering import Absent, AnnounceSealed, Append, Follow, Ordered, Partition, Stored
+from quorate.core.ordering import (
+    Absent,
+    AnnounceSealed,
+    Append,
+    Challenge,
+    Follow,
+    Ordered,
+    Partition,
+    Refusal,
+    Stored,
+)
 from quorate.crypto.digests import digest
-from quorate.crypto.identity import Identity
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting
 from quorate.protocol.ordering.records import Decided, Deposit, Deposited, Held, Stretch
-from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, Rooms
-from quorate.protocol.ordering.validation import Sealer, Validation
-from stage import topic
+from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, ROOMS, Rooms
 
-VALIDATED = {**BYZANTINE, "validated": True}
 TARGET = Partition(T, 0)
 STORES = (0, 1)
 OTHERS = (2, 3)
-ALICE = Identity.generate("alice")
 
 
 def batch(sequence: Sequence, size: int = 2 * INLINE_BYTES_MAX) -> bytes:
     """A sealed batch, large unless told otherwise."""
-    sealer = Sealer(
-        "test", ALICE.public.sign_key, ALICE.sign, wall_us=lambda: 0, salt=lambda: bytes(32)
-    )
-    payload = encode_values([bytes([sequence]) * size], timestamp_us=0)
-    return sealer.seal(topic(VALIDATED), A, 0, sequence, payload)
+    return sealed_by(A, sequence, bytes([sequence]) * size)
 
 
-def council(**options: object) -> Council:
-    keys = {A: ALICE.public.sign_key}
-    validation = Validation("test", [topic(VALIDATED)], keys)
-    return Council(VALIDATED, depositing=STORES, validation=validation, **options)  # type: ignore[arg-type]
+def council(rooms: Rooms = ROOMS) -> Council:
+    return Council(VALIDATED, depositing=STORES, rooms=rooms)
 
 
 def publish(council: Council, first: Sequence, *payloads: bytes) -> None:
@@ -197,7 +195,7 @@ class Slow:
     """The store of a replica whose payloads come from outside after a while."""
 
     def __init__(self, made: Council, replica: NodeId) -> None:
-        self.has_come = False
+        self.has_come = self.is_lost = False
         self._store = made.seats[replica].store
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
@@ -205,6 +203,9 @@ class Slow:
 
     def is_fetching(self, partition: Partition, offset: int) -> bool:
         return not self.has_come
+
+    def may_come(self, partition: Partition, offset: int) -> bool:
+        return not self.is_lost
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -230,3 +231,25 @@ def test_a_reader_waits_for_what_is_on_its_way_and_is_not_told_that_it_is_absent
 
     sent = [type(each.message).__name__ for each in made.sent if each.receiver == READER]
     assert sent.count("Entries") == 1
+
+
+def test_who_waits_for_its_store_outside_signs_no_refusal_until_that_has_lost_the_batch() -> None:
+    made = council()
+    publish(made, 1, batch(1))
+    settle(made, 0, 1)
+    settle(made, 1, 1)
+    made.run(0.1)
+    group, slow = made.group(0), Slow(made, 0)
+    group.readers.start_over()
+    group.readers._store = group.challenges._store = slow
+    (time_us,) = {each.time_us for each in made.messages(Ordered, receiver=A)}
+    challenge = Challenge(A, T, 0, 0, 1, time_us, digest(batch(1)))
+
+    made.step(1, 0, challenge)
+    made.collect()
+    assert made.messages(Refusal) == []
+
+    slow.is_lost = True
+    made.step(1, 0, challenge)
+    made.collect()
+    assert len(made.messages(Refusal, sender=0, receiver=1)) == 1

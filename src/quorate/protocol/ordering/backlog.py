@@ -421,9 +421,8 @@ class Backlog:
         self._tell_stored(waiting, first, last)
 
     def _tell_stored(self, waiting: Waiting, first: Sequence, last: Sequence) -> None:
-        chain = waiting.chain_at(last)
+        chain, count = waiting.chain_at(last), last - first + 1
         if chain is not None:
-            count = last - first + 1
             signature = self._receipts.signed(waiting.line, first, count, chain)
             stored = Stored(*waiting.line, first, count, chain, signature)
             self._outbox.send_all(self._others, stored)

@@ -16,7 +16,9 @@ Who is not to blame:
 - who has the batch after all, and gives it. What it gives must fit the partition's chain;
 - who lost its disk and is about to fill up: as long as somebody may yet give it what it lacks, it
   does not answer. When everybody was asked in vain it signs, and the evidence says what is so:
-  that it does not have what it signed for.
+  that it does not have what it signed for;
+- whose store outside does not answer for now. When that has lost the batch, the replica signs: it
+  has vouched for it.
 
 Who stays silent is suspected, and reported as such after a while. That proves nothing: it may be
 slow, cut off, or filling up.
@@ -243,8 +245,7 @@ class Challenges:
         is_there = offset < start or self._stands_there(line, challenge)
         if not is_there or self._filling.may_come(partition, offset):
             return
-        if self._store.is_fetching(partition, offset):
-            # Somebody keeps it for us and is slow: it is not gone.
+        if self._store.may_come(partition, offset):
             return
         now_us = self._wall_us(self._outbox.now_us)
         place = self._validation.place(line)

@@ -300,7 +300,9 @@ class Group:
         """Of large batches we know no more than the digest, until their payloads are outside."""
         payloads = [each if len(each) <= INLINE_BYTES_MAX else None for each in append.payloads]
         waiting = self.backlog.take(line, append.first, digests, payloads)
-        if waiting is not None:
+        if waiting is None:
+            self._note_contradiction(line, append.first, append.payloads)
+        else:
             self.backlog.deposit(waiting, append, digests)
 
     def on_announce(self, sender: NodeId, announce: Announce) -> None:

@@ -239,6 +239,10 @@ class Store(Protocol):
     def is_fetching(self, partition: Partition, offset: int) -> bool:
         """Whether the payload there is on its way from outside: `read` has it before long."""
 
+    def may_come(self, partition: Partition, offset: int) -> bool:
+        """Whether the payload there is kept outside, and not known to be lost: it may yet be had,
+        be it that nobody answers there for now."""
+
     def chain(self, partition: Partition, offset: int) -> Digest | None:
         """The partition's chain before this offset, if that is still known."""
 
