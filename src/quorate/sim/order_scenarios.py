@@ -64,7 +64,11 @@ from quorate.sim.scenarios import (
     draw_parts,
 )
 from quorate.sim.sealing import public_key
-from quorate.sim.validated_adversaries import VALIDATED_PUBLISHERS, VALIDATED_REPLICAS
+from quorate.sim.validated_adversaries import (
+    VALIDATED_PUBLISHERS,
+    VALIDATED_REPLICAS,
+    WITHHOLD,
+)
 
 # How many seeds have a control plane.
 WITH_COMMANDS = 0.25
@@ -148,6 +152,9 @@ class _Drawing:
         # Drawn apart, so that all other seeds are as they would be without.
         self._memory = Random(f"{seed}:memory")
         share = 1 if setting.adversary in (FALSE_STATE, HOLLOW) else SHORT_MEMORIES
+        # Whoever gives nothing away makes others lag behind, and with a short memory so many start
+        # over that it alone has what was there before.
+        share = 0 if setting.adversary == WITHHOLD else share
         self._is_short = setting.protocol != "broken-ordering" and self._memory.random() < share
         self._snapshot_every, self._slots_kept = self._memory.choice(_MEMORIES)
         self._is_validated = setting.protocol == VALIDATED
@@ -288,7 +295,8 @@ class _Drawing:
     def _attacking_seals(self, usual: str) -> str:
         if self._seals.random() >= ATTACKING_SEALS:
             return usual
-        return self._seals.choice(VALIDATED_REPLICAS)
+        chosen = self._seals.choice(VALIDATED_REPLICAS)
+        return usual if chosen == WITHHOLD and self._is_short else chosen
 
     def _draw_forgers(self, first: NodeId) -> Iterator[SourcePart]:
         """Producers that sign wrongly, beside all others."""

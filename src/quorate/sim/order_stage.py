@@ -22,13 +22,14 @@ from quorate.crypto.receipts import is_signed
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import Entry, Machine, Outcome, Recorded
-from quorate.protocol.ordering.placement import GroupKind, rules_of
+from quorate.protocol.ordering.placement import GroupKind, group_of, rules_of
 from quorate.protocol.ordering.records import (
     DIGEST_BYTES,
     Certified,
     Decided,
     Held,
     Installed,
+    Record,
     Snapshot,
 )
 from quorate.protocol.ordering.replica import Ordering
@@ -409,7 +410,7 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         logs: dict[Partition, dict[int, Content]] = {}
         last = 0
         states = self.record.states[replica] = {}
-        for record in self.world.disk(replica).read():
+        for record in filter(self._is_ours, self.world.disk(replica).read()):
             if isinstance(record, Installed):
                 self._installed.add((replica, record.slot))
             if isinstance(record, Decided | Installed):
@@ -426,6 +427,12 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         self.record.logs[replica] = logs
         if replica not in self.scenario.dying:
             self.record.ends[replica] = last
+
+    def _is_ours(self, record: Record) -> bool:
+        """Whether it is of the group that orders this topic: slots of others have their own
+        numbers."""
+        group = getattr(record, "group", None)
+        return group in (None, group_of(self.scenario.topic.contract))
 
     def _look_at_payloads(self, held: Held) -> None:
         """What a correct replica has on its disk, decided or not."""
