@@ -344,8 +344,6 @@ class Council:
         return [self.topic]
 
     def _validation(self) -> Validation | None:
-        if self.validation is not None:
-            return self.validation
         return Validation(CLUSTER, self._topics(), {each: public_key(each) for each in NAMES})
 
     def _wall_us(self, replica: NodeId, _: int) -> int:
