@@ -212,7 +212,7 @@ def test_two_batches_that_a_producer_signs_under_one_number_are_not_both_ordered
     (log,) = {tuple(log) for log in logs(council)}
     assert log[0] == sealed_batch(B, 1)
     assert log[1:] in [(), (one,), (other,)]
-    assert {report.kind for report in council.reports()} == {"contradiction"}
+    assert {report.kind for report in council.reports()} == {"contradiction", "two-seals"}
 
 
 def test_a_run_with_one_wrong_batch_is_refused_as_a_whole_and_what_is_known_of_it_is_not_looked_at(
