@@ -30,7 +30,7 @@ VERSION = "4.3.1"
 # What Kafka's own API for logging is bound to; it writes to stderr, which is the broker's log.
 _LOGGING_VERSION = "1.7.36"
 _HOST = "127.0.0.1"
-RESOLVE_SECONDS_MAX = 600.0
+RESOLVE_SECONDS_MAX = 300.0
 FORMAT_SECONDS_MAX = 60.0
 START_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 10.0
