@@ -1,18 +1,24 @@
-"""Kabis (Secco 2023), statement by statement (K1, K3, K5 to K9).
+"""Kabis (Secco 2023), statement by statement (K1 to K3, K5 to K9, and K11 in part).
 
 Each test names the section, table or algorithm that it plays. The thesis calls a SID what is a seal
 together with its place here, a Kafka replica what is a store, a service replica what is a replica,
 and a SID list what is a partition. Where we do otherwise, and why, the test says.
+
+Independent Kafka clusters as stores (K4) are in `processes/test_kafka_stores.py`, since they are
+real ones; so are the table of guarantees and consumer groups, with real clients, in
+`processes/test_validated_modes.py`. The evaluation (K10) is `quorate bench validated`.
 """
 
 from dataclasses import replace
 
 import pytest
 
+from chamber import COMPANION, TOPIC, Chamber
 from council import VALIDATED, A, B, Council, T, span_of, value_of
 from desk import EVERYBODY, Desk
 from quorate.client.blocking import BlockingConsumer, BlockingProducer
 from quorate.client.consumer import Consumer, Record
+from quorate.client.modes import Modes
 from quorate.client.producer import Producer
 from quorate.core import batch
 from quorate.core.contract import Contract
@@ -38,6 +44,7 @@ from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing
 from quorate.protocol.ordering.records import Decided
 from quorate.protocol.ordering.validation import Sealer
 from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of
+from quorate.runtime.local import make_local_cluster
 from quorate.sim.checkers import Conduct
 from quorate.sim.links import Mode, Network, Uniform
 from quorate.sim.order_checkers import check_log
@@ -103,7 +110,81 @@ def test_what_both_validate_is_delivered_with_the_extended_guarantees() -> None:
         (entries,) = partitions.values()
         assert len(entries) == 48
         assert all(len(entry.seal) == SEAL_BYTES for entry in entries)
-    assert "validated" in Record.__struct_fields__
+    assert "seal" in Record.__struct_fields__
+
+
+@pytest.mark.parametrize("log", [TOPIC, COMPANION], ids=["validable", "unvalidable"])
+def test_who_does_not_validate_is_delivered_either_kind_with_the_basic_guarantees(log: str) -> None:
+    """Table 2.1, don't validate: on the word of one replica, and without what was signed."""
+    chamber = Chamber()
+    chamber.reader()
+    publish(chamber, A, log)
+    (entry,) = chamber.read()
+    assert (entry.publisher, entry.sequence, entry.seal) == (A, 1, b"")
+    assert len(entry.vouchers) == 1
+
+
+def test_what_is_basic_never_comes_to_who_validates() -> None:
+    """Table 2.1, unvalidable and validate: "not delivered". It stands in a log of its own."""
+    chamber = Chamber()
+    validating = chamber.reader()
+    validating.stop_reading(COMPANION)
+    validating.read(TOPIC, 0, 0)
+    publish(chamber, A, COMPANION)
+    publish(chamber, B, TOPIC)
+    assert [entry.publisher for entry in chamber.read()] == [B]
+    assert all(entry.seal for entry in chamber.read())
+
+
+def test_basic_events_pay_nothing_for_validation() -> None:
+    """2.1: only who "paid the extra overhead" has the stronger set. What is basic is never signed,
+    and no replica of the group that validates ever hears of it."""
+    chamber = Chamber()
+    publish(chamber, A, COMPANION)
+    sent = [flight for flight in chamber.sent if flight.sender == A]
+    requests = [(f.receiver, f.message) for f in sent if isinstance(f.message, Append)]
+    assert {receiver for receiver, _ in requests} == {0, 1, 2}
+    assert {payload for _, append in requests for payload in append.payloads} == {
+        batch_of_values(b"1")
+    }
+    assert [chamber.validated(each).log.state.slot for each in chamber.seats] == [0, 0, 0, 0]
+
+
+def test_basic_events_do_not_wait_for_those_who_validate() -> None:
+    """4.3 and 6.1: validation "as a separate process". A group that validates nothing any more, for
+    want of a quorum, holds up nobody who does not ask for it."""
+    chamber = Chamber()
+    chamber.reader()
+    chamber.crash(3)
+    chamber.crash(2)
+    publish(chamber, A, TOPIC)
+    publish(chamber, B, COMPANION)
+    assert [entry.publisher for entry in chamber.read()] == [B]
+
+
+# K2: the topology changes at run time (2.1.3)
+
+
+def test_a_topology_names_what_is_validated_and_replaces_the_one_before() -> None:
+    """2.1.3: "calling it erases the previously configured topology"."""
+    topics = {name: Contract.parse(name, VALIDATED) for name in ("trades", "votes")}
+    cluster = make_local_cluster(topics=topics).cluster
+
+    def logs_of(modes: Modes) -> list[str]:
+        return [modes.log_of(cluster, name) for name in topics]
+
+    assert logs_of(Modes()) == ["trades", "votes"]
+    assert logs_of(Modes.of(cluster, ["trades"])) == ["trades", "votes~basic"]
+    assert logs_of(Modes.of(cluster, ["votes"])) == ["trades~basic", "votes"]
+    assert logs_of(Modes.of(cluster, [])) == ["trades~basic", "votes~basic"]
+
+
+def publish(chamber: Chamber, node: NodeId, log: str) -> None:
+    line = chamber.publisher(node, log)
+    line.add(batch_of_values(b"%d" % line.next), 1)
+    chamber.collect()
+    chamber.settle()
+    chamber.run(1)
 
 
 def test_what_cannot_be_validated_is_not_delivered_to_those_who_validate() -> None:

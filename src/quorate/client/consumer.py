@@ -90,8 +90,13 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     # Of its batch, on a log topic. Consumers that validate a topic count validated batches, and
     # those that do not count both kinds together.
     offset: int | None = None
-    # Whether its producer's signature, its position and its content all hold (K1, extended).
-    validated: bool = False
+    # What its producer signed for its batch, if that was validated (`crypto/sids.py`).
+    seal: bytes = b""
+
+    @property
+    def validated(self) -> bool:
+        """Whether its producer's signature, its position and its content were all checked."""
+        return bool(self.seal)
 
 
 # Where to begin with a log topic.
@@ -840,12 +845,12 @@ class Consumer(Session):
             return
         if isinstance(delivery, Entry):
             number, source = delivery.partition.topic, delivery.publisher
-            place: tuple[int, int | None, bool] = (
-                delivery.partition.number, delivery.offset, bool(delivery.seal),
+            place: tuple[int, int | None, bytes] = (
+                delivery.partition.number, delivery.offset, delivery.seal,
             )  # fmt: skip
         else:
             number, source = delivery.stream.topic, delivery.stream.publisher
-            place = (0, None, False)
+            place = (0, None, b"")
         topic, publisher = self._names[number], self.cluster.name_of(source)
         vouchers = self._voucher_names(delivery.vouchers)
         wanted, first = self._wanted.get(topic), self._first_index(delivery)
