@@ -1,6 +1,6 @@
 """Payloads from every replica are held against what was agreed, and what is missing is found."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 import msgspec
@@ -29,6 +29,7 @@ from quorate.crypto.sids import Place, sealed
 from quorate.protocol.auditing.findings import Finding, Findings
 from quorate.protocol.auditing.history import History
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
+from quorate.protocol.ordering.backlog import MARK
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.value import CHAIN_START, chained
 from stage import topic
@@ -174,6 +175,15 @@ def test_a_batch_that_holds_no_events_is_no_lie_where_nobody_looks() -> None:
 
     assert shelf.kinds == []
     assert (shelf.audit.opaque, shelf.audit.events) == (1, 0)
+
+
+def test_marks_of_validated_batches_are_no_events_and_nobody_published_them() -> None:
+    shelf = Shelf([MARK, bare("basic")])
+    shelf.audit.topic = replace(shelf.audit.topic, companion_of="t")
+
+    shelf.brings(0)
+
+    assert (shelf.audit.opaque, shelf.audit.events, shelf.audit.batches) == (0, 1, 2)
 
 
 # Validated topics

@@ -26,7 +26,7 @@ from quorate.core.batch import Batch, count_of
 from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC_ID, PutClient, decode_command
 from quorate.core.errors import QuorateError, RemoteProtocolError
-from quorate.core.ids import Digest, MemberId, NodeId, member_of
+from quorate.core.ids import MARKER, Digest, MemberId, NodeId, member_of
 from quorate.core.ordering import SEAL_BYTES, Challenge, Entries, Line, Receipts, Refusal
 from quorate.crypto import receipts as signing
 from quorate.crypto.digests import digest
@@ -42,6 +42,7 @@ from quorate.crypto.evidence import (
 from quorate.crypto.sids import Place, Seal, check_seal
 from quorate.protocol.auditing.findings import Finding, Findings, Where
 from quorate.protocol.auditing.history import Ledger
+from quorate.protocol.ordering.backlog import MARK
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.records import DIGEST_BYTES, cut
 from quorate.protocol.ordering.value import chained, leaves_of
@@ -190,7 +191,8 @@ class PartitionAudit:
 
     @property
     def producers(self) -> list[MemberId]:
-        return sorted({member_of(run.publisher) for run in self.ledger.runs})
+        publishers = {run.publisher for run in self.ledger.runs} - {MARKER}
+        return sorted({member_of(publisher) for publisher in publishers})
 
     @property
     def audited_from(self) -> int | None:
@@ -254,6 +256,9 @@ class PartitionAudit:
                 self._look_into_bare(payload)
 
     def _look_into_bare(self, payload: bytes) -> None:
+        if self.topic.companion_of and payload == MARK:
+            # It stands for a validated batch.
+            return
         try:
             self.events += count_of(payload)
             if self.topic.id == CONTROL_TOPIC_ID:
