@@ -22,12 +22,14 @@ from collections.abc import Sequence as Seq
 
 from quorate.core.batch import Batch, count_of
 from quorate.core.cluster import Cluster
+from quorate.core.columns import HEADER_BYTES
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, TopicId, member_of
 from quorate.core.ordering import SEAL_BYTES, Line
 from quorate.crypto.events import events_root
 from quorate.crypto.sids import (
     NO_ROOT,
+    SALT_BYTES,
     Place,
     Seal,
     Sign,
@@ -37,6 +39,9 @@ from quorate.crypto.sids import (
     sealed,
 )
 from quorate.protocol.topic import Topic
+
+# No header of a batch goes beyond this in a sealed one.
+_HEADERS_BYTES = SEAL_BYTES + SALT_BYTES + HEADER_BYTES
 
 
 class Validation:
@@ -88,7 +93,8 @@ class Validation:
         self.check_seals(line, first, [payload[:SEAL_BYTES] for payload in payloads])
         for payload, content in zip(payloads, contents, strict=True):
             check_body(payload, content)
-            if count_of(batch_of(payload)) != Seal.decode(payload).events:
+            # The header tells, and a batch is large enough not to be copied for that.
+            if count_of(batch_of(payload[:_HEADERS_BYTES])) != Seal.decode(payload).events:
                 raise RemoteProtocolError("a batch with more or fewer events than its seal says")
 
     def check_ordered(self, line: Line, sequence: Sequence, payload: bytes) -> Seal:
