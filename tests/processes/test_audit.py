@@ -37,6 +37,7 @@ TOPICS: dict[str, dict[str, object]] = {
     "crash": {"order": "total", "protection": "crash"},
     "none": {"order": "total", "protection": "none"},
 }
+BYZANTINE_TOPICS = ("sealed", "proved", "plain")
 SMALL, LARGE = 12, 3
 MARK = b"a value that nobody else has"
 
@@ -104,7 +105,9 @@ def test_a_cluster_without_faults_is_found_clean_and_counted_right(cluster: Test
     assert sum(brought) >= 4 * SMALL + 2 * LARGE
     groups = {group["name"]: group for group in report["groups"]}
     assert groups["byzantine"]["agreeing"] == ["r0", "r1", "r2", "r3"]
-    assert groups["byzantine"]["signed_batches"] == groups["byzantine"]["batches"]
+    # What came last, the commands of whoever was there, may be signed a moment later.
+    published = sum(row["batches"] for row in rows.values() if row["topic"] in BYZANTINE_TOPICS)
+    assert published <= groups["byzantine"]["signed_batches"] <= groups["byzantine"]["batches"]
     assert all(group["checkpoints"] for group in groups.values())
 
 

@@ -68,8 +68,8 @@ async def alike(admin: Admin, replicas: int) -> dict[str, Any]:
     [
         {"order": "total", "partitions": 2},
         {"order": "total", "protection": "crash"},
-        {"broadcast": "reliable"},
-        {"protection": "none"},
+        {"broadcast": "reliable", "order": "fifo"},
+        {"protection": "none", "order": "fifo"},
     ],
     ids=["byzantine log", "crash log", "reliable", "none"],
 )

@@ -249,7 +249,7 @@ class DiskStore:
         index = self._derived.indexes.get(partition)
         if index is None or not index.start <= offset < index.end:
             return None
-        *_, time_us = next(index.runs_from(offset))
+        time_us = index.spot(offset).time_us
         # Several slots may have one time.
         for slot in range(self.slot_at(group, time_us), self.slots(group)[1]):
             (decided,) = self.decided(group, slot, 0)

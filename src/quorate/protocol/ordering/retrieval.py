@@ -224,7 +224,7 @@ class Retrieval:
         decided, last = self._log.line(line), retrieve.first + retrieve.count - 1
         if retrieve.first < decided.next:
             self._give_decided(sender, line, retrieve)
-            if last == decided.next - 1:
+            if self._counts and last == decided.next - 1:
                 # A quorum found it authentic. A peer that may not know that yet counts on us as one
                 # who received it, though what we received is decided here.
                 self._outbox.send(sender, Received(*line, last, decided.chain))
