@@ -77,8 +77,10 @@ def test_whoever_waits_for_room_hears_of_the_close(monkeypatch: pytest.MonkeyPat
         await producer.register("orders")
         (outlet,) = producer._outlets["orders"]
         outlet.is_full = True
+        outlet.room.set()
         waiting = asyncio.create_task(producer.send("orders", b"late"))
-        await asyncio.sleep(0)
+        # It has seen that there is no room.
+        await until(lambda: not outlet.room.is_set())
         await producer.close(flush=False)
         with pytest.raises(ClosedError):
             await asyncio.wait_for(waiting, SOON_S)
@@ -103,7 +105,9 @@ def test_a_producer_that_was_given_up_while_it_registered_is_registered_when_it_
 ) -> None:
     async def story(producer: Producer) -> None:
         sending = asyncio.create_task(producer.send("orders", b"x"))
+        # One turn of the loop, in which it asks; no time passes.
         await asyncio.sleep(0)
+        assert producer._registering
         sending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sending

@@ -99,7 +99,9 @@ def test_a_subscription_to_a_topic_that_is_not_known_yet_outlasts_who_gives_up_w
             for known in (FOUNDING, with_new):
                 consumer._on_outcomes([Topology(known)])
                 polling = asyncio.create_task(consumer.poll())
+                # One turn of the loop, in which it begins to wait; no time passes.
                 await asyncio.sleep(0)
+                assert not polling.done()
                 polling.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await polling

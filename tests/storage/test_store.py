@@ -468,6 +468,7 @@ class AnyHistory(RuleBasedStateMachine):
     """Whatever happens, in whatever order, the store agrees with its oracle."""
 
     directories: Iterator[Path]
+    held_against_the_oracle = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -555,14 +556,17 @@ class AnyHistory(RuleBasedStateMachine):
         assert live == held + pending
         self.disk.store.close()
         shutil.rmtree(self.disk.root)
+        type(self).held_against_the_oracle += 1
 
 
 @pytest.mark.usefixtures("no_waiting")
 def test_any_history_is_as_the_oracle_says(tmp_path: Path) -> None:
     AnyHistory.directories = (tmp_path / str(number) for number in range(10**6))
+    AnyHistory.held_against_the_oracle = 0
     run_state_machine_as_test(
         AnyHistory, settings=settings(max_examples=100, stateful_step_count=40)
     )
+    assert AnyHistory.held_against_the_oracle >= 100
 
 
 def test_index_files_of_another_version_are_refused_in_a_sentence(disk: Disk) -> None:

@@ -73,9 +73,7 @@ def subscribe(
 
     The exit code is 1 if fewer events than `--count` came within `--seconds`.
     """
-    for option, value in (("--count", count), ("--seconds", seconds)):
-        if value is not None and not value > 0:
-            raise ConfigError(f"{option} is {value:g}, but it must be above 0")
+    _check_limits(count, seconds)
     begin = start_of(start)
     launcher = opened(directory)
     who = subscriber(launcher, topics, name)
@@ -96,12 +94,8 @@ def subscribe(
                 topics, key_prefix=os.fsencode(key_prefix), headers=headers, start=begin
             )
         on_stderr().print(f"{who} listens to {', '.join(topics)}; Ctrl-C ends.")
-        live = [topic for topic in topics if not launcher.cluster.contract(topic).is_log]
-        if begin != "end" and live:
-            on_stderr().print(
-                f"--from is for log topics: of {', '.join(live)} nothing is kept, and only what "
-                f"is published from now on comes."
-            )
+        if begin != "end":
+            _warn_of_live([t for t in topics if not launcher.cluster.contract(t).is_log])
         try:
             for records in _arrivals(consumer, count, seconds):
                 typer.echo("\n".join(map(_as_json if as_json else as_words, records)))
@@ -112,6 +106,21 @@ def subscribe(
                 raise
     if count is not None and shown < count:
         raise typer.Exit(1)
+
+
+def _check_limits(count: int | None, seconds: float | None) -> None:
+    for option, value in (("--count", count), ("--seconds", seconds)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{option} is {value:g}, but it must be above 0")
+
+
+def _warn_of_live(topics: list[str]) -> None:
+    """Whoever named a beginning may think that it holds for these as well."""
+    if topics:
+        on_stderr().print(
+            f"--from is for log topics: of {', '.join(topics)} nothing is kept, and only what "
+            f"is published from now on comes."
+        )
 
 
 def start_of(text: str) -> Start:

@@ -122,13 +122,7 @@ class Consumer(Session):
         queue_events: int = QUEUE_EVENTS,
     ) -> None:
         super().__init__(cluster, identity)
-        if queue_events < 1:
-            raise LocalProtocolError(f"a queue of {queue_events} events; at least 1 is needed")
-        if not LEASE_US_MIN <= lease_s * 1e6 <= LEASE_US_MAX:
-            raise LocalProtocolError(
-                f"a lease of {lease_s:g} s; allowed are {LEASE_US_MIN / 1e6:g} to "
-                f"{LEASE_US_MAX / 1e6:g} s"
-            )
+        _check_options(queue_events, lease_s)
         self._progress = Progress()
         self._lease_us = int(lease_s * 1e6)
         self._auto_commit_s = auto_commit_s
@@ -136,12 +130,9 @@ class Consumer(Session):
         self._membership: Member | None = None
         if group is not None:
             self._membership = Member(
-                group,
-                self,
-                self._progress,
-                lease_us=self._lease_us,
+                group, self, self._progress, lease_us=self._lease_us,
                 commits_by_itself=auto_commit_s is not None,
-            )
+            )  # fmt: skip
         # Subscriptions that wait until we have asked which topics there are.
         self._put_off: list[tuple[list[str], Filter, Start]] = []
         self._starts: dict[str, Start] = {}
@@ -159,13 +150,11 @@ class Consumer(Session):
         self._turning: dict[tuple[str, int], int | None] = {}
         self.counters: Counter[str] = Counter()
         self._queue = Queue(queue_events)
+        topics = topics_of(self.cluster)
         self._destination = Destination(
-            self.node,
-            topics_of(self.cluster),
-            self._macs,
-            client_names(self.cluster),
-            Validation.of(self.cluster, topics_of(self.cluster)),
-        )
+            self.node, topics, self._macs, client_names(self.cluster),
+            Validation.of(self.cluster, topics),
+        )  # fmt: skip
         self._wanted: dict[str, Filter] = {}
         self._asked: dict[str, int] = {}
         self._refused: dict[str, Exception] = {}
@@ -890,6 +879,16 @@ class Consumer(Session):
 
     def _voucher_names(self, vouchers: tuple[NodeId, ...]) -> tuple[str, ...]:
         return tuple(self.cluster.member(replica).name for replica in vouchers)
+
+
+def _check_options(queue_events: int, lease_s: float) -> None:
+    if queue_events < 1:
+        raise LocalProtocolError(f"a queue of {queue_events} events; at least 1 is needed")
+    if not LEASE_US_MIN <= lease_s * 1e6 <= LEASE_US_MAX:
+        raise LocalProtocolError(
+            f"a lease of {lease_s:g} s; allowed are {LEASE_US_MIN / 1e6:g} to "
+            f"{LEASE_US_MAX / 1e6:g} s"
+        )
 
 
 def _fields(
