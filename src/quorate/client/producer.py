@@ -33,6 +33,7 @@ from quorate.core.errors import (
     LocalProtocolError,
     QuorumError,
     RefusedError,
+    RemoteProtocolError,
 )
 from quorate.core.event import Event
 from quorate.core.ids import Lane, NodeId, TopicId, topic_id
@@ -432,6 +433,7 @@ class Producer(Session):
         """Publish a batch that is encoded already."""
         outlets = self._outlets.get(topic) or await self._registered_outlets(topic)
         outlet = self._chosen(outlets, None, partition)
+        _check_signable(outlet, payload, events)
         if outlet.is_full:
             await self._wait_for_room(outlet)
         self._close_open(outlet)
@@ -702,6 +704,25 @@ class Producer(Session):
                 word = "busy"
             states[name] = word if connected else self.transport.why_down(replica)
         return states
+
+
+def _check_signable(outlet: Outlet, payload: bytes, events: int) -> None:
+    """What a producer signs is a batch, of so many events as it says."""
+    stream = outlet.stream
+    if not isinstance(stream, LineOutgoing) or not stream.topic.contract.validated:
+        return
+    try:
+        # Of one with event proofs, each event is looked at.
+        is_whole = stream.topic.contract.event_proofs
+        count = batch.Batch(payload).count if is_whole else batch.count_of(payload)
+    except RemoteProtocolError as error:
+        raise LocalProtocolError(
+            f"a payload for '{outlet.name}' that is no batch, and cannot be signed: {error}"
+        ) from None
+    if count != events:
+        raise LocalProtocolError(
+            f"a batch for '{outlet.name}' of {count} events, where {events} are said to be in it"
+        )
 
 
 async def await_future(future: "asyncio.Future[Receipt]") -> Receipt:
