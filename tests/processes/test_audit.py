@@ -12,7 +12,7 @@ import pytest
 from crc32c import crc32c
 
 from clusters import TestCluster, quorate, running_cluster
-from logs import LogTraffic, batches
+from logs import LogTraffic, batches, groups
 from quorate.client import Admin, Producer
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition
@@ -66,6 +66,26 @@ async def until_all_have(cluster: TestCluster, protection: str, count: int) -> N
         )
 
 
+async def until_signed(cluster: TestCluster) -> None:
+    """Of all logs a quorum has signed what was decided by now, and every replica knows it."""
+    async with Admin(cluster.directory, OPERATOR) as admin:
+        for protection in ("byzantine", "crash", "none"):
+            decided = await batches(admin, protection)
+            await eventually(
+                partial(signed, admin, protection), partial(reach, max(decided.values()))
+            )
+
+
+async def signed(admin: Admin, protection: str) -> list[int]:
+    """Of each replica, how much of a log its checkpoint covers."""
+    notes = [seen["checkpoint"] for seen in (await groups(admin, protection)).values()]
+    return [int(note.split("\n")[1]) if note else 0 for note in notes]
+
+
+def reach(goal: int, sizes: list[int]) -> bool:
+    return min(sizes, default=0) >= goal
+
+
 def audit(cluster: TestCluster, *options: object, code: int) -> dict[str, Any]:
     said = quorate("audit", cluster.directory, "--json", *options)
     assert said.code == code, said.out + said.err
@@ -88,6 +108,7 @@ async def misbehave(cluster: TestCluster, replica: str, behaviour: str, **how: A
 
 def test_a_cluster_without_faults_is_found_clean_and_counted_right(cluster: TestCluster) -> None:
     asyncio.run(fill(cluster, *TOPICS))
+    asyncio.run(until_signed(cluster))
 
     report = audit(cluster, code=0)
 
