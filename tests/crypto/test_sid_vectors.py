@@ -53,26 +53,50 @@ def test_the_generator_makes_the_same_files() -> None:
 # From the text
 
 
-def signed_bytes(vector: Vector, sequence: int, seal: bytes) -> bytes:
+def sid_of(vector: Vector, sequence: int, seal: bytes) -> bytes:
     """ "quorate sid v1", newline, names behind their lengths, numbers in fixed widths."""
     names = b""
     for name in (vector["cluster"].encode(), vector["topic"].encode()):
         names += pack("<H", len(name)) + name
     place = pack("<HII", vector["partition"], vector["producer"], vector["session"])
-    events_and_time, digest_root_and_key = seal[4:16], seal[16:112]
+    events_and_time, digest_and_root, key = seal[4:16], seal[16:80], seal[178:210]
     return (
         b"quorate sid v1\n" + names + place + pack("<Q", sequence)
-        + events_and_time + digest_root_and_key
+        + events_and_time + digest_and_root + key
     )  # fmt: skip
 
 
+def signed_bytes(vector: Vector, sequence: int, seal: bytes) -> bytes | None:
+    """ "quorate sheaf v1", newline, size and root of the tree over what is signed together."""
+    size, leaf, path = seal[80], seal[81], [seal[at : at + 32] for at in (82, 114, 146)]
+    hashed = hashlib.sha256(b"\0" + sid_of(vector, sequence, seal)).digest()
+    if not leaf < size <= 8:
+        return None
+    root = climbed(hashed, leaf, size, path)
+    return None if any(map(any, path)) else b"quorate sheaf v1\n" + bytes([size]) + root
+
+
+def climbed(node: bytes, leaf: int, size: int, path: list[bytes]) -> bytes:
+    """Takes from the path what it needs."""
+    if size == 1:
+        return node
+    left = 1
+    while 2 * left < size:
+        left *= 2
+    if leaf < left:
+        below = climbed(node, leaf, left, path)
+        return hashlib.sha256(b"\1" + below + path.pop(0)).digest()
+    below = climbed(node, leaf - left, size - left, path)
+    return hashlib.sha256(b"\1" + path.pop(0) + below).digest()
+
+
 def holds(vector: Vector, sequence: int, payload: bytes, *, event_proofs: bool = False) -> bool:
-    """The seal is 176 bytes, then comes the body: a salt if there is a tree, and the batch."""
-    if len(payload) < 176 or payload[:4] != b"qsd1":
+    """The seal is 274 bytes, then comes the body: a salt if there is a tree, and the batch."""
+    if len(payload) < 274 or payload[:4] != b"qsd2":
         return False
-    seal, body = payload[:176], payload[176:]
+    seal, body = payload[:274], payload[274:]
     (events,) = unpack("<I", seal[4:8])
-    named, root, key, signature = seal[16:48], seal[48:80], seal[80:112], seal[112:]
+    named, root, key, signature = seal[16:48], seal[48:80], seal[178:210], seal[210:]
     has_tree = root != bytes(32)
     if key.hex() != vector["public_key"] or has_tree != event_proofs:
         return False
@@ -80,10 +104,11 @@ def holds(vector: Vector, sequence: int, payload: bytes, *, event_proofs: bool =
     # A batch begins with 40 bytes, of which the fifth to the eighth are the number of events.
     if blake3(body).digest() != named or len(batch) < 40 or unpack("<I", batch[4:8])[0] != events:
         return False
+    signed = signed_bytes(vector, sequence, seal)
+    if signed is None:
+        return False
     try:
-        Ed25519PublicKey.from_public_bytes(key).verify(
-            signature, signed_bytes(vector, sequence, seal)
-        )
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, signed)
     except InvalidSignature:
         return False
     return True
@@ -100,8 +125,8 @@ def ordered(vector: Vector, handed_in: list[tuple[int, bytes]]) -> list[int]:
 
 def content_of(payload: bytes) -> bytes:
     """The seal in a mode of its own, if the body is what it names, and otherwise all of it."""
-    if payload[:4] == b"qsd1" and payload[16:48] == blake3(payload[176:]).digest():
-        return of_seal(payload[:176])
+    if payload[:4] == b"qsd2" and payload[16:48] == blake3(payload[274:]).digest():
+        return of_seal(payload[:274])
     return blake3(payload).digest()
 
 
@@ -206,7 +231,7 @@ def test_the_root_of_a_tree_of_events_is_as_the_text_says() -> None:
     """RFC 6962, section 2.1, over salted leaves."""
     (case,) = [each for each in BY_NAME["good"]["cases"] if each["name"] == "a tree of five"]
     payload = bytes.fromhex(case["payload"])
-    salt = payload[176:208]
+    salt = payload[274:306]
     leaves = []
     for index, value in enumerate((b"a", b"b", b"c", b"d", b"e")):
         written = pack("<qB", 1_800_000_000_000_000, 2)

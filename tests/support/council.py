@@ -75,7 +75,9 @@ def sealed_by(
     sealer = Sealer(
         CLUSTER, public_key(key), signing_key(key).sign, wall_us=lambda: WALL_US, salt=_no_salt
     )
-    return sealer.seal(topic(VALIDATED), publisher, 0, sequence, event(value))
+    sealing = sealer.hold(topic(VALIDATED), publisher, 0, sequence, event(value))
+    sealer.sign_held()
+    return sealing.payload
 
 
 def _no_salt() -> bytes:

@@ -131,22 +131,32 @@ def sealed_digest(seal: bytes) -> bytes:
 def check_producer(proof: dict[str, Any]) -> None:
     """The key in the seal signed the SID of this batch, and the body is the one that it names."""
     seal = base64.b64decode(proof["seal"])
-    assert len(seal) == 176
-    assert seal[:4] == b"qsd1"
+    assert len(seal) == 274
+    assert seal[:4] == b"qsd2"
     events, time_us, digest = seal[4:8], seal[8:16], seal[16:48]
-    root, key, signature = seal[48:80], seal[80:112], seal[112:]
+    root, key, signature = seal[48:80], seal[178:210], seal[210:]
     sid = b"quorate sid v1\n"
     for name in (proof["cluster"], proof["topic"]):
         sid += len(name.encode()).to_bytes(2, "little") + name.encode()
     for field, width in (("partition", 2), ("producer", 4), ("session", 4), ("sequence", 8)):
         sid += proof[field].to_bytes(width, "little")
     sid += events + time_us + digest + root + key
+    signed = b"quorate sheaf v1\n" + seal[80:81] + sheaf_root(sid, seal[80], seal[81], seal[82:178])
     try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, sid)
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, signed)
     except InvalidSignature:
         raise AssertionError("the producer did not sign this") from None
     if "body" in proof:
         assert blake3(base64.b64decode(proof["body"])).digest() == digest
+
+
+def sheaf_root(sid: bytes, size: int, leaf: int, path: bytes) -> bytes:
+    """Over the SIDs that were signed together, of which there are eight at most."""
+    hashes = [path[at : at + 32] for at in range(0, 96, 32)]
+    while hashes and not any(hashes[-1]):
+        hashes.pop()
+    assert leaf < size <= 8
+    return root_over(hashlib.sha256(b"\x00" + sid).digest(), leaf, size, hashes)
 
 
 def check_event(proof: dict[str, Any]) -> None:

@@ -24,12 +24,12 @@ from quorate.core.event import Event
 from quorate.core.ids import member_of, node_of, session_of, topic_id
 from quorate.core.ordering import SEAL_BYTES, Line
 from quorate.crypto.checkpoint import Cosignature, Cosigner, Head, cosigned_bytes, render
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import digest, payload_digest
 from quorate.crypto.events import events_root
 from quorate.crypto.identity import Identity, _unsigned
 from quorate.crypto.merkle import Tree, inclusion_proof
 from quorate.crypto.proofs import EventProof, Keys, Proof
-from quorate.crypto.sids import NO_ROOT, Place, sealed
+from quorate.crypto.sids import NO_ROOT, Place, Seal, sign_together
 from quorate.protocol.ordering.value import leaves_of
 
 REPLICAS = ("r0", "r1", "r2", "r3")
@@ -112,8 +112,12 @@ class OrderLog:
         partition: int = 0,
         count: int | None = None,
         root: bytes | None = None,
+        sheaf: int = 1,
     ) -> Published:
-        """The next batch; a producer that lies may say another count or root."""
+        """The next batch; a producer that lies may say another count or root.
+
+        It is the last of so many that are signed together; the others are not ordered.
+        """
         publisher = node_of(NUMBERS[by], SESSION)
         before = [
             each for each in self.published if (each.topic, each.partition) == (topic, partition)
@@ -124,12 +128,13 @@ class OrderLog:
         if topic == SALTED:
             salt = _seed("salt", by, len(self.published))
             body, real_root = salt + payload, events_root(salt, events)
-        payload = sealed(
-            Place.of(self.cluster.name, topic, partition, publisher), sequence, body,
-            events=len(events) if count is None else count, time_us=TIME_US - 1000,
-            root=real_root if root is None else root,
-            public_key=keys.public.sign_key, sign=keys.sign,
+        seal = Seal(
+            len(events) if count is None else count, TIME_US - 1000, payload_digest(body),
+            real_root if root is None else root, keys.public.sign_key,
         )  # fmt: skip
+        place = Place.of(self.cluster.name, topic, partition, publisher)
+        others = [(place, sequence + number, seal) for number in range(1, sheaf)]
+        payload = sign_together([*others, (place, sequence, seal)], keys.sign)[-1].encode() + body
         time_us = TIME_US + 1000 * len(self.published)
         return self.add(
             Published(topic, partition, len(before), publisher, sequence, time_us, payload)

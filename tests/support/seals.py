@@ -6,7 +6,7 @@ from typing import Any
 from quorate.core import batch
 from quorate.core.ids import NodeId, Sequence
 from quorate.crypto.digests import payload_digest
-from quorate.crypto.sids import NO_ROOT, Place, Seal, sid
+from quorate.crypto.sids import NO_ROOT, Place, Seal, signed
 from quorate.sim.sealing import CLUSTER, public_key, signing_key
 
 
@@ -36,5 +36,5 @@ def sealed_batch(
     seal = Seal(1, 0, payload_digest(body), NO_ROOT, public_key(publisher, key), b"")
     seal = seal._replace(**fields)
     number = sequence if signed_as is None else signed_as
-    signature = signing_key(publisher, key).sign(sid(where, number, seal))
+    signature = signing_key(publisher, key).sign(signed(where, number, seal))
     return seal._replace(signature=signature).encode() + body

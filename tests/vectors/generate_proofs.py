@@ -53,7 +53,7 @@ def refusal(data: bytes, log: OrderLog) -> str:
 
 
 def a_log() -> OrderLog:
-    """Seven batches, of clients who are there, who were, and who got another key since."""
+    """Nine batches, of clients who are there, who were, and who got another key since."""
     log = OrderLog()
     log.publish(PLAIN, [event(b"first")])
     log.publish(PLAIN, [event(b"10 to bob", b"alice"), event(b"20 to carol", b"alice")])
@@ -63,6 +63,7 @@ def a_log() -> OrderLog:
     log.publish(PLAIN, [event(b"with a key of before")], by="bob", generation=1)
     log.publish(SALTED, [event(b"many %d" % number) for number in range(9)])
     log.publish(PLAIN, [event(b"by a client who came later")], by="dan")
+    log.publish(PLAIN, [event(b"signed with six others")], sheaf=7)
     return log
 
 
@@ -78,6 +79,7 @@ def proofs(log: OrderLog) -> dict[str, Proof]:
         "batch-of-another-partition-by-a-former-client": log.proof(4),
         "batch-with-another-key": log.proof(5),
         "batch-by-an-unknown-client": log.proof(7),
+        "batch-signed-with-others": log.proof(8),
         "batch-of-the-shortest-log": alone.proof(0),
         "batch-under-a-checkpoint-with-an-extension": log.proof(6, checkpoint=extended),
         "batch-with-the-salt": log.proof(2),
@@ -116,8 +118,11 @@ def changed_claims(log: OrderLog) -> dict[str, bytes]:
             "session": _with(batch, session=batch.session + 1),
             "sequence": _with(batch, sequence=batch.sequence + 1),
             "time": _with(batch, time_us=batch.time_us + 1),
+            "seal-of-another-sheaf": _with(
+                log.proof(8), seal=_with_path_of(log.proof(8).seal, batch.seal)
+            ),
             "seal-of-another-batch": _with(batch, seal=log.proof(0).seal),
-            "seal-that-is-none": _with(batch, seal=b"qsd2" + batch.seal[4:]),
+            "seal-that-is-none": _with(batch, seal=b"qsd1" + batch.seal[4:]),
             "seal-by-a-forger": _with(
                 batch, seal=forged.payload[:SEAL_BYTES], body=forged.payload[SEAL_BYTES:],
                 sequence=forged.sequence,
@@ -176,7 +181,7 @@ def changed_checkpoints(log: OrderLog) -> dict[str, bytes]:
         "of-a-shorter-log": smaller.checkpoint(),
         "with-another-root": text.replace(three.splitlines()[2], _base64(bytes(32)))
         + "".join(lines),
-        "with-another-size": three.replace("\n8\n", "\n9\n", 1),
+        "with-another-size": three.replace(f"\n{head.size}\n", f"\n{head.size + 1}\n", 1),
         "signed-with-another-root": render(
             later, [cosignature(later, name) for name in REPLICAS[:3]], cosigners
         ),
@@ -226,7 +231,9 @@ def changed_texts(log: OrderLog) -> dict[str, bytes]:
         "base64-not-canonical": _loosened(good),
         "base64-without-padding": re.sub(rb'=+"', b'"', good, count=1),
         "base64-with-a-space": re.sub(rb'"seal": "', b'"seal": " ', good),
-        "seal-too-short": _edited(good, lambda proof: proof.update(seal=_base64(bytes(175)))),
+        "seal-too-short": _edited(
+            good, lambda proof: proof.update(seal=_base64(bytes(SEAL_BYTES - 1)))
+        ),
         "hash-too-short": _edited(good, lambda proof: proof.update(path=[_base64(bytes(31))])),
         "path-too-long": _edited(good, lambda proof: proof.update(path=[_base64(bytes(32))] * 64)),
         "null": _edited(good, lambda proof: proof.update(event=None)),
@@ -263,6 +270,11 @@ def _loosened(good: bytes) -> bytes:
 
 def _with(thing: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(thing, **changes)
+
+
+def _with_path_of(seal: bytes, other: bytes) -> bytes:
+    """Size, leaf and path are those of another seal."""
+    return seal[:80] + other[80:178] + seal[178:]
 
 
 def _base64(data: bytes) -> str:

@@ -24,12 +24,12 @@ from quorate.core.batch import Batch
 from quorate.core.event import Event
 from quorate.crypto.digests import payload_digest
 from quorate.crypto.events import events_root
-from quorate.crypto.sids import NO_ROOT, Place, Seal, sid
+from quorate.crypto.sids import NO_ROOT, Place, Seal, sign_together, signed
 
 HERE = Path(__file__).parent / "sids"
 CLUSTER, TOPIC, PRODUCER, SESSION = "vectors", "orders", 1000, 7
 TIME_US = 1_800_000_000_000_000
-SEAL = 176
+SEAL = 274
 SALT = hashlib.sha256(b"salt").digest()
 # The order of the group in which Ed25519 counts.
 GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -58,7 +58,7 @@ def sealed(
 ) -> bytes:
     """A batch behind its seal, signed with something changed."""
     seal = Seal(1, TIME_US, payload_digest(body), NO_ROOT, public(key), b"")._replace(**changed)
-    signature = key_of(key).sign(sid(place, sequence, seal))
+    signature = key_of(key).sign(signed(place, sequence, seal))
     return seal._replace(signature=signature).encode() + body
 
 
@@ -66,6 +66,17 @@ def salted(sequence: int, body: bytes, **changed: Any) -> bytes:
     """The same for a topic whose events are proved one by one."""
     root = events_root(SALT, Batch(body).events())
     return sealed(sequence, SALT + body, **{"root": root, **changed})
+
+
+def sheaf(count: int) -> list[bytes]:
+    """So many batches of one line, from number 1 on, under one signature."""
+    batches = [batch_of(b"%d of %d" % (number, count)) for number in range(1, count + 1)]
+    unsigned = [
+        Seal(1, TIME_US, payload_digest(body), NO_ROOT, public("producer")) for body in batches
+    ]
+    told = [(PLACE, number, seal) for number, seal in enumerate(unsigned, 1)]
+    seals = sign_together(told, key_of("producer").sign)
+    return [seal.encode() + body for seal, body in zip(seals, batches, strict=True)]
 
 
 def flip(data: bytes, at: int) -> bytes:
@@ -96,12 +107,12 @@ def forged() -> Iterator[dict[str, Any]]:
     right = sealed(1, FIRST)
     wrong = "the signature is not over this"
     for name, at in (
-        ("events", 4), ("time", 8), ("root", 50), ("first half of the signature", 120),
+        ("events", 4), ("time", 8), ("root", 50), ("first half of the signature", 220),
         ("second half of the signature", SEAL - 2),
     ):  # fmt: skip
         yield single(f"another {name}", flip(right, at), False, wrong)
     yield single("another digest", flip(right, 20), False, "the body is not what the seal names")
-    yield single("another public key", flip(right, 90), False, "that key is not pinned")
+    yield single("another public key", flip(right, 190), False, "that key is not pinned")
     number = int.from_bytes(right[SEAL - 32 : SEAL], "little") + GROUP_ORDER
     malleable = right[: SEAL - 32] + number.to_bytes(32, "little") + right[SEAL:]
     yield single("a second signature made from the first", malleable, False, wrong)
@@ -110,17 +121,45 @@ def forged() -> Iterator[dict[str, Any]]:
     small = bytes([1]) + bytes(31)
     yield single(
         "a key of small order that signs everything",
-        right[:80] + small + small + bytes(32) + right[SEAL:], False, "that key is not pinned",
+        right[:178] + small + small + bytes(32) + right[SEAL:], False, "that key is not pinned",
     )  # fmt: skip
     yield single("a stranger's key", sealed(1, FIRST, key="stranger"), False, "it is not pinned")
     yield single("more events than there are", sealed(1, FIRST, events=2), False, "there is one")
     yield single("no event", sealed(1, FIRST, events=0), False, "there is one")
     yield single("no batch", sealed(1, b"anything"), False, "the body is no batch")
-    yield single("another magic", b"qsd2" + right[4:], False, "it is no seal")
+    yield single("another magic", b"qsd1" + right[4:], False, "it is no seal")
     yield single(
         "a tree that nobody asked for", salted(1, FIRST), False, "event_proofs of the topic is off"
     )
     yield single("no tree", right, False, "event_proofs of the topic is on", event_proofs=True)
+
+
+def together() -> Iterator[dict[str, Any]]:
+    """Batches that share a signature."""
+    for count in (2, 3, 5, 8):
+        for number, payload in enumerate(sheaf(count), 1):
+            yield single(
+                f"number {number} of {count}",
+                payload,
+                True,
+                "the path is in its seal",
+                sequence=number,
+            )
+    first, second, third = sheaf(3)
+    elsewhere = "its path leads to another root"
+    yield single("another size", first[:80] + b"\x04" + first[81:], False, "the size is signed")
+    yield single("another leaf", first[:81] + b"\x01" + first[82:], False, elsewhere)
+    yield single("a leaf too many", first[:80] + b"\x03\x03" + first[82:], False, "there are three")
+    yield single("size 0", first[:80] + b"\x00\x00" + first[82:], False, "there is at least one")
+    yield single("size 9", first[:80] + b"\x09" + first[81:], False, "there are eight at most")
+    yield single("another sibling", flip(first, 82), False, elsewhere)
+    yield single("a longer path", flip(first, 177), False, "zeros fill it up")
+    yield single("no path", first[:82] + bytes(96) + first[178:], False, elsewhere)
+    yield single("the path of another", first[:80] + second[80:178] + first[178:], False, elsewhere)
+    yield single("under the number of another", third, False, "it was signed for 3", sequence=2)
+    alone = sealed(1, FIRST)
+    padded = alone[:82] + b"\1" + alone[83:]
+    yield single("alone, and yet with a path", padded, False, "zeros fill it up")
 
 
 def wrong_producer() -> Iterator[dict[str, Any]]:
@@ -147,7 +186,7 @@ def wrong_producer() -> Iterator[dict[str, Any]]:
 
 def truncated() -> Iterator[dict[str, Any]]:
     right = sealed(1, FIRST)
-    for length in (0, 3, 4, 16, 111, SEAL - 1, SEAL, SEAL + 1, SEAL + 39, len(right) - 1):
+    for length in (0, 3, 4, 16, 209, SEAL - 1, SEAL, SEAL + 1, SEAL + 39, len(right) - 1):
         yield single(f"{length} bytes", right[:length], False, "something is missing")
     yield single("a byte more", right + b"\0", False, "the body is not what the seal names")
     yield single("no seal", FIRST, False, "there is no seal")
@@ -223,7 +262,7 @@ def vectors() -> dict[str, dict[str, Any]]:
         "public_key": public("producer").hex(),
     }
     kinds = {
-        "batches": (good, forged, wrong_producer, truncated),
+        "batches": (good, together, forged, wrong_producer, truncated),
         "lines": (replayed, reordered, equivocated),
         "stores": (stores,),
     }

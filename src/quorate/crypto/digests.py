@@ -16,7 +16,7 @@ from quorate.core.ids import Digest
 from quorate.core.ordering import SEAL_BYTES
 
 DIGEST_BYTES = 32
-SEAL_MAGIC = b"qsd1"
+SEAL_MAGIC = b"qsd2"
 _SEAL_CONTEXT = "quorate 2026-11-16 the seal of a batch"
 # Where a seal has the digest of the body.
 _NAMED = slice(16, 16 + DIGEST_BYTES)

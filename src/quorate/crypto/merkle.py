@@ -93,6 +93,11 @@ def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[Hash]:
     return [_subtree(nodes, start, end) for start, end in _siblings(index, 0, size)]
 
 
+def way_up(index: int, size: int) -> tuple[bool, ...]:
+    """Of each hash that leads from a leaf to the root, whether it lies to the left."""
+    return tuple(start < index for start, _ in _siblings(index, 0, size))
+
+
 def consistency_proof(nodes: Nodes, old_size: int, size: int) -> list[Hash]:
     """The hashes that show that a tree is the start of another."""
     if not 0 < old_size <= size:

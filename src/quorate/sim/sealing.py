@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from quorate.core.ids import NodeId, Sequence
 from quorate.crypto.sids import SALT_BYTES
-from quorate.protocol.ordering.validation import Sealer
-from quorate.protocol.topic import Topic
+from quorate.protocol.ordering.validation import Sealer, Sealing
 
 CLUSTER = "simulated"
 
@@ -45,7 +44,10 @@ class Sealed:
         self._payloads.setdefault(node, {})[partition, sequence] = payload
 
     def get(self, node: NodeId, partition: int, sequence: Sequence) -> bytes | None:
-        return self._payloads.get(node, {}).get((partition, sequence))
+        return self.by(node).get((partition, sequence))
+
+    def by(self, node: NodeId) -> dict[tuple[int, Sequence], bytes]:
+        return self._payloads.get(node, {})
 
     def by_others(self, node: NodeId) -> list[bytes]:
         return [
@@ -62,15 +64,15 @@ class SimSealer(Sealer):
     def __init__(
         self, node: NodeId, *, wall_us: Callable[[], int], salts: Random, sealed: Sealed
     ) -> None:
-        self._sealed = sealed
+        self._node, self._sealed = node, sealed
         super().__init__(
             CLUSTER, public_key(node), signing_key(node).sign,
             wall_us=wall_us, salt=lambda: salts.randbytes(SALT_BYTES),
         )  # fmt: skip
 
-    def seal(
-        self, topic: Topic, me: NodeId, partition: int, sequence: Sequence, payload: bytes
-    ) -> bytes:
-        sealed = super().seal(topic, me, partition, sequence, payload)
-        self._sealed.add(me, partition, sequence, sealed)
-        return sealed
+    def sign_held(self) -> list[Sealing]:
+        held = super().sign_held()
+        for sealing in held:
+            partition = sealing.place.partition
+            self._sealed.add(self._node, partition, sealing.sequence, sealing.payload)
+        return held

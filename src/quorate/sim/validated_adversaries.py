@@ -27,7 +27,7 @@ from quorate.core.ordering import (
     Retrieved,
 )
 from quorate.crypto.digests import digest, payload_digest
-from quorate.crypto.sids import NO_ROOT, SALT_BYTES, Place, Seal, batch_of, body_of, sid
+from quorate.crypto.sids import NO_ROOT, SALT_BYTES, Place, Seal, batch_of, body_of, signed
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Parts, behave
 from quorate.protocol.ordering.rules import Byzantine
@@ -67,7 +67,7 @@ class Pen:
             digest=payload_digest(body), public_key=public_key(self.me, key)
         )
         seal = seal._replace(**fields)
-        signature = signing_key(self.me, key).sign(sid(where, sequence, seal))
+        signature = signing_key(self.me, key).sign(signed(where, sequence, seal))
         return seal._replace(signature=signature).encode() + body
 
     def other_body(self, payload: bytes) -> bytes:

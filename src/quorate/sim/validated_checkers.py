@@ -15,6 +15,7 @@ readers have libsodium).
   published it and whoever stores it.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -37,7 +38,7 @@ from quorate.sim.order_checkers import (
     LogViolation,
 )
 
-_SEAL = 176
+_SEAL = 274
 _SALT = 32
 _SEAL_CONTEXT = "quorate 2026-11-16 the seal of a batch"
 
@@ -64,7 +65,7 @@ class ValidatedRecord(LogRecord):
 @lru_cache(maxsize=1 << 16)
 def content_of(payload: bytes) -> bytes:
     """What stands for a payload in a log: its seal, if it is behind one that names it."""
-    is_sealed = payload[:4] == b"qsd1" and len(payload) >= _SEAL
+    is_sealed = payload[:4] == b"qsd2" and len(payload) >= _SEAL
     if is_sealed and blake3(payload[_SEAL:]).digest() == payload[16:48]:
         return blake3(payload[:_SEAL], derive_key_context=_SEAL_CONTEXT).digest()
     return blake3(payload).digest()
@@ -172,10 +173,12 @@ def _wrong_seal(
     cluster: str, topic: str, batch: LogBatch, key: bytes, payload: bytes, *, has_salt: bool
 ) -> str:
     """Why this seal does not hold, from the text of `crypto/sids.py` alone."""
-    if len(payload) < _SEAL or payload[:4] != b"qsd1":
+    if len(payload) < _SEAL or payload[:4] != b"qsd2":
         return "which has no seal"
     body = payload[_SEAL:]
-    events, time_us, named, root, public, signature = unpack("<Iq32s32s32s64s", payload[4:_SEAL])
+    events, time_us, named, root, size, leaf, path, public, signature = unpack(
+        "<Iq32s32sBB96s32s64s", payload[4:_SEAL]
+    )
     if public != key:
         return "which another key signed"
     if named != blake3(body).digest():
@@ -192,11 +195,32 @@ def _wrong_seal(
     signed += pack("<I", batch.publisher & 0xFFFFFFFF) + pack("<I", batch.publisher >> 32)
     signed += pack("<Q", batch.sequence) + pack("<I", events) + pack("<q", time_us)
     signed += named + root + public
+    top = _top(hashlib.sha256(b"\0" + signed).digest(), size, leaf, path)
+    if not top:
+        return "which has no path to what its producer signed"
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
+        Ed25519PublicKey.from_public_bytes(public).verify(
+            signature, b"quorate sheaf v1\n" + bytes([size]) + top
+        )
     except InvalidSignature:
         return "which its producer did not sign for that place"
     return ""
+
+
+def _top(node: bytes, size: int, leaf: int, path: bytes) -> bytes:
+    """The root over the batches of a sheaf (RFC 9162, section 2.1.3.2), or nothing."""
+    if not leaf < size <= 8:
+        return b""
+    last = size - 1
+    while last:
+        if leaf & 1 or leaf == last:
+            node = hashlib.sha256(b"\1" + path[:32] + node).digest()
+            while leaf and not leaf & 1:
+                leaf, last = leaf >> 1, last >> 1
+        else:
+            node = hashlib.sha256(b"\1" + node + path[:32]).digest()
+        path, leaf, last = path[32:], leaf >> 1, last >> 1
+    return b"" if any(path) else node
 
 
 VALIDATED_SAFETY: tuple[LogChecker, ...] = (*LOG_SAFETY, non_repudiation, producers_order)

@@ -10,7 +10,6 @@ from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Held
 from quorate.protocol.ordering.rules import Rules
 from quorate.protocol.ordering.validation import Sealer, Validation
-from quorate.protocol.source import Source
 from quorate.sim.checkers import Conduct
 from quorate.sim.hosts import Rewrite
 from quorate.sim.order_checkers import LogBatch, LogRecord, LogViolation, check_log
@@ -19,7 +18,6 @@ from quorate.sim.order_stage import EPOCH_US, OrderStage
 from quorate.sim.scenarios import VALIDATED
 from quorate.sim.sealing import CLUSTER, Sealed, SimSealer, public_key
 from quorate.sim.theatre import Overhear
-from quorate.sim.twins import Side
 from quorate.sim.validated_adversaries import (
     BLIND,
     RASH,
@@ -86,18 +84,6 @@ class ValidatedStage(OrderStage):
             return VALIDATED_PUBLISHERS[adversary](pen, topic.f, topic.members)
         return super()._rewrite(node, adversary, random, victims)
 
-    def _publish(self, node: NodeId, side: Side, source: Source) -> None:
-        super()._publish(node, side, source)
-        record, topic = self._validated_record, self.scenario.topic
-        if record.conducts[node] is Conduct.BYZANTINE:
-            return
-        for number in range(topic.contract.partitions):
-            line = source.line(topic.name, number)
-            for sequence in range(line.unreceipted, line.next):
-                sealed = self.sealed.get(node, number, sequence)
-                assert sealed is not None
-                record.sealed[LogBatch(node, Partition(topic.id, number), sequence)] = sealed
-
     @property
     def _validated_record(self) -> ValidatedRecord:
         assert isinstance(self.record, ValidatedRecord)
@@ -107,10 +93,22 @@ class ValidatedStage(OrderStage):
 
     def _wrong(self) -> list[LogViolation]:
         self._look_at_disks()
+        self._look_at_seals()
         return check_log(self.record, VALIDATED_SAFETY)
 
     def _missing(self) -> list[LogViolation]:
+        self._look_at_seals()
         return check_log(self.record, VALIDATED_LIVENESS)
+
+    def _look_at_seals(self) -> None:
+        """What correct producers sealed."""
+        record, topic = self._validated_record, self.scenario.topic
+        for part in self.scenario.publishers:
+            if record.conducts[part.node] is Conduct.BYZANTINE:
+                continue
+            for (number, sequence), payload in self.sealed.by(part.node).items():
+                batch = LogBatch(part.node, Partition(topic.id, number), sequence)
+                record.sealed[batch] = payload
 
     def _look_at_payloads(self, held: Held) -> None:
         for payload in held.payloads:

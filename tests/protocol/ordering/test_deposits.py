@@ -8,6 +8,7 @@ from typing import Any
 from council import READER, VALIDATED, A, Council, T, records, sealed_by
 from quorate.core.ids import NodeId, Sequence
 from quorate.core.ordering import (
+    SEAL_BYTES,
     Absent,
     AnnounceSealed,
     Append,
@@ -42,7 +43,9 @@ def publish(council: Council, first: Sequence, *payloads: bytes) -> None:
     for replica in STORES:
         council.step(A, replica, Append(T, 0, first, list(payloads)))
     for replica in OTHERS:
-        council.step(A, replica, AnnounceSealed(T, 0, first, [each[:176] for each in payloads]))
+        council.step(
+            A, replica, AnnounceSealed(T, 0, first, [each[:SEAL_BYTES] for each in payloads])
+        )
     council.collect()
 
 

@@ -1,5 +1,6 @@
 """A line on its way: to whom what goes, how often, and what makes a receipt."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -10,13 +11,17 @@ from quorate.core.ids import NodeId, topic_id
 from quorate.core.messages import Message
 from quorate.core.ordering import Announce, Append, Line, Ordered, Partition
 from quorate.crypto.digests import digest
+from quorate.crypto.sids import Seal
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing, UnderWay
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
 from quorate.protocol.ordering.store_choice import DOUBT_US, PASS_OVER_AFTER_US
+from quorate.protocol.ordering.validation import Sealer
+from quorate.sim.sealing import CLUSTER, public_key, signing_key
 from quorate.storage.store import DiskStore
+from seals import batch_of_values
 from stage import Outlook, topic
 
 T = topic_id("t")
@@ -80,6 +85,56 @@ def test_nothing_is_sent_twice() -> None:
     assert publisher.sent() == []
     publisher.add(b"2")
     assert publisher.sent() == [(replica, Append(T, 0, 2, [b"2"])) for replica in range(4)]
+
+
+def a_sealer() -> Sealer:
+    return Sealer(
+        CLUSTER, public_key(1000), signing_key(1000).sign, wall_us=lambda: 0, salt=lambda: bytes(32)
+    )
+
+
+def seals_of(look: Outlook) -> list[Seal]:
+    """What one replica is sent, of all lines."""
+    sent = [message for replica, message in look.take().send if replica == 0]
+    return [
+        Seal.decode(payload)
+        for message in sent
+        if isinstance(message, Append)
+        for payload in message.payloads
+    ]
+
+
+def test_what_several_lines_publish_in_one_turn_is_signed_together() -> None:
+    """Eight batches at most share a signature, and those of a later turn have another one."""
+    look, sealer = Outlook(), a_sealer()
+    validated = topic({**BYZANTINE, "validated": True, "partitions": 3})
+    lines = [
+        LineOutgoing(validated, LINE._replace(partition=number), look.outbox, sealer=sealer)
+        for number in range(3)
+    ]
+    for count in (9, 2):
+        for number in range(count):
+            lines[number % 3].add(batch_of_values(b"%d" % number), 1)
+        for line in lines:
+            line.flush(lambda _: True)
+        sheaves = Counter((seal.signature, seal.sheaf) for seal in seals_of(look))
+        assert sorted(sheaves.values()) == sorted(size for _, size in sheaves)
+        assert sorted(sheaves.values()) == ([1, 8] if count == 9 else [2])
+
+
+def test_a_batch_takes_as_much_room_as_it_will_behind_its_seal() -> None:
+    look, under_way = Outlook(), UnderWay()
+    validated = topic({**BYZANTINE, "validated": True})
+    line = LineOutgoing(validated, LINE, look.outbox, under_way, a_sealer())
+    line.add(batch_of_values(b"value"), 1)
+    before = under_way.bytes
+    line.flush(lambda _: True)
+    (message,) = [message for replica, message in look.take().send if replica == 0]
+    assert isinstance(message, Append)
+    assert before == LINE_COST + BATCH_COST + len(message.payloads[0])
+    for replica in (0, 1):
+        line.on_ordered(replica, Ordered(T, 0, 1, 1, 0, 9))
+    assert under_way.bytes == 0
 
 
 def stores(publisher: Publisher, sent: list[tuple[NodeId, Message]]) -> list[NodeId]:

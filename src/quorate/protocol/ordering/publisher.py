@@ -34,7 +34,7 @@ from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, ROOMS
 from quorate.protocol.ordering.store_choice import StoreChoice
-from quorate.protocol.ordering.validation import Sealer
+from quorate.protocol.ordering.validation import Sealer, Sealing
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.runs import by_size
 from quorate.protocol.topic import Topic
@@ -93,14 +93,20 @@ class Kept:
 
     __slots__ = ("added_us", "digest", "events", "payload")
 
-    def __init__(self, payload: bytes, events: int, added_us: int, *, is_sealed: bool) -> None:
+    def __init__(self, payload: bytes, events: int, added_us: int) -> None:
+        """On a validated topic, `seal` says later what the payload is."""
         self.payload = payload
         self.events = events
         self.added_us = added_us
         self.digest: Digest | None = None
         if len(payload) > INLINE_BYTES_MAX:
+            self.digest = digest(payload)
+
+    def seal(self, payload: bytes) -> None:
+        self.payload = payload
+        if len(payload) > INLINE_BYTES_MAX:
             # We sealed it ourselves, and need not look again whether its body is what it says.
-            self.digest = seal_digest(payload[:SEAL_BYTES]) if is_sealed else digest(payload)
+            self.digest = seal_digest(payload[:SEAL_BYTES])
 
 
 class LineOutgoing:
@@ -127,6 +133,8 @@ class LineOutgoing:
         self.next: Sequence = 1
         self.unreceipted: Sequence = 1
         self._kept: dict[Sequence, Kept] = {}
+        # Those that are signed before the next ones are sent.
+        self._unsealed: list[tuple[Kept, Sealing]] = []
         self._outbox = outbox
         order = stores_of(topic.members, Partition(line.topic, line.partition))
         self._stores = StoreChoice(order, min(stores or topic.f + 1, len(order)))
@@ -149,16 +157,19 @@ class LineOutgoing:
         return self.next - self.unreceipted
 
     def add(self, payload: bytes, events: int) -> Sequence:
-        sequence = self.next
-        if self._sealer is not None:
-            me, _, partition = self.line
-            payload = self._sealer.seal(self.topic, me, partition, sequence, payload)
+        sequence, now_us = self.next, self._outbox.now_us
         if sequence == self.unreceipted:
-            self._moved_us = self._outbox.now_us
+            self._moved_us = now_us
             self.under_way.bytes += LINE_COST
-        is_sealed = self._sealer is not None
-        self._kept[sequence] = Kept(payload, events, self._outbox.now_us, is_sealed=is_sealed)
-        self.under_way.bytes += BATCH_COST + len(payload)
+        if self._sealer is None:
+            kept, size = Kept(payload, events, now_us), len(payload)
+        else:
+            me, _, partition = self.line
+            sealing = self._sealer.hold(self.topic, me, partition, sequence, payload)
+            kept, size = Kept(b"", events, now_us), SEAL_BYTES + len(sealing.body)
+            self._unsealed.append((kept, sealing))
+        self._kept[sequence] = kept
+        self.under_way.bytes += BATCH_COST + size
         self.next += 1
         return sequence
 
@@ -179,6 +190,7 @@ class LineOutgoing:
         cut: dict[tuple[Sequence, bool], list[Requested]] = {}
         if not self.in_flight:
             return
+        self._seal()
         for replica in self._stores.choose(can_send, self._outbox.now_us):
             # It was sent seals and digests of what another one should have stored.
             self._next[replica] = self.unreceipted
@@ -206,6 +218,15 @@ class LineOutgoing:
 
     def reconnected(self, replica: NodeId) -> None:
         self._next[replica] = self.unreceipted
+
+    def _seal(self) -> None:
+        """What was added since the last time is signed now, with what other lines have."""
+        if self._sealer is None or not self._unsealed:
+            return
+        self._sealer.sign_held()
+        unsealed, self._unsealed = self._unsealed, []
+        for kept, sealing in unsealed:
+            kept.seal(sealing.payload)
 
     def _settle_next(self) -> bool:
         """The first batches without a receipt get one, if enough replicas agree on it."""

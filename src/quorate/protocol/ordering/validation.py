@@ -26,16 +26,19 @@ from quorate.core.cluster import Cluster
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, TopicId, member_of
 from quorate.core.ordering import SEAL_BYTES, Line
+from quorate.crypto.digests import payload_digest
 from quorate.crypto.events import events_root
 from quorate.crypto.sids import (
     NO_ROOT,
+    SHEAF_MAX,
+    Checked,
     Place,
     Seal,
     Sign,
     batch_of,
     check_body,
     check_seal,
-    sealed,
+    sign_together,
 )
 from quorate.protocol.topic import Topic
 
@@ -50,6 +53,7 @@ class Validation:
         self._cluster = cluster
         self._topics = _validated(topics)
         self._keys = dict(keys)
+        self._checked = Checked()
 
     @staticmethod
     def of(cluster: Cluster, topics: Iterable[Topic]) -> "Validation":
@@ -80,7 +84,7 @@ class Validation:
                     f"batch {sequence} of client {place.producer} has {has}, and "
                     f"event_proofs of '{place.topic}' is {str(contract.event_proofs).lower()}"
                 )
-            check_seal(place, sequence, seal)
+            check_seal(place, sequence, seal, self._checked)
 
     def check_batches(
         self, line: Line, first: Sequence, payloads: Seq[bytes], contents: Seq[Digest]
@@ -102,7 +106,7 @@ class Validation:
     def check_ordered(self, line: Line, sequence: Sequence, payload: bytes) -> Seal:
         """The seal of a batch that was ordered, and whose body it names."""
         seal = Seal.decode(payload)
-        check_seal(self.place(line), sequence, seal)
+        check_seal(self.place(line), sequence, seal, self._checked)
         _check_count(payload)
         return seal
 
@@ -125,6 +129,18 @@ def _validated(topics: Iterable[Topic]) -> dict[TopicId, Topic]:
     return {topic.id: topic for topic in topics if topic.contract.validated}
 
 
+class Sealing:
+    """A batch that is signed soon, together with others."""
+
+    __slots__ = ("body", "payload", "place", "seal", "sequence")
+
+    def __init__(self, place: Place, sequence: Sequence, seal: Seal, body: bytes) -> None:
+        self.place, self.sequence = place, sequence
+        self.seal, self.body = seal, body
+        # The batch as it travels and is stored, once it is signed.
+        self.payload = b""
+
+
 class Sealer:
     """Signs what one session of a producer publishes."""
 
@@ -140,17 +156,27 @@ class Sealer:
         """`salt` draws 32 bytes that nobody can guess."""
         self._cluster, self._public_key, self._sign = cluster, public_key, sign
         self._wall_us, self._salt = wall_us, salt
+        self._held: list[Sealing] = []
 
-    def seal(
+    def hold(
         self, topic: Topic, me: NodeId, partition: int, sequence: Sequence, payload: bytes
-    ) -> bytes:
-        """The batch as it travels and is stored."""
+    ) -> Sealing:
+        """Take a batch that `sign_held` will seal."""
         body, root, count = payload, NO_ROOT, count_of(payload)
         if topic.contract.event_proofs:
             salt = self._salt()
             body, root = salt + payload, events_root(salt, Batch(payload).events())
         place = Place.of(self._cluster, topic.name, partition, me)
-        return sealed(
-            place, sequence, body, events=count, time_us=self._wall_us(), root=root,
-            public_key=self._public_key, sign=self._sign,
-        )  # fmt: skip
+        seal = Seal(count, self._wall_us(), payload_digest(body), root, self._public_key)
+        self._held.append(Sealing(place, sequence, seal, body))
+        return self._held[-1]
+
+    def sign_held(self) -> list[Sealing]:
+        """Seal all that is held, of whatever lines, with as few signatures as possible."""
+        held, self._held = self._held, []
+        for start in range(0, len(held), SHEAF_MAX):
+            sheaf = held[start : start + SHEAF_MAX]
+            seals = sign_together([(s.place, s.sequence, s.seal) for s in sheaf], self._sign)
+            for sealing, seal in zip(sheaf, seals, strict=True):
+                sealing.seal, sealing.payload = seal, seal.encode() + sealing.body
+        return held
