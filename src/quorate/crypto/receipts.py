@@ -4,7 +4,7 @@ Source: DESIGN section 3 (data plane); Kabis 2023, section 3.3.
 
 A *receipt* of a store says that it has the payloads of consecutive batches of one line on disk. It
 names them by the chain of the last of them, so that one signature does for as many as came
-together. A *refusal* says that it does not have the payload of one batch that was ordered, and from
+together, and for what the store said of those before them. A *refusal* says that it does not have the payload of one batch that was ordered, and from
 which offset on it keeps the partition. Both say where they belong in the same words as a SID does
 (`sids.py`), and in one way only.
 
