@@ -37,6 +37,7 @@ Rules:
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ _SEAL = Struct("<4sIq32s32s32s64s")
 # partition, producer, session, sequence, events, time, digest, root, public key
 _NUMBERS = Struct("<HIIQIq32s32s32s")
 _LENGTH = Struct("<H")
+_EVENTS = Struct("<I")
 
 Sign = Callable[[bytes], bytes]
 
@@ -96,19 +98,24 @@ class Seal(NamedTuple):
         """The seal that these bytes begin with."""
         if len(data) < SEAL_BYTES or data[: len(SEAL_MAGIC)] != SEAL_MAGIC:
             raise RemoteProtocolError("a batch without a seal, on a validated topic")
-        _, *fields = _SEAL.unpack_from(data)
-        return Seal(*fields)
+        return Seal._make(_SEAL.unpack_from(data)[1:])
 
 
 def sid(place: Place, sequence: Sequence, seal: Seal) -> bytes:
     """What is signed: the one way to write all of it."""
-    names = [name.encode() for name in (place.cluster, place.topic)]
-    named = b"".join([_LENGTH.pack(len(name)) + name for name in names])
+    cluster, topic, partition, producer, session = place
+    events, time_us, content, root, public_key, _ = seal
     numbers = _NUMBERS.pack(
-        place.partition, place.producer, place.session, sequence,
-        seal.events, seal.time_us, seal.digest, seal.root, seal.public_key,
-    )  # fmt: skip
-    return _CONTEXT + named + numbers
+        partition, producer, session, sequence, events, time_us, content, root, public_key
+    )
+    return _CONTEXT + named(cluster, topic) + numbers
+
+
+@lru_cache(maxsize=1024)
+def named(cluster: str, topic: str) -> bytes:
+    """Both names, with their lengths before them. Every batch of a topic has the same."""
+    names = [name.encode() for name in (cluster, topic)]
+    return b"".join([_LENGTH.pack(len(name)) + name for name in names])
 
 
 def sealed(
@@ -140,6 +147,12 @@ def check_seal(place: Place, sequence: Sequence, seal: Seal) -> None:
             f"batch {sequence} of client {place.producer} on '{place.topic}' is not signed by the "
             "key that it names"
         ) from None
+
+
+def events_of(payload: bytes) -> int:
+    """How many events the seal says there are, of a batch that has one."""
+    (events,) = _EVENTS.unpack_from(payload, len(SEAL_MAGIC))
+    return int(events)
 
 
 def body_of(payload: bytes) -> bytes:
