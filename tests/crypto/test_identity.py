@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,15 @@ def test_two_identities_of_one_name_share_no_key() -> None:
 
 def test_a_signature_verifies_for_its_signer_and_data() -> None:
     verify(ALICE.public, MESSAGE, SIGNATURE)
+
+
+@given(data=st.binary(max_size=300))
+def test_a_signature_is_the_one_that_any_other_library_makes_with_this_key(data: bytes) -> None:
+    _, pem, _ = ALICE.private_pem().split("-----BEGIN PRIVATE KEY-----")
+    key = serialization.load_pem_private_key(b"-----BEGIN PRIVATE KEY-----" + pem.encode(), None)
+    assert isinstance(key, Ed25519PrivateKey)
+
+    assert ALICE.sign(data) == key.sign(data)
 
 
 def test_a_signature_is_refused_for_another_signer() -> None:

@@ -11,6 +11,7 @@ from quorate.crypto.sids import Place, Seal, body_of, check_seal
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering import validation as validation_module
 from quorate.protocol.ordering.lines import Waiting
+from quorate.protocol.ordering.receipts import Receipting
 from quorate.protocol.ordering.validation import Validation
 from quorate.sim import validated_adversaries
 from quorate.sim.campaign import run_seed
@@ -250,6 +251,11 @@ def look_behind_no_seal(patch: pytest.MonkeyPatch) -> None:
 def count_on_seals(patch: pytest.MonkeyPatch) -> None:
     """What was announced counts as stored."""
     patch.setattr(Waiting, "is_available", lambda *_: True)
+    patch.setattr(Waiting, "claimed_through", lambda _, last, __: last)
+
+
+def look_at_no_receipts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Receipting, "_holds", lambda *_: True)
 
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -277,6 +283,9 @@ MUTATIONS: dict[str, tuple[Mutate, str, tuple[str, ...], range, str]] = {
     ),
     "payloads that nobody has": (
         count_on_seals, "unstored-source", (), range(30), "no blocking",
+    ),
+    "receipts that nobody looks at": (
+        look_at_no_receipts, "false-receipts", (), range(30), "receipts",
     ),
 }  # fmt: skip
 

@@ -4,9 +4,9 @@ Source: DESIGN section 3 (data plane); Kabis 2023, section 3.3.
 
 A *receipt* of a store says that it has the payloads of consecutive batches of one line on disk. It
 names them by the chain of the last of them, so that one signature does for as many as came
-together. A *refusal* says that it does not have the payload of one batch that was ordered, and from
-which offset on it keeps the partition. Both say where they belong in the same words as a SID does
-(`sids.py`), and in one way only.
+together, and once more for those before them. A *refusal* says that it does not have the payload of
+one batch that was ordered, and from which offset on it keeps the partition. Both say where they
+belong in the same words as a SID does (`sids.py`), and in one way only.
 
 A store that follows the protocol signs a receipt when the payloads are on disk and before their
 order is decided, and refuses only what was decided and it does not have. So it never signs a
@@ -26,11 +26,10 @@ from nacl.exceptions import BadSignatureError, CryptoError
 
 from quorate.core.ids import Digest, Sequence
 from quorate.crypto.identity import SIGNATURE_BYTES
-from quorate.crypto.sids import Place
+from quorate.crypto.sids import Place, named
 
 _RECEIPT_CONTEXT = b"quorate receipt v1\n"
 _REFUSAL_CONTEXT = b"quorate refusal v1\n"
-_LENGTH = Struct("<H")
 # partition, producer, session
 _PLACE = Struct("<HII")
 # first, batches, chain
@@ -84,6 +83,5 @@ def is_signed(public_key: bytes, data: bytes, signature: bytes) -> bool:
 
 
 def _encoded(place: Place) -> bytes:
-    names = [name.encode() for name in (place.cluster, place.topic)]
-    named = b"".join([_LENGTH.pack(len(name)) + name for name in names])
-    return named + _PLACE.pack(place.partition, place.producer, place.session)
+    numbers = _PLACE.pack(place.partition, place.producer, place.session)
+    return named(place.cluster, place.topic) + numbers

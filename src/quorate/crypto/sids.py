@@ -50,6 +50,7 @@ Rules:
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -76,6 +77,7 @@ _SEAL = Struct("<4sIq32s32sBB96s32s64s")
 # partition, producer, session, sequence, events, time, digest, root, public key
 _NUMBERS = Struct("<HIIQIq32s32s32s")
 _LENGTH = Struct("<H")
+_EVENTS = Struct("<I")
 
 _WAYS = {
     (size, index): way_up(index, size) for size in range(1, SHEAF_MAX + 1) for index in range(size)
@@ -135,13 +137,19 @@ class Seal(NamedTuple):
 
 def sid(place: Place, sequence: Sequence, seal: Seal) -> bytes:
     """What a producer says: the one way to write all of it."""
-    names = [name.encode() for name in (place.cluster, place.topic)]
-    named = b"".join([_LENGTH.pack(len(name)) + name for name in names])
+    cluster, topic, partition, producer, session = place
+    events, time_us, content, root, public_key, *_ = seal
     numbers = _NUMBERS.pack(
-        place.partition, place.producer, place.session, sequence,
-        seal.events, seal.time_us, seal.digest, seal.root, seal.public_key,
-    )  # fmt: skip
-    return _CONTEXT + named + numbers
+        partition, producer, session, sequence, events, time_us, content, root, public_key
+    )
+    return _CONTEXT + named(cluster, topic) + numbers
+
+
+@lru_cache(maxsize=1024)
+def named(cluster: str, topic: str) -> bytes:
+    """Both names, with their lengths before them. Every batch of a topic has the same."""
+    names = [name.encode() for name in (cluster, topic)]
+    return b"".join([_LENGTH.pack(len(name)) + name for name in names])
 
 
 def signed(place: Place, sequence: Sequence, seal: Seal) -> bytes:
@@ -239,6 +247,12 @@ def check_seal(
             f"batch {sequence} of client {place.producer} on '{place.topic}' is not signed by the "
             "key that it names"
         ) from None
+
+
+def events_of(payload: bytes) -> int:
+    """How many events the seal says there are, of a batch that has one."""
+    (events,) = _EVENTS.unpack_from(payload, len(SEAL_MAGIC))
+    return int(events)
 
 
 def _signed(size: int, root: bytes) -> bytes:

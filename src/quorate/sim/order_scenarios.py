@@ -65,8 +65,9 @@ from quorate.sim.scenarios import (
 )
 from quorate.sim.sealing import public_key
 from quorate.sim.validated_adversaries import (
+    ABOUT_SEALS,
+    FALSE_RECEIPTS,
     VALIDATED_PUBLISHERS,
-    VALIDATED_REPLICAS,
     WITHHOLD,
 )
 
@@ -93,6 +94,8 @@ _CONTRACTS: dict[str, dict[str, object]] = {
 # attack what is new there, and how many batches have several events.
 WITH_EVENT_PROOFS = 0.3
 ATTACKING_SEALS = 0.6
+# Of those, so many give false receipts instead.
+ATTACKING_RECEIPTS = 0.2
 OF_SEVERAL_EVENTS = 0.3
 
 _NOT_REPLICAS = ("none", *LOG_PUBLISHERS, *VALIDATED_PUBLISHERS)
@@ -159,6 +162,8 @@ class _Drawing:
         self._snapshot_every, self._slots_kept = self._memory.choice(_MEMORIES)
         self._is_validated = setting.protocol == VALIDATED
         self._seals = Random(f"{seed}:seals")
+        # This attack came later: all other draws are as they would be without.
+        self._receipts = Random(f"{seed}:receipts")
         self._byzantine = setting.protocol == "ordering" or self._is_validated
         self._is_broken = setting.protocol == "broken-ordering"
         self._is_restless = self._random.random() < 0.5 or self._is_broken
@@ -295,7 +300,9 @@ class _Drawing:
     def _attacking_seals(self, usual: str) -> str:
         if self._seals.random() >= ATTACKING_SEALS:
             return usual
-        chosen = self._seals.choice(VALIDATED_REPLICAS)
+        chosen = self._seals.choice(ABOUT_SEALS)
+        if self._receipts.random() < ATTACKING_RECEIPTS:
+            return FALSE_RECEIPTS
         return usual if chosen == WITHHOLD and self._is_short else chosen
 
     def _draw_forgers(self, first: NodeId) -> Iterator[SourcePart]:

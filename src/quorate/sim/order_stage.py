@@ -29,6 +29,7 @@ from quorate.protocol.ordering.records import (
     Decided,
     Held,
     Installed,
+    Placed,
     Record,
     Snapshot,
 )
@@ -100,11 +101,11 @@ class SimSigner:
 
     def is_attested_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
         number = self.keys.get(replica, 0)
-        return is_signed(_cosigner(replica, number).public_key, data, signature)
+        return is_signed(cosigner_of(replica, number).public_key, data, signature)
 
     def was_attested_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
         former = range(self.keys.get(replica, 0))
-        keys = [_cosigner(replica, number).public_key for number in former]
+        keys = [cosigner_of(replica, number).public_key for number in former]
         return any(is_signed(key, data, signature) for key in keys)
 
 
@@ -131,12 +132,12 @@ class SimNotary:
 
     @property
     def cosigners(self) -> dict[NodeId, Cosigner]:
-        return {node: _cosigner(node, self.keys.get(node, 0)) for node in self._members}
+        return {node: cosigner_of(node, self.keys.get(node, 0)) for node in self._members}
 
     @property
     def former(self) -> dict[NodeId, list[Cosigner]]:
         return {
-            node: [_cosigner(node, number) for number in range(last)]
+            node: [cosigner_of(node, number) for number in range(last)]
             for node, last in self.keys.items()
         }
 
@@ -163,7 +164,7 @@ def _private_key(node: NodeId, number: int) -> Ed25519PrivateKey:
 
 
 @cache
-def _cosigner(node: NodeId, number: int) -> Cosigner:
+def cosigner_of(node: NodeId, number: int) -> Cosigner:
     public_key = _private_key(node, number).public_key().public_bytes_raw()
     return Cosigner(f"r{node}", public_key)
 
@@ -420,6 +421,7 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
             if isinstance(record, Held):
                 self._look_at_payloads(record)
             for placed in record.placed if isinstance(record, Decided) else ():
+                self._look_at_receipts(replica, placed)
                 log = logs.setdefault(Partition(placed.topic, placed.partition), {})
                 for at in range(placed.count):
                     content = placed.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
@@ -433,6 +435,9 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         numbers."""
         group = getattr(record, "group", None)
         return group in (None, group_of(self.scenario.topic.contract))
+
+    def _look_at_receipts(self, replica: NodeId, placed: Placed) -> None:
+        """What a correct replica keeps of those that store what it lacks."""
 
     def _look_at_payloads(self, held: Held) -> None:
         """What a correct replica has on its disk, decided or not."""

@@ -6,7 +6,8 @@ is signed as it should be, and still a lie: another batch under the same number,
 events, a payload that nobody is given.
 
 Among replicas, some do not look at seals, vouch for whatever they are given and propose it. Others
-order as agreed, and give readers something else than was ordered, or nothing.
+order as agreed, and give readers something else than was ordered, or nothing. One signs for what
+it stores in a way that does not hold.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,9 +25,12 @@ from quorate.core.ordering import (
     Append,
     Entries,
     Line,
+    Received,
     Retrieved,
+    Stored,
 )
 from quorate.crypto.digests import digest, payload_digest
+from quorate.crypto.identity import SIGNATURE_BYTES
 from quorate.crypto.sids import NO_ROOT, SALT_BYTES, Place, Seal, batch_of, body_of, signed
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Parts, behave
@@ -372,6 +376,38 @@ class WithheldPayloads:
         return message
 
 
+class FalseReceipts:
+    """Have receipts that one did not sign after those that one did, or in their place.
+
+    Sometimes there are so many that whoever keeps them all has no room for another. What one
+    received and does not store is claimed in the same way.
+    """
+
+    MANY = 80
+
+    def __init__(self, draw: Random) -> None:
+        self._draw = draw
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [pair for node, message in ready.send for pair in self._said(node, message)]
+        return [(0, ready)]
+
+    def _said(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        told: list[tuple[NodeId, Message]] = [(node, message)]
+        if isinstance(message, Received):
+            line = Line(message.publisher, message.topic, message.partition)
+            return [*told, (node, self._forged(Stored(*line, 1, message.through, message.chain)))]
+        if not isinstance(message, Stored):
+            return told
+        forged = [
+            (node, self._forged(message)) for _ in range(self._draw.choice((1, 1, self.MANY)))
+        ]
+        return [*told, *forged] if self._draw.random() < 0.7 else [*forged]
+
+    def _forged(self, stored: Stored) -> Message:
+        return msgspec.structs.replace(stored, signature=self._draw.randbytes(SIGNATURE_BYTES))
+
+
 class FalseSeals(FalseLog):
     """Give readers, and replicas that lack it, something else than was ordered.
 
@@ -438,13 +474,17 @@ def swap_seal(draw: Random, sealed: Sealed, me: NodeId) -> Callable[[bytes], byt
 
 BLIND, RASH = "blind", "rash"
 WITHHOLD, SWAP_BODY, SWAP_SEAL = "withhold", "swap-body", "swap-seal"
-VALIDATED_REPLICAS = (BLIND, RASH, WITHHOLD, SWAP_BODY, SWAP_SEAL)
+FALSE_RECEIPTS = "false-receipts"
+ABOUT_SEALS = (BLIND, RASH, WITHHOLD, SWAP_BODY, SWAP_SEAL)
+VALIDATED_REPLICAS = (*ABOUT_SEALS, FALSE_RECEIPTS)
 
 
 def replica_rewrite(name: str, me: NodeId, draw: Random, sealed: Sealed) -> Rewrite:
     """How such a replica misbehaves. Those that look at nothing are other machines."""
     if name == WITHHOLD:
         return WithheldPayloads()
+    if name == FALSE_RECEIPTS:
+        return FalseReceipts(draw)
     if name == SWAP_BODY:
         return FalseSeals(swap_body(draw))
     if name == SWAP_SEAL:

@@ -11,6 +11,8 @@ readers have libsodium).
 - producers' order (K9): in the log of every correct replica, the batches of a producer stand in the
   order of their numbers, and none is left out. That readers read the same is `total_order` and
   `agreement`.
+- receipts: what a correct replica keeps of a store's receipts, that store signed, for just this
+  place, and it is about the batches that were decided.
 - no blocking (K7): whatever was ordered is read by every reader, once the network is calm, whoever
   published it and whoever stores it.
 """
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import pack, unpack
+from typing import NamedTuple
 
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
@@ -43,6 +46,19 @@ _SALT = 32
 _SEAL_CONTEXT = "quorate 2026-11-16 the seal of a batch"
 
 
+class KeptReceipt(NamedTuple):
+    """A receipt on a correct replica's disk: the store's key, the first batch that it is for, and
+    what leads from the chain before the decided ones to the chain that it names."""
+
+    key: bytes
+    first: LogBatch
+    batches: int
+    chain: bytes
+    signature: bytes
+    before: bytes
+    digests: bytes
+
+
 @dataclass(slots=True)
 class ValidatedRecord(LogRecord):
     """A run on a validated topic from the outside."""
@@ -56,6 +72,8 @@ class ValidatedRecord(LogRecord):
     sealed: dict[LogBatch, bytes] = field(default_factory=dict)
     # Payloads on the disks of correct replicas, by what stands for them in a log.
     payloads: dict[bytes, bytes] = field(default_factory=dict)
+    # Who keeps which receipts of whom.
+    receipts: dict[tuple[NodeId, NodeId, KeptReceipt], None] = field(default_factory=dict)
 
     def store(self, payload: bytes) -> None:
         """A correct replica has this on its disk."""
@@ -109,6 +127,16 @@ def producers_order(record: LogRecord) -> Iterator[LogViolation]:
                     batch = LogBatch(publisher, partition, sequence)
                     yield LogViolation("producers order", sentence, batch)
                 last[publisher], before = sequence, offset
+
+
+def receipts_hold(record: LogRecord) -> Iterator[LogViolation]:
+    names = _names(record)
+    assert isinstance(record, ValidatedRecord)
+    for replica, store, kept in record.receipts:
+        topic = names[kept.first.partition.topic]
+        if why := _wrong_receipt(record.cluster, topic, kept):
+            sentence = f"replica {replica} keeps a receipt of {store} for {kept.batches} batches"
+            yield LogViolation("receipts", f"{sentence}, {why}", kept.first)
 
 
 def no_blocking(record: LogRecord) -> Iterator[LogViolation]:
@@ -223,5 +251,28 @@ def _top(node: bytes, size: int, leaf: int, path: bytes) -> bytes:
     return b"" if any(path) else node
 
 
-VALIDATED_SAFETY: tuple[LogChecker, ...] = (*LOG_SAFETY, non_repudiation, producers_order)
+@lru_cache(maxsize=1 << 16)
+def _wrong_receipt(cluster: str, topic: str, kept: KeptReceipt) -> str:
+    """Why this receipt does not hold, from the text of `crypto/receipts.py` alone."""
+    chain = kept.before
+    for at in range(0, len(kept.digests), 32):
+        chain = blake3(chain + kept.digests[at : at + 32]).digest()
+    if chain != kept.chain:
+        return "which is not about what was decided"
+    signed = b"quorate receipt v1\n"
+    for name in (cluster.encode(), topic.encode()):
+        signed += pack("<H", len(name)) + name
+    publisher, partition, first = kept.first
+    signed += pack("<HII", partition.number, publisher & 0xFFFFFFFF, publisher >> 32)
+    signed += pack("<QI", first, kept.batches) + kept.chain
+    try:
+        Ed25519PublicKey.from_public_bytes(kept.key).verify(kept.signature, signed)
+    except InvalidSignature:
+        return "which that store did not sign"
+    return ""
+
+
+VALIDATED_SAFETY: tuple[LogChecker, ...] = (
+    *LOG_SAFETY, non_repudiation, producers_order, receipts_hold,
+)  # fmt: skip
 VALIDATED_LIVENESS: tuple[LogChecker, ...] = (*LOG_LIVENESS, no_blocking)

@@ -7,14 +7,14 @@ from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
 from quorate.core.quorum import Quorum
 from quorate.protocol.ordering.placement import GroupKind
-from quorate.protocol.ordering.records import Held
+from quorate.protocol.ordering.records import DIGEST_BYTES, Held, Placed
 from quorate.protocol.ordering.rules import Rules
 from quorate.protocol.ordering.validation import Sealer, Validation
 from quorate.sim.checkers import Conduct
 from quorate.sim.hosts import Rewrite
 from quorate.sim.order_checkers import LogBatch, LogRecord, LogViolation, check_log
 from quorate.sim.order_scenarios import OrderScenario
-from quorate.sim.order_stage import EPOCH_US, OrderStage
+from quorate.sim.order_stage import EPOCH_US, OrderStage, cosigner_of
 from quorate.sim.scenarios import VALIDATED
 from quorate.sim.sealing import CLUSTER, Sealed, SimSealer, public_key
 from quorate.sim.theatre import Overhear
@@ -28,7 +28,12 @@ from quorate.sim.validated_adversaries import (
     Rash,
     replica_rewrite,
 )
-from quorate.sim.validated_checkers import VALIDATED_LIVENESS, VALIDATED_SAFETY, ValidatedRecord
+from quorate.sim.validated_checkers import (
+    VALIDATED_LIVENESS,
+    VALIDATED_SAFETY,
+    KeptReceipt,
+    ValidatedRecord,
+)
 from quorate.sim.world import OnOutcome
 
 
@@ -109,6 +114,17 @@ class ValidatedStage(OrderStage):
             for (number, sequence), payload in self.sealed.by(part.node).items():
                 batch = LogBatch(part.node, Partition(topic.id, number), sequence)
                 record.sealed[batch] = payload
+
+    def _look_at_receipts(self, replica: NodeId, placed: Placed) -> None:
+        partition = Partition(placed.topic, placed.partition)
+        for kept in placed.receipts:
+            key = cosigner_of(kept.store, 0).public_key
+            decided = placed.digests[: (kept.first + kept.count - placed.first) * DIGEST_BYTES]
+            receipt = KeptReceipt(
+                key, LogBatch(placed.publisher, partition, kept.first), kept.count, kept.chain,
+                kept.signature, placed.before, decided + kept.behind,
+            )  # fmt: skip
+            self._validated_record.receipts[replica, kept.store, receipt] = None
 
     def _look_at_payloads(self, held: Held) -> None:
         for payload in held.payloads:

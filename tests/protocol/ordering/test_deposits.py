@@ -120,6 +120,8 @@ def test_what_is_on_its_way_outside_is_not_sent_there_twice_and_what_is_there_is
     settle(made, 0, 1)
     before = len(made.messages(Stored, sender=0, receiver=2))
     publish(made, 1, batch(1))
+    made.now_us += made.pace.gather_us
+    made.tick()
 
     assert len(deposits(made, 0)) == 1
     assert len(made.messages(Stored, sender=0, receiver=2)) == before + 1

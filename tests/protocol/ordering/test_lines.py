@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quorate.core.ordering import Line, Received, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering import lines
-from quorate.protocol.ordering.lines import EARLY_WORDS_MAX, Former, Waiting
+from quorate.protocol.ordering.lines import Former, Waiting
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
 from quorate.protocol.ordering.value import CHAIN_START, DIGEST_BYTES, Span, chained
 
@@ -280,55 +280,169 @@ def test_a_leader_proposes_what_enough_received_itself_among_them() -> None:
     assert waiting.received_through(4) == 0
 
 
+def word_of(first: int, payloads: list[bytes]) -> Stored:
+    """A store's word for a line from its beginning on, of these batches from this number on."""
+    return Stored(*LINE, first, len(payloads) - first + 1, chain_of(*payloads))
+
+
 def test_a_batch_is_available_where_it_is_here_or_enough_others_hold_it() -> None:
     waiting = Waiting(LINE)
     announced(waiting, 1, contents(1, 2, 3))
     take(waiting, 1, contents(1))
     assert waiting.available_through(3, 2) == 1
 
+    word = word_of(2, contents(1, 2))
     for replica in (1, 2):
-        assert waiting.on_stored(replica, Stored(*LINE, 2, 1, chain_of(*contents(1, 2))))
+        assert waiting.hear(replica, word)
+        waiting.count(replica, word)
 
     assert waiting.available_through(3, 2) == 2
     assert waiting.available_through(3, 3) == 1
-    wanted = span(1, contents(1, 2, 3))
-    assert waiting.lacks(wanted, 2)
-    assert waiting.first_lacking(wanted, 2) == 3
+    assert waiting.words == {}
 
 
-def test_a_store_that_speaks_of_another_content_is_not_counted() -> None:
+def test_what_stores_say_is_a_claim_until_somebody_looked_at_it() -> None:
+    waiting = Waiting(LINE)
+    announced(waiting, 1, contents(1, 2, 3))
+    waiting.hear(1, word_of(1, contents(1, 2, 3)))
+    waiting.hear(2, word_of(1, contents(1, 2)))
+
+    assert waiting.available_through(3, 1) == 0
+    assert [waiting.claimed_through(3, needed) for needed in (1, 2, 3)] == [3, 2, 0]
+
+
+@given(
+    words=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8)), max_size=12),
+    here=st.sets(st.integers(1, 8)),
+    looked_at=st.sets(st.integers(0, 11)),
+    needed=st.integers(1, 4),
+)
+def test_what_is_claimed_is_what_would_be_available_if_all_words_counted(
+    words: list[tuple[int, int, int]], here: set[int], looked_at: set[int], needed: int
+) -> None:
+    waiting, everything = Waiting(LINE), contents(*range(1, 9))
+    announced(waiting, 1, everything)
+    for number in here:
+        waiting.complete(number, digests_of(contents(number)), contents(number))
+    said: dict[int, set[int]] = {number: set() for number in range(1, 9)}
+    for at, (store, first, last) in enumerate(words):
+        word = word_of(first, everything[: max(first, last)])
+        for number in range(first, max(first, last) + 1):
+            said[number].add(store)
+        if waiting.hear(store, word) and at in looked_at:
+            waiting.count(store, word)
+
+    unavailable = [n for n in range(1, 9) if n not in here and len(said[n]) < needed]
+
+    assert waiting.claimed_through(8, needed) == min(unavailable, default=9) - 1
+
+
+def test_a_store_that_speaks_of_another_content_claims_nothing() -> None:
     waiting = Waiting(LINE)
     announced(waiting, 1, contents(1))
-    assert waiting.on_stored(1, Stored(*LINE, 1, 1, chain_of(b"other")))
-    assert not waiting.is_available(0, 1)
+    waiting.hear(1, word_of(1, [b"other"]))
+    assert waiting.claims(1) == {}
+    assert waiting.claimed_through(1, 1) == 0
 
 
 def test_a_store_that_speaks_twice_is_one_store() -> None:
     waiting = Waiting(LINE)
     announced(waiting, 1, contents(1))
     for _ in range(2):
-        waiting.on_stored(1, Stored(*LINE, 1, 1, chain_of(*contents(1))))
-    assert not waiting.is_available(0, 2)
+        waiting.hear(1, word_of(1, contents(1)))
+    assert waiting.claimed_through(1, 2) == 0
 
 
-def test_what_stores_say_too_early_counts_once_the_line_has_come_so_far() -> None:
+def test_what_stores_say_too_early_is_a_claim_once_the_line_has_come_so_far() -> None:
     waiting = Waiting(LINE)
-    word = Stored(*LINE, 1, 2, chain_of(*contents(1, 2)))
-    assert not waiting.on_stored(1, word)
-    waiting.keep_early(1, word)
+    waiting.hear(1, word_of(1, contents(1, 2)))
+    announced(waiting, 1, contents(1))
+    assert waiting.claims(1) == {}
 
-    announced(waiting, 1, contents(1, 2))
-    waiting.use_early()
+    announced(waiting, 2, contents(2))
 
-    assert [[*each] for each in waiting.holders] == [[1], [1]]
-    assert not waiting.early
+    assert waiting.claims(1) == waiting.claims(2) == {1: word_of(1, contents(1, 2))}
 
 
-def test_early_words_are_bounded() -> None:
+def test_the_last_word_of_a_store_is_its_claim_and_does_for_those_that_it_covers() -> None:
     waiting = Waiting(LINE)
-    for first in range(1, 3 * EARLY_WORDS_MAX):
-        waiting.keep_early(1, Stored(*LINE, first, 1, bytes(32)))
-    assert len(waiting.early[1]) == EARLY_WORDS_MAX
+    announced(waiting, 1, contents(1, 2, 3))
+    first, second = word_of(1, contents(1, 2)), word_of(2, contents(1, 2))
+    third = word_of(2, contents(1, 2, 3))
+    for word in (first, second, third):
+        waiting.hear(1, word)
+    assert waiting.claims(2) == {1: third}
+
+    waiting.count(1, third)
+
+    assert waiting.words == {1: [first]}
+
+
+def test_what_nobody_needs_to_know_is_not_kept() -> None:
+    waiting = line_with(1, 2)
+    assert not waiting.hear(1, word_of(1, contents(1, 2)))
+    announced(waiting, 3, contents(3, 4))
+    assert waiting.hear(1, word_of(1, contents(1, 2, 3)))
+    assert waiting.hear(1, word_of(1, contents(1, 2, 3, 4)))
+
+    waiting.advance(3)
+
+    assert waiting.words == {1: [word_of(1, contents(1, 2, 3, 4))]}
+    assert not waiting.hear(2, word_of(1, contents(1, 2, 3)))
+
+
+# Saying what we store
+
+
+def test_what_is_stored_is_said_in_one_stretch_with_what_was_said_before() -> None:
+    waiting = line_with(1, 2, 3, 4, 5, 6)
+    waiting.note_stored(1, 1)
+    waiting.note_stored(2, 3)
+    assert waiting.take_unreceipted(0) == [range(1, 4)]
+
+    waiting.note_stored(4, 4)
+    waiting.note_stored(6, 6)
+    assert waiting.take_unreceipted(0) == [range(1, 5), range(6, 7)]
+    assert waiting.take_unreceipted(0) == []
+
+
+def test_what_is_said_again_ends_where_it_was_asked_for() -> None:
+    """Whoever waits for it may not have heard of more."""
+    waiting = line_with(1, 2, 3, 4)
+    waiting.note_stored(1, 3)
+    waiting.take_unreceipted(0)
+
+    waiting.note_stored(2, 2)
+    assert waiting.take_unreceipted(0) == [range(1, 3)]
+    waiting.note_stored(4, 4)
+    assert waiting.take_unreceipted(0) == [range(1, 5)]
+
+
+def test_what_is_decided_is_not_said_to_be_stored() -> None:
+    waiting = line_with(1, 2, 3, 4)
+    waiting.note_stored(1, 3)
+    waiting.take_unreceipted(0)
+    waiting.advance(2)
+    waiting.note_stored(4, 4)
+    assert waiting.take_unreceipted(0) == [range(3, 5)]
+
+    waiting.note_stored(3, 4)
+    waiting.advance(2)
+    assert waiting.take_unreceipted(0) == []
+
+
+def test_what_something_else_took_the_place_of_is_not_said_to_be_stored() -> None:
+    waiting = line_with(1, 2, 3)
+    waiting.note_stored(1, 2)
+    waiting.take_unreceipted(0)
+    waiting.note_stored(3, 3)
+    others = contents(1, 2, mark="other")
+
+    assert waiting.replace(span(1, others), digests_of(others), [None] * 2)
+    assert waiting.take_unreceipted(0) == []
+    take(waiting, 3, contents(3))
+    waiting.note_stored(3, 3)
+    assert waiting.take_unreceipted(0) == [range(3, 4)]
 
 
 def test_what_is_written_down_are_the_payloads_that_are_not_on_disk_yet() -> None:

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from council import VALIDATED as TABLE
-from council import A, B, Council, T, sealed_by, span_of
+from council import A, B, Council, T, sealed_by, span_of, value_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Line, Partition, Stored
 from quorate.crypto.digests import digest
 from quorate.crypto.receipts import Receipt
 from quorate.crypto.sids import Place
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, WORDS_MAX
 from quorate.protocol.ordering.placement import stores_of
-from quorate.protocol.ordering.records import Placed
+from quorate.protocol.ordering.records import Placed, cut
 from quorate.protocol.ordering.value import CHAIN_START, chained
 from quorate.sim.order_stage import SimSigner
 from quorate.sim.sealing import CLUSTER
@@ -42,6 +42,12 @@ def placed_at(council: Council, replica: NodeId, offset: int = 0) -> Placed:
     return found[1]
 
 
+def holders(council: Council, replica: NodeId) -> list[list[NodeId]]:
+    """Whose word counts, of each batch that waits."""
+    waiting = council.group(replica).backlog.line(Line(A, T, 0))
+    return [[*stores] for stores in waiting.holders]
+
+
 def kinds(council: Council, by: NodeId | None = None) -> list[tuple[NodeId, str]]:
     return [(report.node, report.kind) for report in council.reports(by)]
 
@@ -59,6 +65,30 @@ def test_a_store_signs_once_for_as_many_batches_as_came_together() -> None:
     signer = council.seats[LAST].signer
     assert signer.is_attested_by(FIRST, receipt.encode(), said[0].signature)
     assert not signer.is_attested_by(SECOND, receipt.encode(), said[0].signature)
+
+
+def test_what_comes_under_load_is_signed_together_after_a_while() -> None:
+    council = Council(TABLE)
+    for number in (1, 2, 3):
+        council.hand_in(A, number, large(A, number), stores=[FIRST])
+    said = council.messages(Stored, sender=FIRST, receiver=LAST)
+    assert [(stored.first, stored.count) for stored in said] == [(1, 1)]
+
+    council.now_us += council.pace.gather_us
+    council.tick()
+
+    said = council.messages(Stored, sender=FIRST, receiver=LAST)
+    assert [(stored.first, stored.count) for stored in said] == [(1, 1), (1, 3)]
+
+
+def test_whoever_publishes_one_batch_after_the_other_never_waits_for_a_signature() -> None:
+    council = Council(TABLE)
+    for number in (1, 2, 3):
+        council.hand_in(A, number, large(A, number), stores=[FIRST, SECOND])
+        council.settle()
+
+        assert council.now_us == 0
+        assert is_ordered(council, LAST) == number
 
 
 def test_a_batch_with_f_receipts_is_never_ordered_and_with_one_more_it_is() -> None:
@@ -148,33 +178,127 @@ def test_receipts_that_come_before_the_batch_are_looked_at_when_it_is_there() ->
     twin = Council(TABLE)
     twin.say(FIRST, [LAST], good)
     twin.say(SECOND, [LAST], msgspec.structs.replace(bad, signature=bytes(64)))
-    assert kinds(twin) == []
 
     twin.hand_in(A, 1, large(A, 1), stores=[])
+    assert kinds(twin) == []
+    assert not twin.group(LAST).retrieval.is_available(span_of(A, 1, large(A, 1)))
+    twin.collect()
 
     assert kinds(twin, by=LAST) == [(SECOND, "bad-receipt")]
-    waiting = twin.group(LAST).backlog.line(Line(A, T, 0))
-    assert [[*holders] for holders in waiting.holders] == [[FIRST]]
+    assert holders(twin, LAST) == [[FIRST]]
 
 
-def test_whoever_has_the_payload_or_enough_receipts_looks_at_no_more_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Looking at a signature costs more than all else about a message."""
-    council = Council(TABLE)
-    council.hand_in(A, 1, large(A, 1), stores=[FIRST, SECOND, THIRD])
-    looking: list[SimSigner] = []
+# When they are looked at
+
+
+Look = tuple[SimSigner, NodeId]
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Look]:
+    """Who looked at a signature of whom: that costs more than all else about a message."""
+    looks: list[Look] = []
     check = SimSigner.is_attested_by
 
     def look(signer: SimSigner, store: NodeId, data: bytes, signature: bytes) -> bool:
-        looking.append(signer)
+        looks.append((signer, store))
         return check(signer, store, data, signature)
 
     monkeypatch.setattr(SimSigner, "is_attested_by", look)
+    return looks
+
+
+def hand_in_slowly(council: Council, numbers: range) -> None:
+    """One batch after the other, and all receipts arrive, but nothing is ordered meanwhile."""
+    for number in numbers:
+        council.hand_in(A, number, large(A, number), stores=[FIRST, SECOND])
+        council.now_us += council.pace.gather_us
+        council.tick()
+        council.deliver(lambda flight: isinstance(flight.message, Stored))
+
+
+def test_whoever_has_the_payload_or_enough_receipts_looks_at_no_more_of_them(
+    looks: list[Look],
+) -> None:
+    council = Council(TABLE)
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST, SECOND, THIRD])
+
     council.settle()
 
-    assert looking == [council.seats[LAST].signer] * 2
+    assert [signer for signer, _ in looks] == [council.seats[LAST].signer] * 2
     assert [is_ordered(council, replica) for replica in council.members] == [1, 1, 1, 1]
+
+
+def test_receipts_are_looked_at_once_for_each_store_when_what_they_are_for_is_ordered(
+    looks: list[Look],
+) -> None:
+    council = Council(TABLE)
+    hand_in_slowly(council, range(1, 6))
+    assert len(council.messages(Stored, sender=FIRST, receiver=LAST)) == 5
+    assert looks == []
+
+    council.settle()
+
+    assert [is_ordered(council, replica) for replica in council.members] == [5, 5, 5, 5]
+    by_last = [store for signer, store in looks if signer is council.seats[LAST].signer]
+    assert sorted(by_last) == sorted([FIRST, SECOND])
+    assert {(receipt.first, receipt.count) for receipt in placed_at(council, LAST).receipts} == {
+        (1, 5)
+    }
+
+
+def test_too_few_receipts_are_not_looked_at(looks: list[Look]) -> None:
+    council = Council(TABLE)
+    council.hand_in(A, 1, large(A, 1), stores=[FIRST])
+
+    council.run(1.0)
+
+    assert looks == []
+    assert is_ordered(council, LAST) == 0
+
+
+def test_false_receipts_do_not_displace_those_that_came_before_them() -> None:
+    council = Council(TABLE)
+    hand_in_slowly(council, range(1, 4))
+    good = stored_by(council, SECOND)
+    for _ in range(3 * WORDS_MAX):
+        council.say(SECOND, [LAST], msgspec.structs.replace(good, signature=bytes(64)))
+    waiting = council.group(LAST).backlog.line(Line(A, T, 0))
+    assert len(waiting.words[SECOND]) <= WORDS_MAX
+    assert good in waiting.words[SECOND]
+
+    council.settle()
+
+    assert is_ordered(council, LAST) == 3
+    assert {receipt.store for receipt in placed_at(council, LAST).receipts} == {FIRST, SECOND}
+    assert {receipt.signature for receipt in placed_at(council, LAST).receipts} >= {good.signature}
+    assert set(kinds(council)) == {(SECOND, "bad-receipt")}
+
+
+def test_receipts_that_wait_are_bounded_and_the_last_one_does_for_the_others(
+    looks: list[Look],
+) -> None:
+    council = Council(TABLE)
+    hand_in_slowly(council, range(1, 3))
+    good = stored_by(council, SECOND)
+    waiting = council.group(LAST).backlog.line(Line(A, T, 0))
+
+    for _ in range(WORDS_MAX):
+        council.say(SECOND, [LAST], good)
+
+    assert looks == [(council.seats[LAST].signer, SECOND)]
+    assert len(waiting.words.get(SECOND, [])) < WORDS_MAX
+    assert holders(council, LAST) == [[SECOND], [SECOND]]
+
+
+def test_receipts_of_what_is_yet_to_come_are_bounded(looks: list[Look]) -> None:
+    council = Council(TABLE)
+    for first in range(1, 3 * WORDS_MAX):
+        council.say(SECOND, [LAST], Stored(A, T, 0, first, 1, bytes(32), bytes(64)))
+
+    waiting = council.group(LAST).backlog.line(Line(A, T, 0))
+    assert len(waiting.words[SECOND]) == WORDS_MAX
+    assert looks == []
 
 
 def test_a_receipt_with_a_former_key_does_not_count_and_nobody_is_blamed() -> None:
@@ -183,9 +307,10 @@ def test_a_receipt_with_a_former_key_does_not_count_and_nobody_is_blamed() -> No
     council.rekey(SECOND, knowing=[LAST])
 
     council.deliver(lambda flight: flight.receiver == LAST)
+    assert not council.group(LAST).retrieval.is_available(span_of(A, 1, large(A, 1)))
+    council.collect()
 
-    waiting = council.group(LAST).backlog.line(Line(A, T, 0))
-    assert [[*holders] for holders in waiting.holders] == [[FIRST]]
+    assert holders(council, LAST) == [[FIRST]]
     assert kinds(council, by=LAST) == []
 
 
@@ -214,6 +339,27 @@ def test_whoever_lacks_a_payload_keeps_the_receipts_on_disk() -> None:
         assert {receipt.store for receipt in placed.receipts} == {FIRST, SECOND}
         assert {(receipt.first, receipt.count) for receipt in placed.receipts} == {(1, 2)}
         assert placed.before == CHAIN_START
+
+
+def test_what_is_kept_holds_also_if_it_covers_more_than_was_decided() -> None:
+    """A replica that did not vote for what it decides looks at what it was told of it then."""
+    council = Council(TABLE)
+    hand_in_slowly(council, range(1, 4))
+    bad = msgspec.structs.replace(stored_by(council, SECOND), signature=bytes(64))
+    council.say(THIRD, [LAST], bad)
+    span = span_of(A, 1, large(A, 1), large(A, 2))
+
+    council.group(LAST).apply(1, value_of(span))
+    council.collect()
+
+    placed = placed_at(council, LAST)
+    assert [receipt.store for receipt in placed.receipts] == [FIRST, SECOND]
+    for kept in placed.receipts:
+        receipt = Receipt(Place.of(CLUSTER, "t", 0, A), kept.first, kept.count, kept.chain)
+        signer = council.seats[LAST].signer
+        assert signer.is_attested_by(kept.store, receipt.encode(), kept.signature)
+        digests = [digest(large(A, number)) for number in (1, 2)]
+        assert kept.chain == chained(CHAIN_START, [*digests, *cut(kept.behind)])[-1]
 
 
 def test_a_batch_that_a_producer_did_not_sign_is_stored_and_receipted_by_nobody() -> None:

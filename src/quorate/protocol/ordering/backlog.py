@@ -85,8 +85,12 @@ class Backlog:
         named: Callable[[], Collection[Line]],
         receipts: Receipting,
         rooms: Rooms,
+        gather_us: int,
     ) -> None:
-        """`named` says which lines a value names that an open slot may be bound to."""
+        """`named` says which lines a value names that an open slot may be bound to.
+
+        Under load, what is stored is said every `gather_us`.
+        """
         self.lines: dict[Line, Waiting] = {}
         # Lines with undecided batches, in the order in which the leader serves them.
         self.active: dict[Line, Waiting] = {}
@@ -112,6 +116,9 @@ class Backlog:
         self._commands = commands
         self._keep_displaced = keep_displaced
         self._receipts = receipts
+        self._gather_us = gather_us
+        # Lines of which we store something, and have yet to say so.
+        self._unreceipted: dict[Line, Waiting] = {}
         self._outbox = outbox
 
     # Lines
@@ -226,7 +233,29 @@ class Backlog:
         if not self.is_open(waiting.line):
             return waiting.next - 1
         last = waiting.received_through(self._voices_to_propose)
-        return waiting.available_through(last, self.holders(waiting.line))
+        return self._receipts.available_through(waiting, last, self.holders(waiting.line))
+
+    def claimed(self, waiting: Waiting) -> Sequence:
+        """The same, if all that stores say is so. Nothing may rest on that."""
+        if not self.is_open(waiting.line):
+            return waiting.next - 1
+        last = waiting.received_through(self._voices_to_propose)
+        return waiting.claimed_through(last, self.holders(waiting.line))
+
+    def is_here(self, waiting: Waiting, span: Span) -> bool:
+        """Whether we know what this span names, and find it available."""
+        last, needed = span.end - 1, self.holders(waiting.line)
+        if not waiting.matches(span) or waiting.claimed_through(last, needed) < last:
+            return False
+        return self._receipts.available_through(waiting, last, needed) >= last
+
+    def first_lacking(self, waiting: Waiting, span: Span) -> Sequence:
+        """Where to begin to ask for what a span names."""
+        if not waiting.matches(span):
+            return span.first
+        last, needed = span.end - 1, self.holders(waiting.line)
+        available = self._receipts.available_through(waiting, last, needed)
+        return available + 1 if available < last else span.first
 
     def holders(self, line: Line) -> int:
         """How many others that hold a payload are as good as ourselves; of commands, none are."""
@@ -254,8 +283,6 @@ class Backlog:
         if first <= waiting.direct + 1:
             waiting.direct = max(waiting.direct, min(first + len(digests), waiting.end) - 1)
             self.unsaid[line] = waiting
-        if waiting.early:
-            waiting.use_early(self._receipts.counts)
         self.activate(waiting)
         self.has_news = True
         return waiting
@@ -338,7 +365,7 @@ class Backlog:
         self._keep_former(waiting)
         self._outbox.persist(Held(*waiting.line, first, [each.pointer for each in run]))
         waiting.note_held(first, last)
-        self._tell_stored(waiting, first, last)
+        self._note_stored(waiting, first, last)
 
     def hold(self, waiting: Waiting, count: int, *, sync: bool) -> None:
         """Have on disk what we have of the next batches, and what we had, if they are undecided."""
@@ -418,10 +445,38 @@ class Backlog:
             payloads = append.payloads[start : start + count]
             self._outbox.persist(Held(*waiting.line, first, payloads))
             waiting.note_held(first, last)
-        self._tell_stored(waiting, first, last)
+        self._note_stored(waiting, first, last)
 
-    def _tell_stored(self, waiting: Waiting, first: Sequence, last: Sequence) -> None:
-        chain, count = waiting.chain_at(last), last - first + 1
+    def _note_stored(self, waiting: Waiting, first: Sequence, last: Sequence) -> None:
+        waiting.note_stored(first, last)
+        self._unreceipted[waiting.line] = waiting
+
+    def tell_stored(self) -> None:
+        """Say which payloads are on disk by now, or will be before this leaves."""
+        for line, waiting in list(self._unreceipted.items()):
+            if self.lines.get(line) is not waiting:
+                del self._unreceipted[line]
+            elif not self._is_gathering(waiting):
+                del self._unreceipted[line]
+                for stretch in waiting.take_unreceipted(self._outbox.now_us):
+                    self._tell_stretch(waiting, stretch)
+
+    def _is_gathering(self, waiting: Waiting) -> bool:
+        """Whether what we store can wait to be said, since we just said so of what comes before.
+
+        A signature costs the same whatever it is for. Whoever publishes one batch after the other
+        never waits for this.
+        """
+        is_signed = self._receipts.are_signed(waiting.line)
+        until_us = waiting.receipted_us + self._gather_us
+        is_one = len(waiting.unreceipted) == 1 and waiting.receipted.stop > waiting.next
+        if not (is_signed and is_one) or self._outbox.now_us >= until_us:
+            return False
+        self._outbox.wake_at(until_us)
+        return True
+
+    def _tell_stretch(self, waiting: Waiting, stretch: range) -> None:
+        chain, first, count = waiting.chain_at(stretch[-1]), stretch.start, len(stretch)
         if chain is not None:
             signature = self._receipts.signed(waiting.line, first, count, chain)
             stored = Stored(*waiting.line, first, count, chain, signature)
@@ -433,10 +488,8 @@ class Backlog:
         waiting = self.line_heard_of(sender, line)
         if waiting is None:
             return
-        if waiting.on_stored(sender, stored, self._receipts.counts):
+        if self._receipts.hear(waiting, sender, stored):
             self.has_news = True
-        else:
-            waiting.keep_early(sender, stored)
 
     # What was decided
 

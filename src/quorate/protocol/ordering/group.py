@@ -18,6 +18,7 @@ with a reason and f that lie, to change the leader.
 
 from collections import Counter
 from contextlib import suppress
+from itertools import islice
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
@@ -139,6 +140,7 @@ class Group:
         self.backlog = Backlog(
             roster, log, self.commands, may_append, self.consensus.keep_displaced, outbox,
             is_open=is_open, named=self._named, receipts=self.receipts, rooms=rooms,
+            gather_us=pace.gather_us,
         )  # fmt: skip
         self.retrieval = Retrieval(
             roster, log, self.backlog, self.commands, self.readers, validation, outbox, pace
@@ -256,6 +258,7 @@ class Group:
 
     def flush(self) -> bool:
         """Do what this turn calls for. True if some of it is left for the next turn."""
+        self.backlog.tell_stored()
         self._say_received()
         if self.backlog.has_news:
             self.backlog.has_news = False
@@ -412,12 +415,17 @@ class Group:
         """As much as waits and may be proposed, fair to all lines."""
         spans: list[Span] = []
         backlog = self.backlog
-        ready = [
+        claimed = [
             (waiting, last)
             for waiting in backlog.active.values()
-            if (last := backlog.proposable(waiting)) >= waiting.next
-        ][:SPANS_MAX]
-        if not ready or self._is_gathering(ready):
+            if (last := backlog.claimed(waiting)) >= waiting.next
+        ]
+        if not claimed or self._is_gathering(claimed[:SPANS_MAX]):
+            return None
+        # Receipts are looked at now that it matters.
+        found = ((waiting, backlog.proposable(waiting)) for waiting, _ in claimed)
+        ready = [*islice((each for each in found if each[1] >= each[0].next), SPANS_MAX)]
+        if not ready:
             return None
         batches, size = max(1, SLOT_BATCHES_MAX // len(ready)), SLOT_BYTES_MAX // len(ready)
         commands = SLOT_COMMANDS_MAX

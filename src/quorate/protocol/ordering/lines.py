@@ -9,7 +9,8 @@ chains the digests. Two things have to be known of a batch before it may be orde
 - It is *authentic*: this replica had it from the publisher itself, or f + 1 replicas say that they
   had (`Received`). There are no signatures of clients; replicas cannot make up a client's batch.
 - It is *available*: this replica holds the payload, or f + 1 replicas say that they do (`Stored`),
-  which they sign on validated topics (`receipts.py`).
+  which they sign on validated topics (`receipts.py`). Until it matters, their *words* wait as they
+  came: what was said of a batch counts when somebody looked at it, and is a claim before.
 
 A leader proposes what 2f + 1 replicas received, itself among them. At least f + 1 of those are
 correct and tell whoever asks, also when they have decided it meanwhile (`retrieval.py`), so that
@@ -17,12 +18,13 @@ every correct replica comes to find it authentic: a client that tells some repli
 holds up only itself, and never the leader.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import Line, Received, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.log import Content
@@ -33,11 +35,9 @@ from quorate.protocol.ordering.value import CHAIN_START, DIGEST_BYTES, Span, cha
 INLINE_BYTES_MAX = 4096
 # So many batches of a line may wait at a replica; `room.py` says how many bytes of all lines.
 WAITING_BATCHES_MAX = 4096
-EARLY_WORDS_MAX = 64
+# So many words of one store about a line wait until they matter.
+WORDS_MAX = 64
 UNBOUNDED = 1 << 62
-
-# Whether the word of a store counts, on what we know of a line.
-Counts: TypeAlias = Callable[["Waiting", NodeId, Stored], bool]
 
 
 class Former(NamedTuple):
@@ -95,7 +95,6 @@ class Waiting:
         "deposits",
         "digests",
         "direct",
-        "early",
         "former",
         "former_bytes",
         "given_us",
@@ -106,11 +105,15 @@ class Waiting:
         "line",
         "next",
         "payloads",
+        "receipted",
+        "receipted_us",
         "since_us",
         "spare",
         "told_us",
         "unkept",
+        "unreceipted",
         "waiting_bytes",
+        "words",
     )  # fmt: skip
 
     def __init__(self, line: Line, start: Sequence = 1, base: Digest = CHAIN_START) -> None:
@@ -122,7 +125,7 @@ class Waiting:
         self.chains: list[Digest] = []
         # None where only the digest is known.
         self.payloads: list[bytes | None] = []
-        # Which replicas say that they hold a payload, in which words.
+        # Which replicas hold a payload, by which word that counts.
         self.holders: list[dict[NodeId, Stored]] = []
         # Up to here the publisher itself gave it to us.
         self.direct: Sequence = start - 1
@@ -144,8 +147,14 @@ class Waiting:
         # nothing until they are there.
         self.deposits: dict[Sequence, tuple[Digest, bytes]] = {}
         self.deposit_bytes = 0
-        # Words of stores about batches that we have yet to hear of ourselves.
-        self.early: dict[NodeId, list[Stored]] = {}
+        # Words of stores that nobody looked at yet, in the order in which they came, also about
+        # batches that we have yet to hear of ourselves.
+        self.words: dict[NodeId, list[Stored]] = {}
+        # The last stretch that we said we store, and when.
+        self.receipted = range(0)
+        self.receipted_us = 0
+        # Stretches that we store, and have yet to say so.
+        self.unreceipted: list[range] = []
         self.waiting_bytes = 0
         # What this line was last said to take (`room.py`).
         self.charged_bytes = 0
@@ -273,6 +282,8 @@ class Waiting:
         self.holders = [{} for _ in digests]
         self.direct = self.held = self.next - 1
         self.held_beyond.clear()
+        # What we store now is not what we said so of, or were about to.
+        self.receipted, self.unreceipted = range(0), []
         self.waiting_bytes = sum(len(payload) for payload in self.payloads if payload)
         self._use_spare()
         return True
@@ -345,6 +356,10 @@ class Waiting:
             self.held_beyond = {each for each in self.held_beyond if each > self.held}
         for sequence in [each for each in self.deposits if each < self.next]:
             self.end_deposit(sequence)
+        for store in list(self.words):
+            self._keep_words(
+                store, [each for each in self.words[store] if end_of(each) > self.next]
+            )
 
     def _forget_former(self, decided: list[Digest]) -> None:
         """What goes on from something else than was decided can not be decided any more."""
@@ -369,40 +384,75 @@ class Waiting:
 
     # Who has it
 
-    def on_stored(self, replica: NodeId, stored: Stored, counts: Counts | None = None) -> bool:
-        """A replica stores batches of this line. False if we have not come so far ourselves.
-
-        `counts` says whether its word does, and is asked if it is about what we have.
-        """
-        last = stored.first + stored.count - 1
-        if last >= self.end:
+    def hear(self, store: NodeId, word: Stored) -> bool:
+        """A replica says that it stores batches of this line. False if we have no use for that."""
+        start, end = max(word.first, self.next), end_of(word)
+        is_here = end <= self.end and None not in self.payloads[start - self.next : end - self.next]
+        if end <= start or is_here:
             return False
-        is_ours = self.chain_at(last) == stored.chain
-        if is_ours and (counts is None or counts(self, replica, stored)):
-            for sequence in range(max(stored.first, self.next), last + 1):
-                self.holders[sequence - self.next][replica] = stored
+        self.words.setdefault(store, []).append(word)
         return True
 
-    def is_news(self, replica: NodeId, stored: Stored, holders_needed: int) -> bool:
+    def claims(self, sequence: Sequence) -> dict[NodeId, Stored]:
+        """Who else says that it holds this batch as we know it: the last word of each."""
+        known = self.holders[sequence - self.next]
+        claims = {store: self._claim(store, sequence) for store in self.words if store not in known}
+        return {store: word for store, word in claims.items() if word is not None}
+
+    def _claim(self, store: NodeId, sequence: Sequence) -> Stored | None:
+        for word in reversed(self.words[store]):
+            if word.first <= sequence < end_of(word) and self.fits(word):
+                return word
+        return None
+
+    def fits(self, word: Stored) -> bool:
+        """Whether it is about the line as we know it."""
+        return self.chain_at(end_of(word) - 1) == word.chain
+
+    def is_news(self, store: NodeId, word: Stored, holders_needed: int) -> bool:
         """Whether a batch that we lack, and too few hold, is held by one more with this word."""
-        start, end = max(stored.first, self.next), stored.first + stored.count
+        start, end = max(word.first, self.next), min(end_of(word), self.end)
         return any(
-            not self.is_available(at, holders_needed) and replica not in self.holders[at]
-            for at in range(start - self.next, min(end, self.end) - self.next)
+            not self.is_available(at, holders_needed) and store not in self.holders[at]
+            for at in range(start - self.next, end - self.next)
         )
 
-    def keep_early(self, replica: NodeId, stored: Stored) -> None:
-        words = self.early.setdefault(replica, [])
-        words.append(stored)
-        del words[:-EARLY_WORDS_MAX]
+    def count(self, store: NodeId, word: Stored) -> None:
+        """Somebody looked at this word, and it counts. So nobody need look at what it covers."""
+        start, end = max(word.first, self.next), end_of(word)
+        for holders in self.holders[start - self.next : end - self.next]:
+            holders[store] = word
+        self.drop_covered(store, word)
 
-    def use_early(self, counts: Counts | None = None) -> None:
-        """We know more of the line now: hear again what stores said too early."""
-        for replica, words in list(self.early.items()):
-            unheard = [word for word in words if not self.on_stored(replica, word, counts)]
-            self.early[replica] = unheard
-            if not self.early[replica]:
-                del self.early[replica]
+    def drop_covered(self, store: NodeId, word: Stored) -> None:
+        """Forget this word, and those of the same store that say no more than it does."""
+        first, end = word.first, end_of(word)
+        words = self.words[store]
+        self._keep_words(store, [w for w in words if w.first < first or end_of(w) > end])
+
+    def drop_word(self, store: NodeId, word: Stored) -> None:
+        """Forget this word, and no other."""
+        self._keep_words(store, [each for each in self.words[store] if each is not word])
+
+    def _keep_words(self, store: NodeId, words: list[Stored]) -> None:
+        self.words[store] = words
+        if not words:
+            del self.words[store]
+
+    def claimed_through(self, last: Sequence, holders_needed: int) -> Sequence:
+        """The end of what is available, up to this batch, if all words count that fit."""
+        sequence = self.next
+        while sequence <= last:
+            at = sequence - self.next
+            if self.payloads[at] is not None:
+                sequence += 1
+                continue
+            words = [*self.holders[at].values(), *self.claims(sequence).values()]
+            if len(words) < holders_needed:
+                return sequence - 1
+            # So many of them speak of what follows as well.
+            sequence = sorted(map(end_of, words), reverse=True)[holders_needed - 1]
+        return last
 
     def believed_by(self, sequence: Sequence, me: NodeId) -> int:
         """How many replicas received the line up to this batch, as we know it, from its source."""
@@ -437,18 +487,6 @@ class Waiting:
         """Do we know what this span names?"""
         return span.first == self.next and self.chain_at(span.end - 1) == span.chain
 
-    def lacks(self, span: Span, holders_needed: int) -> bool:
-        return not all(self.is_available(at, holders_needed) for at in range(span.batches))
-
-    def first_lacking(self, span: Span, holders_needed: int) -> Sequence:
-        """Where to begin to ask for what a span names."""
-        if not self.matches(span):
-            return span.first
-        for at in range(span.batches):
-            if not self.is_available(at, holders_needed):
-                return self.next + at
-        return span.first
-
     @property
     def has_held(self) -> bool:
         """Whether anything undecided of this line may be on disk."""
@@ -465,6 +503,33 @@ class Waiting:
         else:
             self.held_beyond.update(range(first, last + 1))
 
+    def note_stored(self, first: Sequence, last: Sequence) -> None:
+        """We store these, and are to say so."""
+        if self.unreceipted:
+            before = self.unreceipted[-1]
+            if before.start <= first <= before.stop:
+                self.unreceipted.pop()
+                first, last = before.start, max(before.stop - 1, last)
+        self.unreceipted.append(range(first, last + 1))
+
+    def take_unreceipted(self, now_us: int) -> list[range]:
+        """The undecided stretches that we are to say we store.
+
+        What we said so of before, and they follow on, is said again: so one word does for all of
+        it, and nobody need look at the former one.
+        """
+        said: list[range] = []
+        for stretch in self.unreceipted:
+            before = self.receipted
+            if not before.start <= stretch.start <= before.stop:
+                before = range(stretch.start, stretch.start)
+            start = max(before.start, self.next, stretch.stop - RUN_BATCHES_MAX)
+            if start < stretch.stop:
+                said.append(range(start, stretch.stop))
+                self.receipted = range(start, max(before.stop, stretch.stop))
+        self.unreceipted, self.receipted_us = [], now_us
+        return said
+
     def unheld_runs(self, count: int) -> Iterator[tuple[Sequence, list[bytes]]]:
         """Runs of payloads among the next batches that are not on disk yet."""
         start = max(self.held + 1 - self.next, 0)
@@ -478,6 +543,11 @@ class Waiting:
             if run:
                 yield self.next + before + 1, run
         self.held = max(self.held, self.next + count - 1)
+
+
+def end_of(word: Stored) -> Sequence:
+    """The number after the last batch that a store speaks of."""
+    return word.first + word.count
 
 
 def _fitting(payloads: Seq[bytes | None], room_bytes: int) -> int:

@@ -64,7 +64,7 @@ class Retrieval:
         waiting = self._backlog.line(span.line)
         if span.first != waiting.next:
             return False
-        if self._is_here(waiting, span) and self._is_authentic(waiting, span):
+        if self._is_authentic(waiting, span) and self._backlog.is_here(waiting, span):
             return True
         self.want(span)
         return False
@@ -73,7 +73,7 @@ class Retrieval:
         """As acceptable, but that it is authentic is beyond doubt already."""
         waiting = self._backlog.line(span.line)
         self.use_offer(span, is_certain=True)
-        if self._is_here(waiting, span):
+        if self._backlog.is_here(waiting, span):
             return True
         self.want(span)
         return False
@@ -83,10 +83,7 @@ class Retrieval:
         waiting = self._backlog.line(span.line)
         if not waiting.matches(span):
             return False
-        return not self._commands.are_on(span.line) or self._is_here(waiting, span)
-
-    def _is_here(self, waiting: Waiting, span: Span) -> bool:
-        return waiting.matches(span) and not waiting.lacks(span, self._backlog.holders(span.line))
+        return not self._commands.are_on(span.line) or self._backlog.is_here(waiting, span)
 
     def _is_authentic(self, waiting: Waiting, span: Span) -> bool:
         if waiting.direct >= span.end - 1:
@@ -136,12 +133,12 @@ class Retrieval:
             span = wanted.span
             self.use_offer(span, is_certain=False)
             waiting = self._backlog.line(line)
-            is_known = self._is_here(waiting, span) and self._is_authentic(waiting, span)
+            is_known = self._is_authentic(waiting, span) and self._backlog.is_here(waiting, span)
             if span.end <= waiting.next or is_known or self._is_made_up(wanted):
                 del self._backlog.wanted[line]
             elif now_us - wanted.since_us >= self._pace.retrieve_us:
                 wanted.since_us = now_us - self._pace.retrieve_us + self._pace.retrieve_again_us
-                first = waiting.first_lacking(span, self._backlog.holders(line))
+                first = self._backlog.first_lacking(waiting, span)
                 retrieve = Retrieve(*line, first, span.end - first)
                 self._outbox.send_all(self._others, retrieve)
                 if not waiting.matches(span):

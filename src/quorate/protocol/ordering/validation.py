@@ -38,6 +38,7 @@ from quorate.crypto.sids import (
     batch_of,
     check_body,
     check_seal,
+    events_of,
     sign_together,
 )
 from quorate.protocol.topic import Topic
@@ -117,7 +118,7 @@ class Validation:
 
 
 def _check_count(payload: bytes) -> None:
-    if count_of(batch_of(payload)) != Seal.decode(payload).events:
+    if count_of(batch_of(payload)) != events_of(payload):
         raise RemoteProtocolError("a batch with more or fewer events than its seal says")
 
 
