@@ -140,7 +140,6 @@ class Consumer(Session):
         # was read from that without validation.
         self._open: tuple[str, int, int] | None = None
         self._open_origin: int | None = None
-        self._handed_index = -1
         self._modes = Modes()
         self._changing = asyncio.Lock()
         # Batches of validated logs whose first events were handed out before, and how many.
@@ -377,7 +376,7 @@ class Consumer(Session):
             return origin
         if self._open_origin is not None:
             origin = self._open_origin
-            self._begun_with[topic, number] = origin, self._handed_index + 1
+            self._begun_with[topic, number] = origin, self._records[0].index
         self._open = self._open_origin = None
         self._records.clear()
         return origin
@@ -581,7 +580,8 @@ class Consumer(Session):
 
     async def poll(self, timeout_s: float | None = None) -> Record | None:
         """The next record, or None if there is none within the time."""
-        self._progress.come_back()
+        if self._progress.handed:
+            self._progress.come_back()
         while not self._records:
             if not await self._more(timeout_s):
                 return None
@@ -590,7 +590,6 @@ class Consumer(Session):
 
     def _next_record(self) -> Record:
         record = self._records.popleft()
-        self._handed_index = record.index
         if not self._records:
             self._hand_out_open()
         return record
@@ -613,7 +612,6 @@ class Consumer(Session):
     def _rest_of_batch(self) -> list[Record]:
         records = list(self._records)
         self._records.clear()
-        self._handed_index = records[-1].index
         self._hand_out_open()
         return records
 
@@ -658,7 +656,8 @@ class Consumer(Session):
     async def __anext__(self) -> Record:
         if self._records:
             # As `poll` has it, without waiting for another coroutine.
-            self._progress.come_back()
+            if self._progress.handed:
+                self._progress.come_back()
             return self._next_record()
         record = await self.poll()
         if record is None:
@@ -874,7 +873,7 @@ class Consumer(Session):
         if isinstance(delivery, Entry):
             log = self._log_names[delivery.partition.topic]
             self._open = log, delivery.partition.number, delivery.offset
-            self._open_origin, self._handed_index = delivery.origin, -1
+            self._open_origin = delivery.origin
             if not self._records:
                 # Its filter left nothing of it.
                 self._hand_out_open()
