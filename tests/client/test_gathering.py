@@ -8,7 +8,7 @@ import pytest
 
 from clusters import running_cluster
 from quorate.client import Consumer, Producer, Receipt
-from quorate.client.producer import BATCH_BYTES, UNDER_WAY_BATCHES
+from quorate.client.producer import BATCH_BYTES, OVERDUE_S_MAX, UNDER_WAY_BATCHES
 from quorate.core.batch import Batch
 from quorate.core.contract import Contract
 from quorate.core.errors import LocalProtocolError, QuorumError
@@ -66,8 +66,24 @@ def test_while_batches_of_a_log_are_under_way_the_next_one_gathers(
 ) -> None:
     async def story(producer: Producer) -> None:
         batches = await submitted(producer, "orders", UNDER_WAY_BATCHES + 100)
-        # Each look at the deadlines closes one, and a slow machine has a few of those.
+        # One goes after every second, and a slow machine may have a few of those.
         assert UNDER_WAY_BATCHES < len(batches) < UNDER_WAY_BATCHES + 20
+
+    publish(monkeypatch, story)
+
+
+def test_a_batch_that_waits_for_others_gathers_for_a_while_and_not_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(producer: Producer) -> None:
+        gathering = (await submitted(producer, "orders", UNDER_WAY_BATCHES + 1))[-1]
+        (outlet,) = producer._outlets["orders"]
+        assert outlet.is_overdue
+
+        producer._expire_late(outlet.overdue_since + OVERDUE_S_MAX - 0.001)
+        assert await producer.submit("orders", b"in time") is gathering
+        producer._expire_late(outlet.overdue_since + OVERDUE_S_MAX + 0.001)
+        assert await producer.submit("orders", b"too late") is not gathering
 
     publish(monkeypatch, story)
 

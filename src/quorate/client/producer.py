@@ -59,6 +59,8 @@ BATCH_BYTES = 256 * 1024
 CLOSED_BATCHES_MAX = 8
 # With so many batches of a line under way, the next one goes when it is full, or one has arrived.
 UNDER_WAY_BATCHES = 2
+# It does not wait longer for that.
+OVERDUE_S_MAX = 1.0
 CHECK_EVERY_S = 0.25
 GIVE_BACK_S_MAX = 2.0
 
@@ -113,8 +115,9 @@ class Outlet:
         self.open_bytes = 0
         self.open_future: asyncio.Future[Receipt] | None = None
         self.linger: asyncio.Handle | None = None
-        # Its linger is over, and it waits for its turn while it goes on gathering.
+        # Its linger is over since then, and it waits for its turn while it goes on gathering.
         self.is_overdue = False
+        self.overdue_since = 0.0
         self.closed: deque[Closed] = deque()
         self.sent: dict[int, Closed] = {}
         self.is_full = False
@@ -615,6 +618,7 @@ class Producer(Session):
 
     def _end_linger(self, outlet: Outlet) -> None:
         outlet.is_overdue = True
+        outlet.overdue_since = time.monotonic()
         if outlet.takes_unfilled:
             self._close_open(outlet)
 
@@ -686,15 +690,17 @@ class Producer(Session):
     async def _check_deadlines(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            now = time.monotonic()
-            for outlet in self._all_outlets():
-                if outlet.is_overdue:
-                    # Whoever waits for its receipt is told in time, even if it never has its turn.
-                    self._close_open(outlet)
-                for closed in (*outlet.sent.values(), *outlet.closed):
-                    if closed.deadline > now:
-                        break
-                    self._expire(outlet, closed)
+            self._expire_late(time.monotonic())
+
+    def _expire_late(self, now: float) -> None:
+        for outlet in self._all_outlets():
+            if outlet.is_overdue and now - outlet.overdue_since >= OVERDUE_S_MAX:
+                # Whoever waits for its receipt is told in time, even if it never has its turn.
+                self._close_open(outlet)
+            for closed in (*outlet.sent.values(), *outlet.closed):
+                if closed.deadline > now:
+                    break
+                self._expire(outlet, closed)
 
     def _expire(self, outlet: Outlet, closed: Closed) -> None:
         if not closed.future.done():
