@@ -116,8 +116,8 @@ def encode_values(
 class Gathering:
     """Events on their way into one batch, none of them urgent.
 
-    They are kept as the columns that they become: an object for each event would cost more than
-    everything else that is done with it.
+    They are kept as the columns that they become: an object for each event would only be taken
+    apart again.
     """
 
     __slots__ = ("_headers", "_keys", "times", "values")
