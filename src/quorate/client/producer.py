@@ -135,10 +135,6 @@ class Outlet:
             return False
         return not self.closed and stream.has_room
 
-    @property
-    def is_idle(self) -> bool:
-        return self.open_future is None and not (self.closed or self.sent)
-
     def abandon(self) -> None:
         """Tell everybody who waits that nothing more will come."""
         if self.linger is not None:
