@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from quorate.client import Consumer, Record
+from quorate.client.consumer import AT_ONCE_EVENTS_MIN
 from quorate.core.batch import encode
 from quorate.core.contract import Contract
 from quorate.core.event import Event
@@ -60,22 +61,25 @@ def read(
     asyncio.run(whole())
 
 
+@pytest.mark.parametrize("times", [1, AT_ONCE_EVENTS_MIN], ids=["few", "many"])
 def test_a_record_says_all_of_its_event_and_where_it_comes_from(
-    monkeypatch: pytest.MonkeyPatch,
+    times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    events = EVENTS * times
+
     async def story(consumer: Consumer) -> None:
-        found = await consumer.poll_many(10)
+        found = await consumer.poll_many(1000)
 
         assert found == [
             Record(
                 "orders", "alice", 4, index, event.key, event.value, event.headers,
                 event.timestamp_us, event.urgent, ("r0", "r2"), 0, 3, b"seal",
             )
-            for index, event in enumerate(EVENTS)
+            for index, event in enumerate(events)
         ]  # fmt: skip
         assert all(record.validated for record in found)
 
-    read(story, [entry(3, EVENTS, b"seal")], monkeypatch=monkeypatch)
+    read(story, [entry(3, events, b"seal")], monkeypatch=monkeypatch)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100])

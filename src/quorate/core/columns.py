@@ -416,7 +416,8 @@ def _checked_headers(
 
 
 def _checked(column: str, offsets: memoryview, data: memoryview) -> Strings:
-    size = _even_size(offsets, len(data))
+    is_one = len(offsets) == 2
+    size = 0 if is_one else _even_size(offsets, len(data))
     if not size:
         _check_offsets(column, offsets, len(data))
     return Strings(offsets, data, size)
