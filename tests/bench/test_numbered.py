@@ -30,7 +30,26 @@ def test_values_give_back_their_numbers(size: int, numbers: list[int]) -> None:
     values = [value(number, size) for number in numbers]
 
     assert {len(each) for each in values} == {size}
-    assert Numbered(size, "run").numbers_of(values) == tuple(numbers)
+    assert tuple(Numbered(size, "run").numbers_of(values) or ()) == tuple(numbers)
+
+
+@given(st.sampled_from([VALUE_BYTES_MIN, 16, 1024, 1025]), st.data())
+def test_runs_of_values_give_back_their_numbers_one_after_the_other(
+    size: int, data: st.DataObject
+) -> None:
+    numbered = Numbered(size, "run")
+    for _ in range(3):
+        first, count = data.draw(st.integers(0, 2**64 - 21)), data.draw(st.integers(1, 20))
+        values = [value(number, size) for number in range(first, first + count)]
+
+        assert tuple(numbered.numbers_of(values) or ()) == tuple(range(first, first + count))
+
+
+def test_numbers_that_do_not_follow_each_other_are_given_back_as_they_are() -> None:
+    numbered, last = Numbered(SIZE, "run"), 2**64 - 1
+
+    assert tuple(numbered.numbers_of([value(1), value(1), value(3)]) or ()) == (1, 1, 3)
+    assert tuple(numbered.numbers_of([value(last), value(0)]) or ()) == (last, 0)
 
 
 @given(st.integers(VALUE_BYTES_MIN, 99), st.integers(1, 255))
@@ -38,7 +57,10 @@ def test_a_changed_byte_of_a_body_is_noticed(at: int, change: int) -> None:
     made = bytearray(value(7, 100))
     made[at] ^= change
 
-    assert Numbered(100, "run").numbers_of([value(6, 100), bytes(made)]) is None
+    numbered = Numbered(100, "run")
+    # Also by one that has put together as many genuine values before.
+    assert numbered.numbers_of([value(6, 100), value(7, 100)]) is not None
+    assert numbered.numbers_of([value(6, 100), bytes(made)]) is None
 
 
 def test_a_value_of_another_run_or_size_is_noticed() -> None:

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from clusters import running_cluster
 from quorate.client import Consumer, Producer, Receipt
-from quorate.client.producer import UNDER_WAY_BATCHES
+from quorate.client.producer import BATCH_BYTES, OVERDUE_S_MAX, UNDER_WAY_BATCHES
+from quorate.core.batch import Batch
 from quorate.core.contract import Contract
-from quorate.core.errors import QuorumError
+from quorate.core.errors import LocalProtocolError, QuorumError
+from quorate.core.event import Event
 from quorate.runtime.local import make_local_cluster
 
 LOG = Contract.parse("orders", {"protection": "crash", "order": "total"})
@@ -63,8 +66,24 @@ def test_while_batches_of_a_log_are_under_way_the_next_one_gathers(
 ) -> None:
     async def story(producer: Producer) -> None:
         batches = await submitted(producer, "orders", UNDER_WAY_BATCHES + 100)
-        # Each look at the deadlines closes one, and a slow machine has a few of those.
+        # One goes after every second, and a slow machine may have a few of those.
         assert UNDER_WAY_BATCHES < len(batches) < UNDER_WAY_BATCHES + 20
+
+    publish(monkeypatch, story)
+
+
+def test_a_batch_that_waits_for_others_gathers_for_a_while_and_not_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(producer: Producer) -> None:
+        gathering = (await submitted(producer, "orders", UNDER_WAY_BATCHES + 1))[-1]
+        (outlet,) = producer._outlets["orders"]
+        assert outlet.is_overdue
+
+        producer._expire_late(outlet.overdue_since + OVERDUE_S_MAX - 0.001)
+        assert await producer.submit("orders", b"in time") is gathering
+        producer._expire_late(outlet.overdue_since + OVERDUE_S_MAX + 0.001)
+        assert await producer.submit("orders", b"too late") is not gathering
 
     publish(monkeypatch, story)
 
@@ -92,6 +111,76 @@ def test_a_batch_that_never_has_its_turn_is_told_in_time(monkeypatch: pytest.Mon
             await asyncio.wait_for(batches[-1], SOON_S)
 
     publish(monkeypatch, story, timeout_s=0.5)
+
+
+def gathered(producer: Producer, topic: str) -> list[Event]:
+    """What was submitted on a topic and gathers there, as it would travel."""
+    (outlet,) = producer._outlets[topic]
+    return Batch(outlet.open.encode("none")).events()
+
+
+def test_events_gather_with_all_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(producer: Producer) -> None:
+        headers = [("kind", b"x")]
+        await producer.submit("orders", b"1", timestamp_us=1)
+        await producer.submit("orders", b"2", key=b"key", timestamp_us=2)
+        await producer.submit("orders", b"3", headers=headers, timestamp_us=3)
+        # What the program does with its list later is nothing to the event.
+        headers.clear()
+        await producer.submit("orders", b"4", headers=[], timestamp_us=4)
+        await producer.submit("orders", b"5", key=b"", timestamp_us=5)
+
+        assert gathered(producer, "orders") == [
+            Event(None, b"1", (), 1),
+            Event(b"key", b"2", (), 2),
+            Event(None, b"3", (("kind", b"x"),), 3),
+            Event(None, b"4", (), 4),
+            Event(b"", b"5", (), 5),
+        ]
+
+    publish(monkeypatch, story)
+
+
+def test_keys_count_for_the_size_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(producer: Producer) -> None:
+        half = bytes(BATCH_BYTES // 2)
+        first = await producer.submit("orders", b"", key=half)
+        second = await producer.submit("orders", half)
+        third = await producer.submit("orders", b"")
+
+        assert first is second
+        assert second is not third
+
+    publish(monkeypatch, story)
+
+
+@pytest.mark.parametrize(
+    "refused", [{"value": None}, {"value": b"", "key": 7}, {"value": b"", "headers": None}], ids=str
+)
+def test_an_event_that_is_refused_leaves_those_that_gather_alone(
+    refused: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(producer: Producer) -> None:
+        await producer.submit("orders", b"before", timestamp_us=1)
+        with pytest.raises(TypeError):
+            await producer.submit("orders", **refused)
+        await producer.submit("orders", b"after", timestamp_us=2)
+
+        assert [event.value for event in gathered(producer, "orders")] == [b"before", b"after"]
+
+    publish(monkeypatch, story)
+
+
+def test_the_receipt_of_a_batch_that_cannot_be_made_says_which_event_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(producer: Producer) -> None:
+        await producer.submit("orders", b"fine")
+        receipt = await producer.submit("orders", "text")  # type: ignore[arg-type]
+        with pytest.raises(LocalProtocolError, match="event 1: the value is str; allowed is bytes"):
+            await asyncio.wait_for(receipt, SOON_S)
+
+    publish(monkeypatch, story)
 
 
 @pytest.mark.xdist_group("processes")

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import tracemalloc
-from itertools import pairwise
+from itertools import pairwise, repeat
 from struct import pack_into
 
 import pytest
@@ -98,6 +98,41 @@ def test_encoding_values_writes_the_same_bytes_as_encoding_events(
     assert Batch(payload).events() == events
 
 
+def gathered(events: list[Event]) -> batch.Gathering:
+    found = batch.Gathering()
+    for event in events:
+        found.add(event.value, event.timestamp_us, event.key, event.headers)
+    return found
+
+
+@given(BATCHES, CODECS)
+def test_gathering_events_writes_the_same_bytes_as_encoding_them(
+    events: list[Event], codec: str
+) -> None:
+    events = [Event(each.key, each.value, each.headers, each.timestamp_us) for each in events]
+
+    payload = gathered(events).encode(codec)
+
+    assert payload == batch.encode(events, compression=codec)
+    assert Batch(payload).events() == events
+
+
+def test_events_that_have_a_value_and_a_time_alone_may_be_put_among_others() -> None:
+    events = [
+        Event(b"key", b"1", (), 1),
+        Event(None, b"2", (), 2),
+        Event(None, b"3", (("h", b""),)),
+    ]
+    gathering = batch.Gathering()
+
+    gathering.add(b"1", 1, b"key", ())
+    gathering.values.append(b"2")
+    gathering.times.append(2)
+    gathering.add(b"3", 0, None, (("h", b""),))
+
+    assert Batch(gathering.encode("none")).events() == events
+
+
 def test_a_single_event_costs_48_bytes_more_than_its_value() -> None:
     assert len(batch.encode_one(None, b"x" * 200, (), 1, False)) == 248
 
@@ -108,23 +143,29 @@ def test_a_batch_larger_than_one_window_of_the_check_is_read_whole() -> None:
     assert Batch(batch.encode_values(values, 1)).values() == values
 
 
-@given(st.integers(1, 40), st.integers(0, 20), st.booleans())
+@given(st.integers(1, 200), st.integers(0, 20), st.booleans(), st.booleans(), st.booleans())
 def test_values_of_one_length_come_out_as_they_went_in(
-    count: int, size: int, is_urgent: bool
+    count: int, size: int, is_urgent: bool, are_times_equal: bool, is_view: bool
 ) -> None:
     values = [bytes([number]) * size for number in range(count)]
-    events = [Event(None, value, (), 7, is_urgent) for value in values]
-    found = Batch(batch.encode(events))
+    times = [7] * count if are_times_equal else range(count)
+    events = [Event(None, *each, is_urgent) for each in zip(values, repeat(()), times)]
+    payload = batch.encode(events)
+    found = Batch(memoryview(payload) if is_view else payload)
     assert found.events() == events
     assert found.record_batch().num_rows == count
     assert found.values() == values
 
 
 @given(st.integers(0, 10), st.integers(0, 60))
-def test_values_of_one_length_hide_no_offset_that_is_wrong(number: int, offset: int) -> None:
+@pytest.mark.parametrize("times", [[7] * 10, list(range(10))], ids=["one time", "times"])
+def test_values_of_one_length_hide_no_offset_that_is_wrong(
+    times: list[int], number: int, offset: int
+) -> None:
     """Ten values of six bytes: whatever one of their offsets says, all is checked."""
-    right = batch.encode([Event(None, b"sixsix", (), 7, False)] * 10)
-    forged = with_u32(right, HEADER_BYTES + 4 * number, offset)
+    right = batch.encode([Event(None, b"sixsix", (), time, False) for time in times])
+    at = len(right) - 60 - 44
+    forged = with_u32(right, at + 4 * number, offset)
     offsets = [6 * at for at in range(11)]
     offsets[number] = offset
     if offsets == sorted(offsets) and (offsets[0], offsets[-1]) == (0, 60):
@@ -363,6 +404,9 @@ def test_a_header_name_that_is_not_utf8_is_refused_even_if_all_names_together_ar
 def test_an_event_that_cannot_travel_is_named(event: Event, why: str) -> None:
     with pytest.raises(LocalProtocolError, match=why):
         batch.encode([SAMPLE[0], event])
+    if isinstance(event, Event):
+        with pytest.raises(LocalProtocolError, match=why):
+            gathered([SAMPLE[0], event]).encode("none")
 
 
 def test_the_fast_encoders_refuse_what_the_slow_one_refuses() -> None:

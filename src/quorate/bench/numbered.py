@@ -8,7 +8,7 @@ missing, doubled or misplaced shows, and so does one on another topic.
 """
 
 from collections.abc import Sequence
-from struct import Struct, unpack
+from struct import Struct, pack, unpack
 
 from blake3 import blake3
 
@@ -19,6 +19,8 @@ _COUNTER_BITS = 48
 _TOPIC_BITS = 8
 TOPICS_MAX = 1 << _TOPIC_BITS
 VALUE_BYTES_MIN = _NUMBER.size
+# Values up to this length are compared all at once; longer ones cost more to put together.
+_TOGETHER_BYTES_MAX = 1024
 
 
 class Numbered:
@@ -31,9 +33,15 @@ class Numbered:
             )
         self.event_bytes = event_bytes
         self.body = blake3(run.encode()).digest(length=event_bytes - _NUMBER.size)
+        # Values that follow each other, of which only the numbers are still to be put in.
+        self._run = bytearray()
 
-    def numbers_of(self, values: Sequence[bytes]) -> tuple[int, ...] | None:
+    def numbers_of(self, values: Sequence[bytes]) -> Sequence[int] | None:
         """The numbers of these values, or None if one of them is none of this run."""
+        if self.event_bytes <= _TOGETHER_BYTES_MAX:
+            numbers = self._run_of(values)
+            if numbers is not None:
+                return numbers
         body, size = self.body, self.event_bytes
         if sum(map(len, values)) != size * len(values):
             return None
@@ -42,6 +50,23 @@ class Numbered:
             return None
         heads = b"".join([value[: _NUMBER.size] for value in values])
         return unpack(f"<{len(values)}Q", heads)
+
+    def _run_of(self, values: Sequence[bytes]) -> range | None:
+        """Their numbers, if all of these values are of this run and each follows the one before."""
+        size, count = self.event_bytes, len(values)
+        if list(map(len, values)).count(size) < count:
+            return None
+        first: int = _NUMBER.unpack_from(values[0])[0]
+        numbers = range(first, first + count)
+        if numbers[-1] >> 64:
+            return None
+        expected = self._run
+        if len(expected) != count * size:
+            expected = self._run = bytearray((bytes(_NUMBER.size) + self.body) * count)
+        heads = pack(f"<{count}Q", *numbers)
+        for at in range(_NUMBER.size):
+            expected[at::size] = heads[at :: _NUMBER.size]
+        return numbers if b"".join(values) == expected else None
 
 
 # A number as it stands at the beginning of a value.
@@ -71,7 +96,7 @@ class Order:
     def take(self, numbers: Sequence[int]) -> None:
         """These came, in this order."""
         first, end = numbers[0], numbers[0] + len(numbers)
-        if tuple(numbers) == (*range(first, end),):
+        if isinstance(numbers, range) or tuple(numbers) == (*range(first, end),):
             self._take_run(first, end)
             return
         for number in numbers:

@@ -59,8 +59,13 @@ BATCH_BYTES = 256 * 1024
 CLOSED_BATCHES_MAX = 8
 # With so many batches of a line under way, the next one goes when it is full, or one has arrived.
 UNDER_WAY_BATCHES = 2
+# It does not wait longer for that.
+OVERDUE_S_MAX = 1.0
 CHECK_EVERY_S = 0.25
 GIVE_BACK_S_MAX = 2.0
+
+# An event without headers has this one, which is the only empty tuple there is.
+_NO_HEADERS: tuple[tuple[str, bytes], ...] = ()
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -106,12 +111,13 @@ class Outlet:
         self.name = name
         self.stream = stream
         self.partition = partition
-        self.open: list[Event] = []
+        self.open = batch.Gathering()
         self.open_bytes = 0
         self.open_future: asyncio.Future[Receipt] | None = None
         self.linger: asyncio.Handle | None = None
-        # Its linger is over, and it waits for its turn while it goes on gathering.
+        # Its linger is over since then, and it waits for its turn while it goes on gathering.
         self.is_overdue = False
+        self.overdue_since = 0.0
         self.closed: deque[Closed] = deque()
         self.sent: dict[int, Closed] = {}
         self.is_full = False
@@ -128,10 +134,6 @@ class Outlet:
         if isinstance(stream, LineOutgoing) and stream.in_flight >= UNDER_WAY_BATCHES:
             return False
         return not self.closed and stream.has_room
-
-    @property
-    def is_idle(self) -> bool:
-        return not (self.open or self.closed or self.sent)
 
     def abandon(self) -> None:
         """Tell everybody who waits that nothing more will come."""
@@ -386,11 +388,27 @@ class Producer(Session):
             await self._wait_for_room(outlet)
         if timestamp_us is None:
             timestamp_us = time.time_ns() // 1000
-        if self._batch_events == 1 or urgent:
+        if urgent or self._batch_events == 1:
             self._close_open(outlet)
             payload = batch.encode_one(key, value, tuple(headers), timestamp_us, urgent)
             return self._enqueue(outlet, payload, 1, urgent)
-        return self._gather(outlet, Event(key, value, tuple(headers), timestamp_us, urgent))
+        # From here on it is the same for every event, and written out: a call of its own for each
+        # step would cost more than the step.
+        size = outlet.open_bytes + len(value)
+        opened = outlet.open
+        if key is None and headers is _NO_HEADERS:
+            opened.values.append(value)
+            opened.times.append(timestamp_us)
+        else:
+            size += len(key or b"")
+            opened.add(value, timestamp_us, key, tuple(headers))
+        outlet.open_bytes = size
+        future = outlet.open_future
+        if future is None:
+            future = self._begin_batch(outlet)
+        if size >= self._batch_bytes or len(opened.values) >= self._batch_events:
+            self._close_open(outlet)
+        return future
 
     async def send_batch(
         self, topic: str, events: Iterable[Event], *, partition: int | None = None
@@ -584,23 +602,19 @@ class Producer(Session):
         self._next_partition += 1
         return outlets[self._next_partition % count]
 
-    def _gather(self, outlet: Outlet, event: Event) -> "asyncio.Future[Receipt]":
-        if outlet.open_future is None:
-            loop = asyncio.get_running_loop()
-            outlet.open_future = loop.create_future()
-            if self._linger_s:
-                outlet.linger = loop.call_later(self._linger_s, self._end_linger, outlet)
-            else:
-                outlet.linger = loop.call_soon(self._end_linger, outlet)
-        future = outlet.open_future
-        outlet.open.append(event)
-        outlet.open_bytes += len(event.value) + len(event.key or b"")
-        if len(outlet.open) >= self._batch_events or outlet.open_bytes >= self._batch_bytes:
-            self._close_open(outlet)
-        return future
+    def _begin_batch(self, outlet: Outlet) -> "asyncio.Future[Receipt]":
+        """The receipt to come of what gathers from now on."""
+        loop = asyncio.get_running_loop()
+        outlet.open_future = loop.create_future()
+        if self._linger_s:
+            outlet.linger = loop.call_later(self._linger_s, self._end_linger, outlet)
+        else:
+            outlet.linger = loop.call_soon(self._end_linger, outlet)
+        return outlet.open_future
 
     def _end_linger(self, outlet: Outlet) -> None:
         outlet.is_overdue = True
+        outlet.overdue_since = time.monotonic()
         if outlet.takes_unfilled:
             self._close_open(outlet)
 
@@ -610,14 +624,14 @@ class Producer(Session):
             return
         if outlet.linger is not None:
             outlet.linger.cancel()
-        events, future = outlet.open, outlet.open_future
-        outlet.open, outlet.open_bytes, outlet.open_future = [], 0, None
+        opened, future = outlet.open, outlet.open_future
+        outlet.open, outlet.open_bytes, outlet.open_future = batch.Gathering(), 0, None
         try:
-            payload = batch.encode(events, compression=self._compression)
+            payload = opened.encode(self._compression)
         except LocalProtocolError as error:
             future.set_exception(error)
             return
-        self._enqueue(outlet, payload, len(events), urgent=False, future=future)
+        self._enqueue(outlet, payload, len(opened.values), urgent=False, future=future)
 
     def _enqueue(
         self,
@@ -672,15 +686,17 @@ class Producer(Session):
     async def _check_deadlines(self) -> None:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            now = time.monotonic()
-            for outlet in self._all_outlets():
-                if outlet.is_overdue:
-                    # Whoever waits for its receipt is told in time, even if it never has its turn.
-                    self._close_open(outlet)
-                for closed in (*outlet.sent.values(), *outlet.closed):
-                    if closed.deadline > now:
-                        break
-                    self._expire(outlet, closed)
+            self._expire_late(time.monotonic())
+
+    def _expire_late(self, now: float) -> None:
+        for outlet in self._all_outlets():
+            if outlet.is_overdue and now - outlet.overdue_since >= OVERDUE_S_MAX:
+                # Whoever waits for its receipt is told in time, even if it never has its turn.
+                self._close_open(outlet)
+            for closed in (*outlet.sent.values(), *outlet.closed):
+                if closed.deadline > now:
+                    break
+                self._expire(outlet, closed)
 
     def _expire(self, outlet: Outlet, closed: Closed) -> None:
         if not closed.future.done():

@@ -35,22 +35,22 @@ class Progress:
 
     def __init__(self) -> None:
         # Handed to the program, which may still be busy with it.
-        self._handed: dict[Place, int] = {}
+        self.handed: dict[Place, int] = {}
         # What it is through with: the offset to go on with.
         self.done: dict[Place, int] = {}
 
     def hand_out(self, topic: str, partition: int, offset: int) -> None:
         """The last event of the batch at this offset goes to the program."""
-        self._handed[topic, partition] = offset + 1
+        self.handed[topic, partition] = offset + 1
 
     def come_back(self) -> None:
         """The program asks for more: it is through with what it had."""
-        if self._handed:
-            self.done |= self._handed
-            self._handed.clear()
+        if self.handed:
+            self.done |= self.handed
+            self.handed.clear()
 
     def forget(self, place: Place) -> None:
-        self._handed.pop(place, None)
+        self.handed.pop(place, None)
         self.done.pop(place, None)
 
 

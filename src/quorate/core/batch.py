@@ -12,11 +12,10 @@ memory of a replica.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, repeat
-from struct import Struct
-from typing import TYPE_CHECKING
+from struct import Struct, pack
+from typing import TYPE_CHECKING, TypeAlias
 
 from quorate.core import table
 from quorate.core.columns import (
@@ -57,11 +56,27 @@ _COUNT = Struct("<I")
 _OLDEST = Struct("<q")
 _COUNT_AT, _OLDEST_AT = 4, 8
 
+# Keys, values, headers, times, and whether it is urgent.
+EventColumns: TypeAlias = tuple[
+    Iterable[bytes | None],
+    list[bytes],
+    Iterable[tuple[tuple[str, bytes], ...]],
+    Iterable[int],
+    Iterable[bool],
+]
+
 
 def encode(events: Sequence[Event], *, compression: str = "none") -> bytes:
     """The payload that carries these events."""
     try:
-        return _encode(events, compression)
+        return _encode(
+            [event.value for event in events],
+            [event.timestamp_us for event in events],
+            [event.key for event in events],
+            [event.headers for event in events],
+            [event.urgent for event in events],
+            compression,
+        )
     except MISUSES as error:
         raise LocalProtocolError(_misuse(events, error)) from None
 
@@ -96,6 +111,52 @@ def encode_values(
     except MISUSES as error:
         events = [Event(None, value, (), timestamp_us) for value in values]
         raise LocalProtocolError(_misuse(events, error)) from None
+
+
+class Gathering:
+    """Events on their way into one batch, none of them urgent.
+
+    They are kept as the columns that they become: an object for each event would only be taken
+    apart again.
+    """
+
+    __slots__ = ("_headers", "_keys", "times", "values")
+
+    def __init__(self) -> None:
+        # Whoever adds an event that has nothing else appends to these two.
+        self.values: list[bytes] = []
+        self.times: list[int] = []
+        # Of those events that have any, by their place.
+        self._keys: dict[int, bytes] = {}
+        self._headers: dict[int, tuple[tuple[str, bytes], ...]] = {}
+
+    def add(
+        self,
+        value: bytes,
+        timestamp_us: int,
+        key: bytes | None,
+        headers: tuple[tuple[str, bytes], ...],
+    ) -> None:
+        if key is not None:
+            self._keys[len(self.values)] = key
+        if headers:
+            self._headers[len(self.values)] = headers
+        self.values.append(value)
+        self.times.append(timestamp_us)
+
+    def encode(self, compression: str) -> bytes:
+        """The same bytes as `encode` of these events."""
+        places = range(len(self.values))
+        keys = [self._keys.get(place) for place in places] if self._keys else ()
+        headers = [self._headers.get(place, ()) for place in places] if self._headers else ()
+        try:
+            return _encode(self.values, self.times, keys, headers, (), compression)
+        except MISUSES as error:
+            raise LocalProtocolError(_misuse(self._events(), error)) from None
+
+    def _events(self) -> Iterable[Event]:
+        for place, (value, time) in enumerate(zip(self.values, self.times, strict=True)):
+            yield Event(self._keys.get(place), value, self._headers.get(place, ()), time)
 
 
 def count_of(payload: Payload) -> int:
@@ -148,18 +209,23 @@ class Batch:
         self._known = None if is_even(payload, head) else read(payload, head)
 
     def events(self) -> list[Event]:
-        values, times, keys, _, headers, mixed = self._parts
+        values, _, keys, _, headers, _ = self._parts
         if self.count == 1 and headers is None and keys is None:
             return [Event(None, bytes(values.data), (), self.oldest_us, self.urgent)]
-        return list(
-            map(
-                Event,
-                self._key_list(),
-                self.values(),
-                self._header_list(),
-                repeat(self.oldest_us) if times is None else times,
-                repeat(self.urgent) if mixed is None else booleans(mixed),
-            )
+        return list(map(Event, *self.columns()))
+
+    def columns(self) -> EventColumns:
+        """The fields of all events, in the order in which `Event` has them.
+
+        Only the values are as many as there are events: what is the same of all has no end.
+        """
+        times, mixed = self._parts.times, self._parts.mixed
+        return (
+            self._key_list(),
+            self.values(),
+            self._header_list(),
+            repeat(self.oldest_us) if times is None else times.tolist(),
+            repeat(self.urgent) if mixed is None else booleans(mixed),
         )
 
     def values(self) -> list[bytes]:
@@ -208,18 +274,24 @@ def _pack_one(key: bytes | None, value: bytes, time: int, flags: int) -> bytes:
     # fmt: on
 
 
-def _encode(events: Sequence[Event], compression: str) -> bytes:
-    count = counted(len(events))
-    times = [event.timestamp_us for event in events]
-    keys = [event.key for event in events]
-    urgent = [event.urgent for event in events]
-    headers = [event.headers for event in events]
-    oldest_us, some_urgent, some_keys = min(times), any(urgent), keys.count(None) < count
+def _encode(
+    values: Sequence[bytes],
+    times: Sequence[int],
+    keys: Sequence[bytes | None],
+    headers: Sequence[tuple[tuple[str, bytes], ...]],
+    urgent: Sequence[bool],
+    compression: str,
+) -> bytes:
+    """Keys, headers and urgent flags may be left out, if no event has any."""
+    count = counted(len(values))
+    oldest_us, some_urgent, some_keys = min(times), any(urgent), keys.count(None) < len(keys)
+    # In most batches the last event is not the oldest, and that is seen at once.
+    is_one_time = times[-1] == oldest_us and times.count(oldest_us) == count
     columns = Columns(
         oldest_us,
         some_urgent,
-        packed([event.value for event in events]),
-        array("q", times) if max(times) != oldest_us else b"",
+        packed(values),
+        b"" if is_one_time else pack(f"<{count}q", *times),
         packed([b"" if key is None else key for key in keys]) if some_keys else None,
         bitmap(key is not None for key in keys) if some_keys and None in keys else b"",
         packed_headers(headers) if any(headers) else None,

@@ -12,6 +12,7 @@ are compressed, malformed or very long pass unread, and the subscriber sees for 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from quorate.core.batch import Batch, compression_of, count_of
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
@@ -22,6 +23,16 @@ KEY_PREFIX_BYTES_MAX = 4096
 FILTER_HEADERS_MAX = 64
 # Longer batches would keep a replica from its other work for too long.
 FILTER_EVENTS_MAX = 10_000
+
+
+class Described(Protocol):
+    """What a filter looks at: of an event, or of a record of one."""
+
+    @property
+    def key(self) -> bytes | None: ...
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes], ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +54,7 @@ class Filter:
     def is_empty(self) -> bool:
         return not self.key_prefix and not self.headers
 
-    def matches(self, event: Event) -> bool:
+    def matches(self, event: Described) -> bool:
         if self.key_prefix and not (event.key or b"").startswith(self.key_prefix):
             return False
         return all(wanted in event.headers for wanted in self.headers.items())
