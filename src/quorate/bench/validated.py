@@ -2,8 +2,10 @@
 
 The order is: pipe, cluster up, clients ready, warm-up, window, drain, cluster down, pipe, as in
 `broadcast.py`. Brokers of Kafka stay for the whole run, because a Java machine needs a while to get
-fast; they have nothing to do while something else is measured. All topics are synced to disk
-before they are acknowledged, but for Kafka's, which writes and lets the system sync.
+fast: each of them first carries the trial of plain Kafka for a few seconds, alone, whether it is
+going to be measured itself or to be a store. They have nothing to do while something else is
+measured. All topics are synced to disk before they are acknowledged, but those of Kafka, which
+writes and lets the system sync.
 """
 
 import asyncio
@@ -42,8 +44,8 @@ from quorate.core.stores import KafkaStore
 from quorate.runtime.local import OPERATOR
 
 BROKER_HEAP_MB = 1024
-# A broker that has just started is made warm by a trial that does not count.
-BROKER_WARM_UP_S = 5.0
+# Every broker is made warm by a trial that does not count, the same for all.
+BROKER_WARM_UP_S = 8.0
 _QUORATE_CLIENTS, _KAFKA_CLIENTS = "quorate.bench.trial_clients", "quorate.bench.kafka_clients"
 
 
@@ -78,8 +80,6 @@ class Brokers:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._running: list[KafkaBroker] = []
-        # Those that have had something to do already.
-        self._warm: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -88,16 +88,14 @@ class Brokers:
         self._stack.close()
 
     async def first(self, count: int) -> list[KafkaBroker]:
-        """So many of them."""
-        if lacking := count - len(self._running):
-            self._running += await asyncio.to_thread(self._start, max(0, lacking))
+        """So many of them, all of them warm."""
+        lacking = count - len(self._running)
+        if lacking > 0:
+            started = await asyncio.to_thread(self._start, lacking)
+            for broker in started:
+                await _warm_up(broker)
+            self._running += started
         return self._running[:count]
-
-    def is_cold(self, count: int) -> bool:
-        """Whether so many have not been used before; from now on they have."""
-        is_cold = count not in self._warm
-        self._warm.add(count)
-        return is_cold
 
     def processor_s(self) -> dict[str, float]:
         """What each has spent so far."""
@@ -142,19 +140,19 @@ async def _attempt(
 async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> _Found:
     count = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
     used = await brokers.first(count)
-    if used and brokers.is_cold(count):
-        await _once(trial, Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0), used)
     before_s = brokers.processor_s() if used else {}
-    found = await _once(trial, timing, used)
+    if trial.system == KAFKA:
+        found = await _through_broker(trial, timing, used[0].bootstrap)
+    else:
+        found = await _through_cluster(trial, timing, used)
     after_s = brokers.processor_s() if used else {}
     spent = {name: after_s[name] - before_s[name] for name in list(before_s)[:count]}
     return msgspec.structs.replace(found, processor_s={**found.processor_s, **spent})
 
 
-async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) -> _Found:
-    if trial.system == KAFKA:
-        return await _through_broker(trial, timing, brokers[0].bootstrap)
-    return await _through_cluster(trial, timing, brokers)
+async def _warm_up(broker: KafkaBroker) -> None:
+    timing = Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0)
+    await _through_broker(Trial(system=KAFKA), timing, broker.bootstrap)
 
 
 async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaBroker]) -> _Found:
