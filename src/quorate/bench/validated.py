@@ -3,9 +3,9 @@
 The order is: pipe, cluster up, clients ready, warm-up, window, drain, cluster down, pipe, as in
 `broadcast.py`. Brokers of Kafka stay for the whole run, because a Java machine needs a while to get
 fast: each of them first carries the trial of plain Kafka for a few seconds, alone, whether it is
-going to be measured itself or to be a store. They have nothing to do while something else is
-measured. All topics are synced to disk before they are acknowledged, but those of Kafka, which
-writes and lets the system sync.
+going to be measured itself or to be a store, and then both have a trial of their own that does not
+count. They have nothing to do while something else is measured. All topics are synced to disk
+before they are acknowledged, but those of Kafka, which writes and lets the system sync.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ from quorate.core.stores import KafkaStore
 from quorate.runtime.local import OPERATOR
 
 BROKER_HEAP_MB = 1024
-# Every broker is made warm by a trial that does not count, the same for all.
-BROKER_WARM_UP_S = 8.0
+# How long trials are that make brokers warm and do not count.
+BROKER_WARM_UP_S = 5.0
 _QUORATE_CLIENTS, _KAFKA_CLIENTS = "quorate.bench.trial_clients", "quorate.bench.kafka_clients"
 
 
@@ -80,6 +80,8 @@ class Brokers:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._running: list[KafkaBroker] = []
+        # What they have carried already.
+        self._carried: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -93,9 +95,15 @@ class Brokers:
         if lacking > 0:
             started = await asyncio.to_thread(self._start, lacking)
             for broker in started:
-                await _warm_up(broker)
+                await _once(Trial(system=KAFKA), _warming(), [broker])
             self._running += started
         return self._running[:count]
+
+    def is_new(self, part: str) -> bool:
+        """Whether they have carried no trial of this part yet; from now on they have."""
+        is_new = part not in self._carried
+        self._carried.add(part)
+        return is_new
 
     def processor_s(self) -> dict[str, float]:
         """What each has spent so far."""
@@ -140,19 +148,23 @@ async def _attempt(
 async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> _Found:
     count = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
     used = await brokers.first(count)
+    if used and brokers.is_new(trial.part):
+        await _once(trial, _warming(), used)
     before_s = brokers.processor_s() if used else {}
-    if trial.system == KAFKA:
-        found = await _through_broker(trial, timing, used[0].bootstrap)
-    else:
-        found = await _through_cluster(trial, timing, used)
+    found = await _once(trial, timing, used)
     after_s = brokers.processor_s() if used else {}
     spent = {name: after_s[name] - before_s[name] for name in list(before_s)[:count]}
     return msgspec.structs.replace(found, processor_s={**found.processor_s, **spent})
 
 
-async def _warm_up(broker: KafkaBroker) -> None:
-    timing = Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0)
-    await _through_broker(Trial(system=KAFKA), timing, broker.bootstrap)
+async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) -> _Found:
+    if trial.system == KAFKA:
+        return await _through_broker(trial, timing, brokers[0].bootstrap)
+    return await _through_cluster(trial, timing, brokers)
+
+
+def _warming() -> Timing:
+    return Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0)
 
 
 async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaBroker]) -> _Found:
@@ -166,6 +178,7 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
         kafkas=kafkas,
     )
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, _empty, kafkas)
         launcher = await stack.enter_async_context(running(local))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = TrialTask(
@@ -182,6 +195,12 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
         after = await _processor_s(admin)
     servers = {name: after[name] - spent for name, spent in before.items() if name in after}
     return msgspec.structs.replace(found, processor_s={**found.processor_s, **servers})
+
+
+def _empty(kafkas: Sequence[KafkaStore]) -> None:
+    """What stores of this run have been given goes: the next trial is to find idle disks."""
+    for kafka in kafkas:
+        kafka_clients.remove_topics_behind(kafka.bootstrap, kafka.topic_prefix)
 
 
 async def _through_broker(trial: Trial, timing: Timing, bootstrap: str) -> _Found:
