@@ -8,7 +8,7 @@ import pytest
 
 from quorate.bench.broadcast import Timing
 from quorate.bench.kafka import KafkaUnavailableError, kafka_class_path
-from quorate.bench.trials import KAFKA, WHOLE, Trial
+from quorate.bench.trials import KAFKA, KAFKA_STORES, WHOLE, Trial
 from quorate.bench.validated import run_trials
 from quorate.runtime.loop import run
 
@@ -33,7 +33,14 @@ def test_everything_that_was_acknowledged_is_consumed_in_order(trial: Trial) -> 
     }  # fmt: skip
 
 
-def test_plain_kafka_carries_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("trial", "brokers"),
+    [(Trial(system=KAFKA), 1), (Trial(store=KAFKA_STORES, validated=10), 4)],
+    ids=["plain Kafka", "Kafka stores"],
+)
+def test_brokers_carry_the_same_events(
+    trial: Trial, brokers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("confluent_kafka")
     try:
         kafka_class_path()
@@ -41,12 +48,14 @@ def test_plain_kafka_carries_the_same_events(monkeypatch: pytest.MonkeyPatch) ->
         pytest.skip(str(error))
     monkeypatch.setattr("quorate.bench.validated.BROKER_WARM_UP_S", 0.1)
 
-    (row,) = run(run_trials([Trial(system=KAFKA, event_bytes=1024)], MOMENT))
+    (row,) = run(run_trials([trial], MOMENT))
 
     assert row.problem is None
     assert (row.lost, row.forged, row.duplicated, row.unacknowledged) == (0, 0, 0, 0)
     assert row.delivered == row.published > 0
-    assert row.processor_us_per_event["broker 0"] > 0
+    spent = {name: us for name, us in row.processor_us_per_event.items() if "broker" in name}
+    assert len(spent) == brokers
+    assert min(spent.values()) > 0
 
 
 def test_the_headline_runs_by_itself() -> None:

@@ -7,7 +7,7 @@ import pytest
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.ordering import SEAL_BYTES, Partition
-from quorate.crypto.sids import Place, Seal, body_of, check_seal
+from quorate.crypto.sids import Checked, Place, Seal, body_of, check_seal
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering import validation as validation_module
 from quorate.protocol.ordering.lines import Waiting
@@ -204,10 +204,10 @@ def look_at_nothing(patch: pytest.MonkeyPatch) -> None:
 def take_any_number(patch: pytest.MonkeyPatch) -> None:
     """A signature under one of the last numbers is as good: what was taken once is taken again."""
 
-    def careless(place: Place, sequence: Sequence, seal: Seal) -> None:
+    def careless(place: Place, sequence: Sequence, seal: Seal, checked: Checked) -> None:
         for number in range(max(0, sequence - 4), sequence + 1):
             try:
-                check_seal(place, number, seal)
+                check_seal(place, number, seal, checked)
             except RemoteProtocolError:
                 continue
             return

@@ -52,8 +52,17 @@ def remove_topics(bootstrap: str, topics: list[str]) -> None:
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    for future in admin.delete_topics(topics).values():
+    for future in admin.delete_topics(topics).values() if topics else ():
         future.result()
+
+
+def remove_topics_behind(bootstrap: str, prefix: str) -> None:
+    """All topics whose names begin like this."""
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    known = admin.list_topics(timeout=FLUSH_SECONDS_MAX).topics
+    remove_topics(bootstrap, [topic for topic in known if topic.startswith(prefix)])
 
 
 # Producing

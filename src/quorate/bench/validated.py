@@ -2,8 +2,10 @@
 
 The order is: pipe, cluster up, clients ready, warm-up, window, drain, cluster down, pipe, as in
 `broadcast.py`. Brokers of Kafka stay for the whole run, because a Java machine needs a while to get
-fast; they have nothing to do while something else is measured. All topics are synced to disk
-before they are acknowledged, but for Kafka's, which writes and lets the system sync.
+fast: each of them first carries the trial of plain Kafka for a few seconds, alone, whether it is
+going to be measured itself or to be a store, and then both have a trial of their own that does not
+count. They have nothing to do while something else is measured. All topics are synced to disk
+before they are acknowledged, but those of Kafka, which writes and lets the system sync.
 """
 
 import asyncio
@@ -42,7 +44,7 @@ from quorate.core.stores import KafkaStore
 from quorate.runtime.local import OPERATOR
 
 BROKER_HEAP_MB = 1024
-# A broker that has just started is made warm by a trial that does not count.
+# How long trials are that make brokers warm and do not count.
 BROKER_WARM_UP_S = 5.0
 _QUORATE_CLIENTS, _KAFKA_CLIENTS = "quorate.bench.trial_clients", "quorate.bench.kafka_clients"
 
@@ -78,8 +80,8 @@ class Brokers:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._running: list[KafkaBroker] = []
-        # Those that have had something to do already.
-        self._warm: set[int] = set()
+        # What they have carried already.
+        self._carried: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -88,16 +90,20 @@ class Brokers:
         self._stack.close()
 
     async def first(self, count: int) -> list[KafkaBroker]:
-        """So many of them."""
-        if lacking := count - len(self._running):
-            self._running += await asyncio.to_thread(self._start, max(0, lacking))
+        """So many of them, all of them warm."""
+        lacking = count - len(self._running)
+        if lacking > 0:
+            started = await asyncio.to_thread(self._start, lacking)
+            for broker in started:
+                await _once(Trial(system=KAFKA), _warming(), [broker])
+            self._running += started
         return self._running[:count]
 
-    def is_cold(self, count: int) -> bool:
-        """Whether so many have not been used before; from now on they have."""
-        is_cold = count not in self._warm
-        self._warm.add(count)
-        return is_cold
+    def is_new(self, part: str) -> bool:
+        """Whether they have carried no trial of this part yet; from now on they have."""
+        is_new = part not in self._carried
+        self._carried.add(part)
+        return is_new
 
     def processor_s(self) -> dict[str, float]:
         """What each has spent so far."""
@@ -142,8 +148,8 @@ async def _attempt(
 async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> _Found:
     count = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
     used = await brokers.first(count)
-    if used and brokers.is_cold(count):
-        await _once(trial, Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0), used)
+    if used and brokers.is_new(trial.part):
+        await _once(trial, _warming(), used)
     before_s = brokers.processor_s() if used else {}
     found = await _once(trial, timing, used)
     after_s = brokers.processor_s() if used else {}
@@ -157,6 +163,10 @@ async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) ->
     return await _through_cluster(trial, timing, brokers)
 
 
+def _warming() -> Timing:
+    return Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0)
+
+
 async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaBroker]) -> _Found:
     names, run = [f"producer-{number}" for number in range(PRODUCERS)], secrets.token_hex(8)
     kafkas = [KafkaStore(bootstrap=broker.bootstrap, topic_prefix=f"{run}.") for broker in stores]
@@ -168,6 +178,7 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
         kafkas=kafkas,
     )
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, _empty, kafkas)
         launcher = await stack.enter_async_context(running(local))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = TrialTask(
@@ -184,6 +195,12 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
         after = await _processor_s(admin)
     servers = {name: after[name] - spent for name, spent in before.items() if name in after}
     return msgspec.structs.replace(found, processor_s={**found.processor_s, **servers})
+
+
+def _empty(kafkas: Sequence[KafkaStore]) -> None:
+    """What stores of this run have been given goes: the next trial is to find idle disks."""
+    for kafka in kafkas:
+        kafka_clients.remove_topics_behind(kafka.bootstrap, kafka.topic_prefix)
 
 
 async def _through_broker(trial: Trial, timing: Timing, bootstrap: str) -> _Found:

@@ -28,7 +28,8 @@ from quorate.core.ordering import Partition
 from quorate.core.stores import KafkaStore
 from quorate.protocol.ordering.records import Deposit
 from quorate.storage.kafka_client import POLL_S, Listener, Trouble, settings_of
-from quorate.storage.kafka_reading import Place, Reader
+from quorate.storage.kafka_memory import Place
+from quorate.storage.kafka_reading import Reader
 from quorate.storage.kafka_writing import Writer
 from quorate.storage.outside import OutsideError
 from quorate.storage.pointers import Pointer, Pointers
@@ -47,8 +48,9 @@ class KafkaPayloads:
         self._pointers = pointers
         self._trouble = Trouble(store.bootstrap)
         settings = settings_of(store)
-        self._writer = Writer(settings, pointers, listener, self._trouble)
         self._reader = Reader(settings, listener, self._trouble)
+        keep = self._reader.keep_written
+        self._writer = Writer(settings, pointers, listener, self._trouble, keep)
 
     def adopt(self, names: dict[TopicId, tuple[str, int]]) -> None:
         for topic, (name, partitions) in names.items():

@@ -3,7 +3,8 @@
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,6 +22,11 @@ CLOSE_SECONDS_MAX = 1.0
 # The largest sealed batch, and what Kafka writes around it.
 MESSAGE_BYTES_MAX = SEALED_BYTES_MAX + 64 * 1024
 _SECRET_BYTES_MAX = 64 * 1024
+_KEEPS_ALL = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "max.message.bytes": str(MESSAGE_BYTES_MAX),
+}
 
 _log = logging.getLogger("quorate.kafka")
 
@@ -103,36 +109,51 @@ def made(kind: Callable[[dict[str, Any]], Any], settings: dict[str, Any]) -> Any
         raise ConfigError(f"Kafka's client library refuses its settings: {words}") from None
 
 
-def make_topic(settings: dict[str, Any], topic: str, partitions: int) -> None:
-    """A topic that keeps what it gets, unless there is one that the operator made."""
+def make_topics(settings: dict[str, Any], wanted: Mapping[str, int]) -> dict[str, str]:
+    """Topics that keep what they get, unless there are such that the operator made.
+
+    All are asked for at once. Says why those were not made that could not be.
+    """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewPartitions, NewTopic
 
     admin = AdminClient(settings)
-    # All of them: asking for one by name would have some brokers make it, as they see fit.
-    known = admin.list_topics(timeout=REQUEST_SECONDS_MAX).topics.get(topic)
-    if known is None:
-        config = {
-            "cleanup.policy": "delete",
-            "retention.ms": "-1",
-            "max.message.bytes": str(MESSAGE_BYTES_MAX),
-        }
-        wanted = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=config)
-        made = admin.create_topics([wanted], request_timeout=REQUEST_SECONDS_MAX)
-    elif len(known.partitions) < partitions:
-        made = admin.create_partitions(
-            [NewPartitions(topic, partitions)], request_timeout=REQUEST_SECONDS_MAX
-        )
-    else:
-        return
     try:
-        made[topic].result(2 * REQUEST_SECONDS_MAX)
+        # All that there are: asking for one by name would have some brokers make it, as they see
+        # fit.
+        known = admin.list_topics(timeout=REQUEST_SECONDS_MAX).topics
     except KafkaException as error:
-        if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-            raise
+        return dict.fromkeys(wanted, str(error))
+    new = [
+        NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=_KEEPS_ALL)
+        for topic, partitions in wanted.items()
+        if topic not in known
+    ]
+    narrow = [
+        NewPartitions(topic, partitions)
+        for topic, partitions in wanted.items()
+        if topic in known and len(known[topic].partitions) < partitions
+    ]
+    made: dict[str, Future[None]] = {}
+    if new:
+        made |= admin.create_topics(new, request_timeout=REQUEST_SECONDS_MAX)
+    if narrow:
+        made |= admin.create_partitions(narrow, request_timeout=REQUEST_SECONDS_MAX)
+    failed = {topic: _failure(future) for topic, future in made.items()}
+    return {topic: words for topic, words in failed.items() if words}
+
+
+def _failure(made: "Future[None]") -> str:
+    from confluent_kafka import KafkaException
+
+    try:
+        made.result(2 * REQUEST_SECONDS_MAX)
+    except KafkaException as error:
+        return "" if error.args[0].name() == "TOPIC_ALREADY_EXISTS" else str(error)
     except TimeoutError:
-        raise KafkaException("nobody answered") from None
+        return "nobody answered"
+    return ""
 
 
 def kafka_exception() -> type[Exception]:

@@ -1,16 +1,18 @@
-"""Records on their way from Kafka, and those that came lately.
+"""Records on their way from Kafka, and those that came or were written lately.
 
-One thread goes where something is wanted and reads on from there, since those who read a partition
-want most of what comes next. A record is kept if it has the digest of its pointer. One that is gone
-or altered is lost, and reported. When Kafka does not answer, whoever waits is sent elsewhere, and
-for a moment nobody asks.
+What Kafka has just acknowledged is still in memory, and readers who are up to date are served from
+there. For what is older, one thread goes where something is wanted and reads on from there, since
+those who read a partition want most of what comes next: what the client library has fetched beyond
+what is wanted is set aside until somebody wants it, or something else needs its place. A record is
+kept if it has the digest of its pointer. One that is gone or altered is lost, and reported. When
+Kafka does not answer, whoever waits is sent elsewhere, and for a moment nobody asks.
 """
 
 import threading
 import time
 from collections import OrderedDict
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from quorate.crypto.digests import digest
 from quorate.storage.kafka_client import (
@@ -22,6 +24,7 @@ from quorate.storage.kafka_client import (
     kafka_exception,
     made,
 )
+from quorate.storage.kafka_memory import Memory, Place
 from quorate.storage.pointers import Pointer
 
 # A fetch that brings nothing for so long is given up.
@@ -31,7 +34,16 @@ LOOK_AFTER_SECONDS = 0.5
 # A record that is gone or altered is looked for again after so long: somebody may have mended it.
 LOST_SECONDS = 60.0
 LOST_MAX = 65_536
-CACHE_BYTES_MAX = 64 * 1024 * 1024
+# So much stays in memory of what was fetched, and of what was written.
+FETCHED_BYTES_MAX = 64 * 1024 * 1024
+WRITTEN_BYTES_MAX = 64 * 1024 * 1024
+# So much is set aside that came before anybody wanted it; so much the client library fetches ahead,
+# and if that is there it looks after so long whether it has been taken.
+AHEAD_BYTES_MAX = 32 * 1024 * 1024
+_QUEUED_BYTES_MAX = 4 * 1024 * 1024
+_QUEUE_LOOK_MS = 5
+# With nothing to fetch for so long, Kafka is asked for nothing any more.
+IDLE_SECONDS = 1.0
 # Reading on over so many records that nobody wants is quicker than going elsewhere.
 _SKIPPED_MAX = 256
 _FETCHED_AT_ONCE = 64
@@ -40,16 +52,8 @@ _FETCHED_AT_ONCE = 64
 Target: TypeAlias = tuple[str, int]
 
 
-class Place(NamedTuple):
-    """A record of Kafka."""
-
-    topic: str
-    partition: int
-    offset: int
-
-
 class Reader:
-    """Records on their way from Kafka, and those that came lately."""
+    """Records on their way from Kafka, and those that came or were written lately."""
 
     def __init__(self, settings: dict[str, Any], listener: Listener, trouble: Trouble) -> None:
         self.fetched = self.lost = 0
@@ -60,8 +64,10 @@ class Reader:
         self._something = threading.Condition(self._lock)
         self._settled = threading.Condition(self._lock)
         self._wanted: dict[Target, dict[int, Pointer]] = {}
-        self._cache: OrderedDict[Place, bytes] = OrderedDict()
-        self._cache_bytes = 0
+        self._fetched = Memory(FETCHED_BYTES_MAX)
+        self._written = Memory(WRITTEN_BYTES_MAX)
+        # What came and nobody has wanted yet: it was not held against any digest.
+        self._ahead = Memory(AHEAD_BYTES_MAX)
         # Which are not to be had, and until when that counts.
         self._lost: OrderedDict[Place, float] = OrderedDict()
         # Until when nobody is asked, since nobody answered.
@@ -76,15 +82,18 @@ class Reader:
 
     def found(self, place: Place) -> bytes | None:
         with self._lock:
-            payload = self._cache.get(place)
-            if payload is not None:
-                self._cache.move_to_end(place)
-            return payload
+            return self._written.get(place) or self._fetched.get(place)
+
+    def keep_written(self, place: Place, payload: bytes) -> None:
+        """Kafka has acknowledged this, and somebody is going to want it."""
+        with self._lock:
+            self._written.put(place, payload)
 
     def fetch(self, place: Place, pointer: Pointer) -> None:
         with self._lock:
             is_wanted = place.offset in self._wanted.get(place[:2], {})
-            if is_wanted or place in self._cache or self._is_hopeless(place):
+            is_here = place in self._written or place in self._fetched
+            if is_wanted or is_here or self._is_hopeless(place):
                 return
             self._wanted.setdefault(place[:2], {})[place.offset] = pointer
             self._something.notify()
@@ -119,21 +128,36 @@ class Reader:
     def _run(self) -> None:
         while True:
             with self._lock:
-                while not self._wanted and not self._closed:
-                    self._something.wait()
+                is_something = self._something.wait_for(self._is_something, self._patience_s())
                 if self._closed:
                     break
-                target = next(iter(self._wanted))
+                target = next(iter(self._wanted), None)
             try:
-                self._fetch(target)
+                if not is_something:
+                    self._rest()
+                elif target is not None:
+                    self._fetch(target)
             except (kafka_exception(), RuntimeError) as error:
                 self._give_up(str(error))
         self._consumer.close()
+
+    def _is_something(self) -> bool:
+        return self._closed or bool(self._wanted)
+
+    def _patience_s(self) -> float | None:
+        return None if self._at is None else IDLE_SECONDS
+
+    def _rest(self) -> None:
+        """The client library would go on fetching whatever is written where we read last."""
+        self._consumer.unassign()
+        self._at = None
 
     def _fetch(self, target: Target) -> None:
         """Everything that is wanted there, from the first offset on."""
         deadline = time.monotonic() + FETCH_SECONDS_MAX
         look_at = time.monotonic() + LOOK_AFTER_SECONDS
+        if self._take_from_ahead(target):
+            self._listener.post(self._listener.fetched)
         self._go_to(target)
         while (wanted := self._wanted_from(target, self._next)) and not self._closed:
             before, settled = self._next, 0
@@ -155,6 +179,24 @@ class Reader:
                 topic, partition = target
                 self._give_up(f"it does not give out record {wanted[0]} of {topic}/{partition}")
                 return
+        self._set_aside(target)
+
+    def _take_from_ahead(self, target: Target) -> int:
+        """Says how many of those that are wanted had come before they were."""
+        settled = 0
+        for offset in self._wanted_from(target, 0):
+            with self._lock:
+                payload = self._ahead.pop(Place(*target, offset))
+            if payload is not None:
+                settled += self._check(target, offset, payload)
+        return settled
+
+    def _set_aside(self, target: Target) -> None:
+        """What has come beyond what was wanted is wanted next, by whoever reads on."""
+        if self._at == target:
+            for message in self._consumer.consume(_FETCHED_AT_ONCE, 0):
+                if self._at is not None:
+                    self._on_message(target, message)
 
     def _go_to(self, target: Target) -> None:
         """Be where the first that is wanted comes next, or soon."""
@@ -174,7 +216,8 @@ class Reader:
         return made(
             Consumer,
             {
-                "queued.max.messages.kbytes": 16 * 1024,
+                "queued.max.messages.kbytes": _QUEUED_BYTES_MAX // 1024,
+                "fetch.queue.backoff.ms": _QUEUE_LOOK_MS,
                 **self._settings,
                 "group.id": "quorate",
                 "enable.auto.commit": False,
@@ -214,14 +257,21 @@ class Reader:
         skipped = [each for each in self._wanted_from(target, self._next) if each < offset]
         settled = self._lose(target, skipped, "it is not there any more")
         self._next = offset + 1
+        return settled + self._check(target, offset, value)
+
+    def _check(self, target: Target, offset: int, value: bytes) -> int:
+        """Keep a record that is wanted if it is what was written; says how many are settled."""
+        place = Place(*target, offset)
         with self._lock:
             pointer = self._wanted.get(target, {}).get(offset)
-        if pointer is None:
-            return settled
+            if pointer is None:
+                if place not in self._written and place not in self._fetched:
+                    self._ahead.put(place, value)
+                return 0
         if len(value) != pointer.length or digest(value) != pointer.digest:
-            return settled + self._lose(target, [offset], "it is not what was written there")
-        self._keep(Place(*target, offset), value)
-        return settled + 1
+            return self._lose(target, [offset], "it is not what was written there")
+        self._keep(place, value)
+        return 1
 
     def _look(self, target: Target) -> int:
         """See what there is, and lose what is not there; what is left is read from its place."""
@@ -248,10 +298,7 @@ class Reader:
         with self._lock:
             self.fetched += 1
             self._settle(place)
-            self._cache[place] = payload
-            self._cache_bytes += len(payload)
-            while self._cache_bytes > CACHE_BYTES_MAX:
-                self._cache_bytes -= len(self._cache.popitem(last=False)[1])
+            self._fetched.put(place, payload)
         self._trouble.is_over()
 
     def _lose(self, target: Target, offsets: list[int], why: str) -> int:

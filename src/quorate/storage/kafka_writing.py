@@ -6,6 +6,7 @@ missing are made first, and what is for them waits for that, within a bound.
 """
 
 import threading
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,13 +16,15 @@ from quorate.storage.kafka_client import (
     CLOSE_SECONDS_MAX,
     MESSAGE_BYTES_MAX,
     POLL_S,
+    REQUEST_SECONDS_MAX,
     REST_SECONDS,
     Listener,
     Trouble,
     kafka_exception,
     made,
-    make_topic,
+    make_topics,
 )
+from quorate.storage.kafka_memory import Place
 from quorate.storage.pointers import Pointer, Pointers
 
 # What Kafka has not acknowledged after so long was not taken.
@@ -34,8 +37,15 @@ class Writer:
     """Payloads on their way to Kafka."""
 
     def __init__(
-        self, settings: dict[str, Any], pointers: Pointers, listener: Listener, trouble: Trouble
+        self,
+        settings: dict[str, Any],
+        pointers: Pointers,
+        listener: Listener,
+        trouble: Trouble,
+        keep: Callable[[Place, bytes], None],
     ) -> None:
+        """`keep` is called with what Kafka has acknowledged, before anybody else hears of it."""
+        self._keep = keep
         self.written = self.refused = 0
         self._settings = settings
         self._pointers = pointers
@@ -119,17 +129,19 @@ class Writer:
                     for name, number in zip(("producer", "session", "sequence"), whose, strict=True)
                 ],
                 partition=deposit.partition,
-                on_delivery=partial(self._on_delivery, deposit),
+                on_delivery=partial(self._on_delivery, topic, deposit),
             )
         except (BufferError, kafka_exception()) as error:
             self._fail(deposit, "its queue is full" if isinstance(error, BufferError) else error)
 
-    def _on_delivery(self, deposit: Deposit, error: Any, message: Any) -> None:
-        if error is not None or message.offset() is None or message.offset() < 0:
+    def _on_delivery(self, topic: str, deposit: Deposit, error: Any, message: Any) -> None:
+        offset = message.offset()
+        if error is not None or offset is None or offset < 0:
             self._fail(deposit, error)
             return
         self._trouble.is_over()
-        pointer = Pointer(message.offset(), len(deposit.payload), deposit.digest)
+        self._keep(Place(topic, deposit.partition, offset), deposit.payload)
+        pointer = Pointer(offset, len(deposit.payload), deposit.digest)
         self._settle(deposit, self._pointers.encode(pointer))
 
     def _fail(self, deposit: Deposit, why: object) -> None:
@@ -172,24 +184,42 @@ class Writer:
         """Until all are there, and then as new ones are wanted."""
         while True:
             with self._lock:
-                while not self._closed and not self._unprepared():
-                    self._something_wanted.wait()
+                self._something_wanted.wait_for(lambda: self._closed or self._unprepared())
                 if self._closed:
                     return
-                topic, partitions = self._unprepared()[0]
-            try:
-                make_topic(self._settings, topic, partitions)
-            except kafka_exception() as error:
-                self._refuse_words(f"topic {topic} cannot be made: {error}")
+                wanted = self._unprepared()
+            failed = make_topics(self._settings, wanted) or self._unready(wanted)
+            for topic, partitions in wanted.items():
+                if topic not in failed:
+                    self._begin_with(topic, partitions)
+            for topic, why in failed.items():
+                self._refuse_words(f"topic {topic} cannot be made: {why}")
                 self._drop_waiting(topic)
+            if failed:
                 with self._lock:
                     self._something_wanted.wait(REST_SECONDS)
-                continue
-            self._trouble.is_over()
-            self._begin_with(topic, partitions)
+            else:
+                self._trouble.is_over()
 
-    def _unprepared(self) -> list[tuple[str, int]]:
-        return [each for each in self._wanted.items() if each[0] not in self._made]
+    def _unprepared(self) -> dict[str, int]:
+        return {
+            topic: partitions
+            for topic, partitions in self._wanted.items()
+            if topic not in self._made
+        }
+
+    def _unready(self, topics: Iterable[str]) -> dict[str, str]:
+        """Have the producer know where topics are: their first batches are not to wait for that.
+
+        Says why it does not know of those of which it could not be told.
+        """
+        failed: dict[str, str] = {}
+        for topic in topics:
+            try:
+                self._producer.list_topics(topic, timeout=REQUEST_SECONDS_MAX)
+            except kafka_exception() as error:
+                failed[topic] = str(error)
+        return failed
 
     def _begin_with(self, topic: str, partitions: int) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing, UnderWay
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
-from quorate.protocol.ordering.store_choice import DOUBT_US, PASS_OVER_AFTER_US
+from quorate.protocol.ordering.store_choice import DOUBT_US, FIRST_WIDE_US, PASS_OVER_AFTER_US
 from quorate.protocol.ordering.validation import Sealer
 from quorate.sim.sealing import CLUSTER, public_key, signing_key
 from quorate.storage.store import DiskStore
@@ -349,6 +349,7 @@ def test_a_store_that_does_not_store_and_is_not_known_costs_one_wait_in_a_while(
     """It says that batches are ordered, like all others: so one more store is used instead."""
     line = Line4()
     first, second, third, _ = line.order
+    line.publish()
     line.refusing = {first}
 
     for _ in range(100):
@@ -356,6 +357,22 @@ def test_a_store_that_does_not_store_and_is_not_known_costs_one_wait_in_a_while(
 
     assert chosen == {first, second, third}
     assert line.waited_us == RETRY_AFTER_US
+
+
+def test_a_beginning_that_takes_long_costs_more_copies_for_a_short_while_only() -> None:
+    line = Line4()
+    first, second, third, _ = line.order
+    line.add(LARGE)
+    assert stores(line, line.sent()) == sorted([first, second])
+
+    line.pass_time(RETRY_AFTER_US)
+    assert stores(line, line.sent()) == sorted([first, second, third])
+    for replica in line.order:
+        line.ordered(replica, 1, offset=0)
+    line.pass_time(FIRST_WIDE_US)
+    line.add(LARGE)
+
+    assert stores(line, line.sent()) == sorted([first, second])
 
 
 def test_a_store_that_is_doubted_is_tried_again_later() -> None:
@@ -383,6 +400,7 @@ def test_a_replica_that_boasts_gets_no_other_doubted() -> None:
     """It says that everything is ordered, and stores nothing. Nobody else is measured by that."""
     line = Line4()
     boaster, second, third, _ = line.order
+    line.publish()
     line.refusing = line.boasting = {boaster}
 
     for _ in range(100):

@@ -9,7 +9,9 @@ ordered which have their receipts, and that nothing moves:
 
 - who cannot be sent anything for a moment is passed over until it can;
 - when nothing moves, a store that lags behind the receipts is doubted. If there is no such one, one
-  more store is used for a while: one of those in use does not help, and it is not known which;
+  more store is used for a while: one of those in use does not help, and it is not known which.
+  While nothing of a line has a receipt yet, that is a short while: it may be that everything takes
+  its time at first, and one copy more of everything makes that no better;
 - who is seen to lag behind while more stores are used is doubted, and another one does for it.
 
 A replica that lies can say that it is ahead of all others. So nobody is measured by that, but by
@@ -29,6 +31,8 @@ PASS_OVER_AFTER_US = 100_000
 LAG_US_MAX = 400_000
 DOUBT_US = 10_000_000
 DOUBT_US_MAX = 320_000_000
+# For so long one more store is used for a line of which nothing has a receipt yet.
+FIRST_WIDE_US = 1_000_000
 
 
 class StoreChoice:
@@ -80,8 +84,9 @@ class StoreChoice:
             self._doubt(store, now_us)
         if not fresh and self._used < len(self._order):
             self._used += 1
-            self._wide_until_us = now_us + self._wide_us
-            self._wide_us = min(2 * self._wide_us, DOUBT_US_MAX)
+            self._wide_until_us = now_us + (self._wide_us if receipted else FIRST_WIDE_US)
+            if receipted:
+                self._wide_us = min(2 * self._wide_us, DOUBT_US_MAX)
 
     def tick(self, receipted: Sequence, now_us: int) -> None:
         """See whether we can do with fewer stores again; so much has its receipts."""
