@@ -33,7 +33,8 @@ from quorate.crypto.evidence import (
     render,
     verify_evidence,
 )
-from quorate.crypto.receipts import Receipt, Refusal, is_signed
+from quorate.crypto.identity import is_signed
+from quorate.crypto.receipts import Receipt, Refusal
 from quorate.crypto.sids import NO_ROOT, Place, Seal, sealed
 
 ALICE, STORE, OTHER = 1000, 2, 3

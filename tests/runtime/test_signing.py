@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from quorate.core.cluster import Cluster
-from quorate.crypto.identity import Identity
-from quorate.crypto.receipts import is_signed
+from quorate.crypto.identity import Identity, is_signed
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.runtime.local import make_local_cluster
 from quorate.runtime.signing import ClusterNotary, ClusterSigner

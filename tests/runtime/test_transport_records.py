@@ -19,9 +19,9 @@ from quorate.runtime.records import (
     RECORD_BYTES_MAX,
     RECORD_BYTES_USUAL,
     BareRecords,
+    Desk,
     Inbox,
     TaggedRecords,
-    desk,
     grouped,
 )
 
@@ -90,7 +90,7 @@ RECORDS = st.lists(st.integers(1, 3 * LONG_RECORD_BYTES) | st.integers(1, 3000),
 def test_links_that_share_a_desk_get_their_own_records_whatever_the_segments(
     here: list[int], there: list[int], seed: int
 ) -> None:
-    dice, shared = random.Random(seed), desk()
+    dice, shared = random.Random(seed), Desk()
     readers = [Reader(shared, sizes, dice) for sizes in (here, there)]
     while waiting := [reader for reader in readers if reader.wire]:
         dice.choice(waiting).turn()
@@ -102,7 +102,7 @@ def test_links_that_share_a_desk_get_their_own_records_whatever_the_segments(
 class Reader:
     """One link's end: records of random content, arriving in random pieces."""
 
-    def __init__(self, shared: memoryview, sizes: list[int], dice: random.Random) -> None:
+    def __init__(self, shared: Desk, sizes: list[int], dice: random.Random) -> None:
         self.bodies = [dice.randbytes(size) for size in sizes]
         self.wire = b"".join(LENGTH.pack(len(body)) + body for body in self.bodies)
         self.inbox = Inbox(shared)
@@ -124,7 +124,7 @@ class Reader:
 
 
 def test_an_inbox_holds_just_the_long_record_that_is_under_way_and_then_nothing() -> None:
-    inbox, body = Inbox(desk()), bytes(3 * DESK_BYTES)
+    inbox, body = Inbox(Desk()), bytes(3 * DESK_BYTES)
     wire = memoryview(LENGTH.pack(len(body)) + body)
     largest = 0
     while wire:
@@ -144,7 +144,7 @@ def test_an_inbox_holds_just_the_long_record_that_is_under_way_and_then_nothing(
 
 @pytest.mark.parametrize("length", [0, RECORD_BYTES_MAX + 1, 2**31 - 1, 2**32 - 1])
 def test_a_record_outside_the_bounds_is_refused_at_its_length(length: int) -> None:
-    inbox = Inbox(desk())
+    inbox = Inbox(Desk())
     inbox.space()[: LENGTH.size] = LENGTH.pack(length)
     inbox.filled(LENGTH.size)
     with pytest.raises(RemoteProtocolError, match=f"record of {length % 2**31} bytes"):
@@ -242,7 +242,7 @@ def test_one_kind_of_record_is_never_taken_for_the_other() -> None:
 
 def test_the_mark_of_a_bulk_record_is_in_its_length() -> None:
     for records in (BareRecords(), a_pair()[0]):
-        inbox, bulk = Inbox(desk()), a_bulk(bytes(5000))
+        inbox, bulk = Inbox(Desk()), a_bulk(bytes(5000))
         wire = b"".join(records.seal_bulk(bulk))
         inbox.space()[: len(wire)] = wire
         inbox.filled(len(wire))

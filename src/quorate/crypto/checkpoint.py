@@ -26,13 +26,11 @@ import base64
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.crypto.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
+from quorate.crypto.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, is_signed
 from quorate.crypto.merkle import HASH_BYTES
 
 SIZE_MAX = 2**63 - 1
@@ -129,8 +127,13 @@ class Cosigner:
     @property
     def key_id(self) -> bytes:
         """Tells keys of one name apart. It is too short to prove anything."""
-        named = self.name.encode() + b"\n" + _COSIGNATURE_TYPE + self.public_key
-        return sha256(named).digest()[:_KEY_ID_BYTES]
+        return _key_id(self.name, self.public_key)
+
+
+@lru_cache(maxsize=1024)
+def _key_id(name: str, public_key: bytes) -> bytes:
+    named = name.encode() + b"\n" + _COSIGNATURE_TYPE + public_key
+    return sha256(named).digest()[:_KEY_ID_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +177,10 @@ def verify_cosignature(head: Head, cosigner: Cosigner, cosignature: Cosignature)
             f"allowed are 0 to {TIME_S_MAX}"
         )
     signed = cosigned_bytes(head, cosignature.time_s)
-    try:
-        Ed25519PublicKey.from_public_bytes(cosigner.public_key).verify(
-            cosignature.signature, signed
-        )
-    except (InvalidSignature, ValueError):
+    if not is_signed(cosigner.public_key, signed, cosignature.signature):
         raise RemoteProtocolError(
             f"a cosignature that is not by {cosigner.name}, or not of this checkpoint"
-        ) from None
+        )
 
 
 def render(head: Head, cosignatures: Iterable[Cosignature], cosigners: Iterable[Cosigner]) -> str:

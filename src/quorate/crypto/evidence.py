@@ -43,8 +43,8 @@ from quorate.core.ordering import DIGEST_BYTES, EVIDENCE_CHARACTERS_MAX, SEAL_BY
 from quorate.crypto.checkpoint import SIZE_MAX, TIME_S_MAX, Checkpoint, Head, cosigned_bytes
 from quorate.crypto.digests import link, payload_digest
 from quorate.crypto.events import check_events
-from quorate.crypto.identity import SIGNATURE_BYTES
-from quorate.crypto.receipts import Receipt, Refusal, is_signed
+from quorate.crypto.identity import SIGNATURE_BYTES, is_signed
+from quorate.crypto.receipts import Receipt, Refusal
 from quorate.crypto.sids import Place, Seal, body_of, check_seal, sid
 
 # Of the batch in evidence, so that its text stays within its bound.

@@ -29,7 +29,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from nacl.bindings import crypto_sign
+from nacl.bindings import crypto_sign, crypto_sign_open
+from nacl.exceptions import CryptoError
 
 from quorate.core.cluster import Pinned
 from quorate.core.errors import AuthenticationError, ConfigError
@@ -131,10 +132,20 @@ class Identity:
 
 def verify(public: PublicIdentity, data: bytes, signature: bytes) -> None:
     """Returns when `public` signed exactly this data, and raises otherwise."""
+    if not is_signed(public.sign_key, data, signature):
+        raise AuthenticationError(f"this is not a signature of {public.name}")
+
+
+def is_signed(public_key: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether the owner of this Ed25519 key signed exactly this."""
+    if len(signature) != SIGNATURE_BYTES:
+        # The library takes both in one piece, and would take the rest for a part of the data.
+        return False
     try:
-        Ed25519PublicKey.from_public_bytes(public.sign_key).verify(signature, data)
-    except (InvalidSignature, ValueError) as error:
-        raise AuthenticationError(f"this is not a signature of {public.name}") from error
+        crypto_sign_open(signature + data, public_key)
+    except (CryptoError, ValueError):
+        return False
+    return True
 
 
 def public_of(member: Pinned) -> PublicIdentity:

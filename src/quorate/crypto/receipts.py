@@ -21,11 +21,7 @@ Rules:
 from struct import Struct
 from typing import NamedTuple
 
-from nacl.bindings import crypto_sign_open
-from nacl.exceptions import BadSignatureError, CryptoError
-
 from quorate.core.ids import Digest, Sequence
-from quorate.crypto.identity import SIGNATURE_BYTES
 from quorate.crypto.sids import Place, named
 
 _RECEIPT_CONTEXT = b"quorate receipt v1\n"
@@ -68,18 +64,6 @@ class Refusal(NamedTuple):
     def encode(self) -> bytes:
         """What is signed."""
         return _REFUSAL_CONTEXT + _encoded(self.place) + _REFUSAL.pack(*self[1:])
-
-
-def is_signed(public_key: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether the owner of this Ed25519 key signed exactly this."""
-    if len(signature) != SIGNATURE_BYTES:
-        # The library takes both in one piece, and would take the rest for a part of the data.
-        return False
-    try:
-        crypto_sign_open(signature + data, public_key)
-    except (BadSignatureError, CryptoError, ValueError):
-        return False
-    return True
 
 
 def _encoded(place: Place) -> bytes:

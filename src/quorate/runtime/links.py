@@ -26,9 +26,9 @@ from quorate.runtime.handshake import HELLO_BYTES, MAGIC, Credentials, Hello, ch
 from quorate.runtime.records import (
     LONG_RECORD_BYTES,
     BareRecords,
+    Desk,
     Inbox,
     Records,
-    desk,
     frames_of,
     grouped,
 )
@@ -88,7 +88,7 @@ class Hub:
         self.owner = owner
         self.write_buffer_bytes = write_buffer_bytes
         self.handshake_s = handshake_s
-        self.desk = desk()
+        self.desk = Desk()
         self.up: dict[NodeId, Link] = {}
         self.all: set[Link] = set()
         self.closed = False
@@ -237,7 +237,7 @@ class Link(asyncio.BufferedProtocol):
             self._offend(str(error))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._inbox.space() if self._tls is None else self._hub.desk
+        return self._inbox.space() if self._tls is None else self._hub.desk.view
 
     def buffer_updated(self, count: int) -> None:
         messages: list[Message] = []
@@ -290,7 +290,7 @@ class Link(asyncio.BufferedProtocol):
             self._hub.check_room(member_of(self.peer))
 
     def _decrypt(self, tls: TlsSession, count: int, messages: list[Message]) -> None:
-        tls.feed(self._hub.desk[:count])
+        tls.feed(self._hub.desk.view[:count])
         try:
             if not tls.established:
                 self._negotiate(tls)

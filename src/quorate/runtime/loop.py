@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 # What is larger than this comes from the system by itself and goes back to it; as much freed
 # memory as this is kept.
 _OWN_PAGES_FROM_BYTES = 4 * 1024 * 1024
-_KEPT_BYTES = 16 * 1024 * 1024
+_KEPT_BYTES = 64 * 1024 * 1024
 # The names that glibc's mallopt has for the two.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3

@@ -30,6 +30,9 @@ _BULK_NUMBER = 2**64
 RECORD_BYTES_USUAL = 128 * 1024
 # All links of a node read into one buffer of this size.
 DESK_BYTES = 1024 * 1024
+# So many buffers that held long records are kept for the next ones, if they are no longer than the
+# desk.
+SPARE_BUFFERS_MAX = 4
 # The rest of a record that is longer than this is read right where it belongs.
 LONG_RECORD_BYTES = 64 * 1024
 
@@ -114,20 +117,48 @@ class TaggedRecords:
         self._opened += 1
 
 
+class Desk:
+    """Where the links of a node read: a buffer that all share, and some for long records.
+
+    A buffer that has just been used is still in the processor's cache, and need not be zeroed: to
+    read a record into a new one takes half as long again.
+    """
+
+    __slots__ = ("_spare", "view")
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(DESK_BYTES))
+        self._spare: list[bytearray] = []
+
+    def lend(self, size: int) -> memoryview:
+        """A buffer of this size, with anything in it."""
+        for at in reversed(range(len(self._spare))):
+            if len(self._spare[at]) >= size:
+                return memoryview(self._spare.pop(at))[:size]
+        return memoryview(bytearray(size))
+
+    def take_back(self, buffer: memoryview) -> None:
+        """Nobody looks at what is in this buffer any more."""
+        whole = buffer.obj
+        if isinstance(whole, bytearray) and len(whole) <= DESK_BYTES:
+            self._spare.append(whole)
+            del self._spare[:-SPARE_BUFFERS_MAX]
+
+
 class Inbox:
     """What one link has received and not yet taken out.
 
-    Every read goes to one desk, a buffer that all links of a node share: the loop fills it, and
-    the link takes whole records out in place before anything else is read. Only the start of a
-    record that is not whole is kept: a short one is laid in front of the next read, a long one
-    gets a buffer of its own, of just its size. An idle link holds nothing.
+    Every read goes to one desk that all links of a node share: the loop fills it, and the link
+    takes whole records out in place before anything else is read. Only the start of a record that
+    is not whole is kept: a short one is laid in front of the next read, a long one is lent a buffer
+    for itself, of just its size. An idle link holds nothing.
 
     Each turn is `space`, `filled`, any number of looks, `clear`.
     """
 
     __slots__ = ("_desk", "_end", "_own", "_rest", "_start", "_wanted")
 
-    def __init__(self, desk: memoryview) -> None:
+    def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._own: memoryview | None = None
         self._rest = b""
@@ -139,10 +170,10 @@ class Inbox:
         """Where the next bytes go; never empty."""
         if self._own is not None:
             return self._own[self._end :]
-        rest_bytes = len(self._rest)
+        rest_bytes, view = len(self._rest), self._desk.view
         if rest_bytes:
-            self._desk[:rest_bytes] = self._rest
-        return self._desk[rest_bytes:]
+            view[:rest_bytes] = self._rest
+        return view[rest_bytes:]
 
     def filled(self, count: int) -> None:
         if self._own is not None:
@@ -188,11 +219,13 @@ class Inbox:
     def clear(self) -> None:
         """Leave the desk to others; keep what is not whole yet."""
         rest, wanted, self._wanted = self._view[self._start : self._end], self._wanted, 0
-        if self._own is not None and rest:
-            return
-        self._own = None
+        if self._own is not None:
+            if rest:
+                return
+            self._desk.take_back(self._own)
+            self._own = None
         if wanted > LONG_RECORD_BYTES:
-            self._own = memoryview(bytearray(wanted))
+            self._own = self._desk.lend(wanted)
             self._own[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
         else:
@@ -201,7 +234,7 @@ class Inbox:
 
     @property
     def _view(self) -> memoryview:
-        return self._desk if self._own is None else self._own
+        return self._desk.view if self._own is None else self._own
 
 
 def frames_of(body: memoryview) -> list[memoryview]:
@@ -214,11 +247,6 @@ def frames_of(body: memoryview) -> list[memoryview]:
             f"{RECORD_BYTES_USUAL} bytes"
         )
     return [body[LENGTH.size :]]
-
-
-def desk() -> memoryview:
-    """What the links of a node read into, one after the other."""
-    return memoryview(bytearray(DESK_BYTES))
 
 
 def grouped(frames: Sequence[Frame]) -> Iterator[tuple[list[bytes], int] | Bulk]:

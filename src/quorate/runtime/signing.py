@@ -6,14 +6,10 @@ that we know of. What was signed with a former one counts no more, and nobody is
 
 from collections.abc import Mapping, Sequence
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from quorate.core.cluster import Cluster
 from quorate.core.ids import NodeId
 from quorate.crypto.checkpoint import Cosigner, log_origin
-from quorate.crypto.identity import Identity
-from quorate.crypto.receipts import is_signed
+from quorate.crypto.identity import Identity, is_signed
 from quorate.protocol.ordering.placement import GroupKind
 
 _CONTEXT = b"quorate 2026 state of a replica\0"
@@ -80,12 +76,7 @@ class ClusterSigner:
         return any(is_signed(each.public_key, data, signature) for each in former)
 
     def _fits(self, cosigner: Cosigner, data: bytes, signature: bytes) -> bool:
-        key = Ed25519PublicKey.from_public_bytes(cosigner.public_key)
-        try:
-            key.verify(signature, self._prefix + data)
-        except InvalidSignature:
-            return False
-        return True
+        return is_signed(cosigner.public_key, self._prefix + data, signature)
 
 
 class ClusterNotary:

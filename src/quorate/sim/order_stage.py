@@ -17,8 +17,8 @@ from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
 from quorate.core.quorum import Quorum
 from quorate.crypto.checkpoint import Cosigner
+from quorate.crypto.identity import is_signed
 from quorate.crypto.macs import PairwiseMacs
-from quorate.crypto.receipts import is_signed
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import Entry, Machine, Outcome, Recorded
