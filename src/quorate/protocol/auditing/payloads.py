@@ -39,7 +39,7 @@ from quorate.crypto.evidence import (
     TwoSeals,
     verify_evidence,
 )
-from quorate.crypto.sids import Place, Seal, check_seal
+from quorate.crypto.sids import Checked, Place, Seal, check_seal
 from quorate.protocol.auditing.findings import Finding, Findings, Where
 from quorate.protocol.auditing.history import Ledger
 from quorate.protocol.ordering.backlog import MARK
@@ -182,6 +182,7 @@ class PartitionAudit:
         self.notes: dict[str, None] = {}
         self._keys, self._findings, self._name_of = keys, findings, name_of
         self._is_validated = topic.contract.validated
+        self._checked = Checked()
         count = ledger.end - ledger.first
         self._seen = bytearray(count)
         # Of what was right, so that what contradicts it can be proved.
@@ -272,7 +273,7 @@ class PartitionAudit:
         who = self._name_of(place.producer)
         try:
             seal = Seal.decode(payload)
-            check_seal(place, sequence, seal)
+            check_seal(place, sequence, seal, self._checked)
             if seal.has_event_proofs is not self.topic.contract.event_proofs:
                 raise RemoteProtocolError("a batch with, or without, a tree of events")
         except RemoteProtocolError as error:
@@ -317,7 +318,7 @@ class PartitionAudit:
             return
         place, sequence = self._place(offset)
         try:
-            check_seal(place, sequence, Seal.decode(payload))
+            check_seal(place, sequence, Seal.decode(payload), self._checked)
         except RemoteProtocolError:
             return
         self._rivals.setdefault(offset, payload[:SEAL_BYTES])
