@@ -7,7 +7,7 @@ from quorate.bench.ordering import growth_plan, history_plan, leader_crash_plan
 from quorate.bench.promises import Broken
 from quorate.runtime.loop import run
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("benchmarks")
 
 # The plans have a Byzantine group, and then one with three replicas, which is sooner up.
 SMALL = 1

@@ -11,7 +11,7 @@ from quorate.bench.experiments import ALTERING, CRASH, Experiment
 from quorate.bench.pipe import measure_rate, measure_round_trip_ms
 from quorate.runtime.loop import run
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("benchmarks")
 
 MOMENT = Timing(warm_up_s=0.1, window_s=0.3, pipe_s=0.1)
 

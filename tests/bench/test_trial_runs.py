@@ -12,7 +12,7 @@ from quorate.bench.trials import KAFKA, KAFKA_STORES, WHOLE, Trial
 from quorate.bench.validated import run_trials
 from quorate.runtime.loop import run
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("benchmarks")
 
 MOMENT = Timing(warm_up_s=0.1, window_s=0.5, pipe_s=0.1)
 

@@ -20,7 +20,7 @@ bob published event 1 of a batch of 3 on topic votes of cluster bank.
 for it
             {key}
   ordered   2023-11-14 22:13:20.002000+00:00 as batch 1 of session 77 of client 1001
-  position  offset 0 of partition 0; leaf 2 of an order log of 8
+  position  offset 0 of partition 0; leaf 2 of an order log of 9
   vouched   by r0 at 2023-11-14 22:14:20+00:00, r1 at 2023-11-14 22:14:20+00:00, r2 at 2023-11-14 \
 22:14:20+00:00
   event     1: no  (of 2023-11-14 22:13:20.000000+00:00)
