@@ -55,7 +55,7 @@ class Part(StrEnum):
 
 def validated(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Only what the targets need: about five minutes.")
+        bool, typer.Option("--quick", help="Only what the targets need: about six minutes.")
     ] = False,
     only: Annotated[
         list[Part] | None, typer.Option(metavar="PART", help=f"Only one of {', '.join(Part)}.")
