@@ -3,7 +3,7 @@
 A replica makes and drops buffers of up to a megabyte for every record. By default glibc gives
 each of them back to the system at once and asks for fresh pages the next time, and to have those
 pages zeroed and mapped takes longer than to fill them: the raw pipe swings between 0.5 and
-2 GB/s for no other reason. So it is told to keep a little. User programs that want the same set
+2 GB/s for no other reason. So it is told to keep some. User programs that want the same set
 `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_`; a library does not set it behind their back.
 """
 
@@ -14,7 +14,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 # What is larger than this comes from the system by itself and goes back to it; as much freed
-# memory as this is kept.
+# memory as this is kept. To receive a record of 1 MB, with 24 of them in memory, took 700 µs of
+# processor time where 16 MiB were kept, and 240 with this.
 _OWN_PAGES_FROM_BYTES = 4 * 1024 * 1024
 _KEPT_BYTES = 64 * 1024 * 1024
 # The names that glibc's mallopt has for the two.
