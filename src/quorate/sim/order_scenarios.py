@@ -67,8 +67,6 @@ from quorate.sim.sealing import public_key
 from quorate.sim.validated_adversaries import (
     ABOUT_SEALS,
     FALSE_RECEIPTS,
-    SWAP_BODY,
-    SWAP_SEAL,
     VALIDATED_PUBLISHERS,
     WITHHOLD,
 )
@@ -305,10 +303,7 @@ class _Drawing:
         chosen = self._seals.choice(ABOUT_SEALS)
         if self._receipts.random() < ATTACKING_RECEIPTS:
             return FALSE_RECEIPTS
-        # With a short memory, two that started over and one that gives out nothing right are n - f:
-        # what the last one still has is gone for readers. Real replicas start over only when
-        # nothing is retained any more that they would lose (seed 80735).
-        return usual if chosen in (WITHHOLD, SWAP_BODY, SWAP_SEAL) and self._is_short else chosen
+        return usual if chosen == WITHHOLD and self._is_short else chosen
 
     def _draw_forgers(self, first: NodeId) -> Iterator[SourcePart]:
         """Producers that sign wrongly, beside all others."""
