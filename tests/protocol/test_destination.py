@@ -840,7 +840,7 @@ def reader_with_more_to_read() -> tuple[Destination, Reading]:
     reader.tick(0)
     reading = reader.read(log.name, 0, 0)
     for replica in log.members:
-        reader.step(replica, Chained(T, 0, 4, digest(b"4"), 0, 4))
+        reader.step(replica, Chained(T, 0, 4, digest(b"4"), 0, 0, 4))
     return reader, reading
 
 
@@ -874,7 +874,7 @@ def test_no_lead_is_late_with_what_a_reader_does_not_take() -> None:
         reader.connected(replica)
     reading = reader.read(log.name, 0, 0)
     for replica in log.members:
-        reader.step(replica, Chained(T, 0, 4, digest(b"4"), 0, 4))
+        reader.step(replica, Chained(T, 0, 4, digest(b"4"), 0, 0, 4))
     lead = reading.lead
 
     def wait(from_us: int, until_us: int) -> list[str]:

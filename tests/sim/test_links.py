@@ -223,6 +223,15 @@ def test_only_payloads_that_no_tag_covers_are_altered_and_at_the_rate_asked_for(
         assert message.payloads != proven.payloads
 
 
+def test_an_empty_payload_can_be_altered_too() -> None:
+    fabric = Fabric(Network(alteration=0.25), Random)
+    empty = Append(7, 0, 1, [b""], digests=[digest(b"")])
+    altered = msgspec.structs.replace(empty, payloads=[b"\1"])
+    arrived = [fabric.carried(empty) for _ in range(100)]
+    assert altered in arrived
+    assert all(message in (empty, altered) for message in arrived)
+
+
 def test_a_spell_of_loss_ends() -> None:
     world = world_of(Network(latency=Constant(100)))
     world.disturb(IndependentLoss(0.999), from_us=150_000, until_us=160_000)

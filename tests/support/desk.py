@@ -45,7 +45,7 @@ class Desk:
         self.reader.on_entries(self.lead, self.entries(*payloads), EVERYBODY)
         count, chain = len(payloads), self.chain(*payloads)
         other = min(EVERYBODY - {self.lead})
-        self.reader.on_chained(other, Chained(T, 0, count, chain, 0, count), EVERYBODY)
+        self.reader.on_chained(other, Chained(T, 0, count, chain, 0, 0, count), EVERYBODY)
 
     def take(self) -> tuple[list[Entry], list[str]]:
         ready = self.look.take()

@@ -248,6 +248,7 @@ def check(store: DiskStore, oracle: Oracle) -> None:
     for partition in PARTITIONS:
         start, end = oracle.bounds(partition)
         assert store.bounds(partition) == (start, end)
+        assert store.taken(partition) == (0 if start == oracle.began[partition] else start)
         assert store.bytes_held(partition) == oracle.bytes_held(partition)
         for bytes_max in (0, 60, 333):
             surplus = store.surplus(partition, bytes_max, absent_bytes=30)

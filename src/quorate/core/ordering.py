@@ -426,13 +426,17 @@ class Entries(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=18):
 
 
 class Chained(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=19):
-    """Replica to reader: the partition's chain before `offset`; below `start` nothing is kept."""
+    """Replica to reader: the partition's chain before `offset`; below `start` nothing is here.
+
+    Below `taken` that is so because retention took it. A replica that started over lacks more.
+    """
 
     topic: _Topic
     partition: _PartitionNumber
     offset: _Number
     chain: _Digest
     start: _Number
+    taken: _Number
     end: _Number
 
 

@@ -194,7 +194,7 @@ class FalseLog:
         false = self._false(msgspec.structs.replace(message, before=before))
         end = message.offset + len(message.payloads)
         self._chains[node, partition, end] = false.after
-        word = Chained(*partition, end, false.after, 0, end)
+        word = Chained(*partition, end, false.after, 0, 0, end)
         return [(node, false), (node, Absent(*partition, end)), (node, word)]
 
     def _false(self, entries: Entries) -> Entries:
@@ -220,7 +220,7 @@ class Hollow:
         if isinstance(message, Entries):
             return Absent(message.topic, message.partition, message.offset)
         if isinstance(message, Chained):
-            return msgspec.structs.replace(message, start=message.end)
+            return msgspec.structs.replace(message, start=message.end, taken=message.end)
         if isinstance(message, Located):
             return msgspec.structs.replace(message, offset=message.offset + (1 << 20))
         return message

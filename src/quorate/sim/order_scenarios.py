@@ -68,7 +68,6 @@ from quorate.sim.validated_adversaries import (
     ABOUT_SEALS,
     FALSE_RECEIPTS,
     VALIDATED_PUBLISHERS,
-    WITHHOLD,
 )
 
 # How many seeds have a control plane.
@@ -139,6 +138,18 @@ class OrderScenario(Drawn):
     def everybody(self) -> tuple[NodeId, ...]:
         return (*self.topic.members, *(part.node for part in self.publishers), *self.readers)
 
+    @property
+    def steady(self) -> frozenset[NodeId]:
+        """Those that never start over, however little others remember.
+
+        Real replicas give up a slot only when retention has taken what it put in order; so whoever
+        took part in it starts over only behind what is gone. Simulated ones retain everything and
+        give up slots nevertheless. If any of them could start over, more than n - f - 1 might lack
+        what is retained, which real ones cannot (decision 11).
+        """
+        unsteady = {*self.hostile, *(absence.replica for absence in self.absences)}
+        return frozenset(self.topic.members) - unsteady
+
 
 def draw_order(setting: Setting, seed: int) -> OrderScenario:
     """The scenario of this seed: always the same one."""
@@ -155,9 +166,6 @@ class _Drawing:
         # Drawn apart, so that all other seeds are as they would be without.
         self._memory = Random(f"{seed}:memory")
         share = 1 if setting.adversary in (FALSE_STATE, HOLLOW) else SHORT_MEMORIES
-        # Whoever gives nothing away makes others lag behind, and with a short memory so many start
-        # over that it alone has what was there before.
-        share = 0 if setting.adversary == WITHHOLD else share
         self._is_short = setting.protocol != "broken-ordering" and self._memory.random() < share
         self._snapshot_every, self._slots_kept = self._memory.choice(_MEMORIES)
         self._is_validated = setting.protocol == VALIDATED
@@ -301,9 +309,7 @@ class _Drawing:
         if self._seals.random() >= ATTACKING_SEALS:
             return usual
         chosen = self._seals.choice(ABOUT_SEALS)
-        if self._receipts.random() < ATTACKING_RECEIPTS:
-            return FALSE_RECEIPTS
-        return usual if chosen == WITHHOLD and self._is_short else chosen
+        return FALSE_RECEIPTS if self._receipts.random() < ATTACKING_RECEIPTS else chosen
 
     def _draw_forgers(self, first: NodeId) -> Iterator[SourcePart]:
         """Producers that sign wrongly, beside all others."""

@@ -185,6 +185,8 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         self.record = self._new_record()
         # Who started over, and with the state after which slot.
         self._installed: set[tuple[NodeId, int]] = set()
+        # Those whose disks others keep slots for, as they are now.
+        self._steady: dict[NodeId, SimStore] = {}
         self._add_replicas()
         self._add_publishers()
         self._add_readers()
@@ -263,7 +265,9 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     def _replica(self, replica: NodeId, disk: SimDisk) -> Broker:
         scenario = self.scenario
         names = {node: f"client-{node}" for node in scenario.everybody}
-        store = SimStore(disk, scenario.slots_kept)
+        store = SimStore(disk, scenario.slots_kept, self._steady.values())
+        if replica in scenario.steady:
+            self._steady[replica] = store
 
         def ordering(outbox: Outbox) -> Ordering:
             return Ordering(

@@ -1,7 +1,7 @@
 """A replica's store in the simulator: what its disk holds, answered from memory."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -68,12 +68,16 @@ class SimStore:
     """Reads what was written to a simulated disk, as soon as it was.
 
     With `slots_kept`, slots that are further back than that can no longer be told of, once there
-    is a snapshot for whoever lacks them.
+    is a snapshot for whoever lacks them. What those need who must not start over (`steady`) is kept
+    for them.
     """
 
-    def __init__(self, disk: SimDisk, slots_kept: int = 1 << 62) -> None:
+    def __init__(
+        self, disk: SimDisk, slots_kept: int = 1 << 62, steady: "Iterable[SimStore]" = ()
+    ) -> None:
         self._disk = disk
         self._slots_kept = slots_kept
+        self._steady = steady
         self._read_bytes = 0
         # Payloads whose batches have no place yet: the last one of each number.
         self._held: dict[Line, dict[Sequence, bytes]] = {}
@@ -165,6 +169,10 @@ class SimStore:
         kept = self._partition(partition)
         return kept.start, kept.end
 
+    def taken(self, partition: Partition) -> int:
+        """Nothing is: whoever begins later started over."""
+        return 0
+
     def offset_at(self, partition: Partition, time_us: int) -> int:
         self._catch_up()
         kept = self._partition(partition)
@@ -205,7 +213,12 @@ class SimStore:
             return after, after
         first, last = min(decided), max(decided)
         covered = 0 if certified is None else certified.slot
-        return max(first, min(last - self._slots_kept, covered) + 1), last + 1
+        needed = min((store.next_slot(group) for store in self._steady), default=last)
+        return max(first, min(last - self._slots_kept, covered, needed - 1) + 1), last + 1
+
+    def next_slot(self, group: int) -> int:
+        self._catch_up()
+        return max(self._decided.get(group, {}), default=0) + 1
 
     def certified(self, group: int) -> Certified | None:
         self._catch_up()

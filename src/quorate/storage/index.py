@@ -52,6 +52,8 @@ class IndexState(msgspec.Struct, frozen=True, array_like=True):
     absent: int = 0
     # Where payloads stand by offset, whatever the files say.
     patches: dict[int, bytes] = {}
+    # Where the replica started over; nothing that came before was ever here.
+    begun: int = 0
 
 
 class Index:
@@ -59,7 +61,7 @@ class Index:
 
     def __init__(self, files: Files, directory: str, state: IndexState, chunk_entries: int) -> None:
         self.partition = Partition(state.topic, state.number)
-        self.start = state.start
+        self.start, self._begun = state.start, state.begun
         self.bytes_held, self.absent = state.bytes_held, state.absent
         stem = f"{directory}/partition-{state.topic}-{state.number}"
         self._places = Column(files, f"{stem}-places", PLACE_BYTES, state.places, chunk_entries)
@@ -81,6 +83,7 @@ class Index:
             places=Extent(offset, offset, offset),
             chains=Extent(chains, chains, chains),
             runs=Extent(runs, runs, runs),
+            begun=offset,
         )
 
     @property
@@ -92,8 +95,25 @@ class Index:
         places, chains, runs = (column.extent for column in self.columns)
         patches = {at: place for at, place in self._patches.items() if at >= self.start}
         return IndexState(
-            *self.partition, self.start, self.bytes_held, places, chains, runs, self.absent, patches
+            *self.partition,
+            self.start,
+            self.bytes_held,
+            places,
+            chains,
+            runs,
+            self.absent,
+            patches,
+            self._begun,
         )
+
+    @property
+    def taken(self) -> int:
+        """Before this offset there is nothing because retention took it.
+
+        Of what came before it started over a replica knows nothing, until retention goes on from
+        there: what is older went then too.
+        """
+        return self.start if self.start > self._begun else 0
 
     @property
     def end(self) -> int:

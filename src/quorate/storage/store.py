@@ -235,6 +235,11 @@ class DiskStore:
         index = self._derived.indexes.get(partition)
         return (0, 0) if index is None else (index.start, index.end)
 
+    def taken(self, partition: Partition) -> int:
+        """Before this offset retention took everything, for all that this replica knows."""
+        index = self._derived.indexes.get(partition)
+        return 0 if index is None else index.taken
+
     def offset_at(self, partition: Partition, time_us: int) -> int:
         """The first offset that was decided at this time or later; the end if there is none."""
         index = self._derived.indexes.get(partition)

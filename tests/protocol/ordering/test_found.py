@@ -693,9 +693,9 @@ def test_an_entry_names_those_who_vouched_for_it() -> None:
     assert reader.lead is not None
     denying, agreeing, _ = sorted(EVERYBODY - {reader.lead})
     first, second = entries(2)
-    reader.on_chained(denying, Chained(T, 0, 1, bytes(32), 0, 1), EVERYBODY)
+    reader.on_chained(denying, Chained(T, 0, 1, bytes(32), 0, 0, 1), EVERYBODY)
     reader.on_entries(reader.lead, first, EVERYBODY)
-    reader.on_chained(agreeing, Chained(T, 0, 1, second.before, 0, 1), EVERYBODY)
+    reader.on_chained(agreeing, Chained(T, 0, 1, second.before, 0, 0, 1), EVERYBODY)
 
     (entry,) = [outcome for outcome in look.take().deliver if isinstance(outcome, Entry)]
 

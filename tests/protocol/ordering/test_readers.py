@@ -98,13 +98,13 @@ def test_a_reader_is_sent_everything_in_order_and_then_the_chain() -> None:
     assert [e.payloads for e in entries if isinstance(e, Entries)] == [[b"1", b"2"], [b"x"], [b"3"]]
     assert [e.offset for e in entries if isinstance(e, Entries)] == [0, 2, 3]
     assert [e.first for e in entries if isinstance(e, Entries)] == [1, 1, 3]
-    assert last == Chained(*HERE, 4, desk.log.partition(HERE).chain, 0, 4)
+    assert last == Chained(*HERE, 4, desk.log.partition(HERE).chain, 0, 0, 4)
 
 
 def test_a_reader_without_payloads_hears_the_chain_only() -> None:
     desk = full_desk()
     desk.follow(payloads=False)
-    assert desk.sent() == [Chained(*HERE, 4, desk.log.partition(HERE).chain, 0, 4)]
+    assert desk.sent() == [Chained(*HERE, 4, desk.log.partition(HERE).chain, 0, 0, 4)]
     assert desk.sent() == []
 
 
@@ -212,7 +212,7 @@ def test_nobody_is_sent_more_than_it_allows() -> None:
 def test_a_reader_at_its_limit_hears_the_chain_there() -> None:
     desk = full_desk()
     desk.follow(limit=1, payloads=False)
-    assert desk.sent() == [Chained(*HERE, 1, desk.store.chain(HERE, 1) or b"", 0, 4)]
+    assert desk.sent() == [Chained(*HERE, 1, desk.store.chain(HERE, 1) or b"", 0, 0, 4)]
 
 
 @pytest.mark.usefixtures("short_steps")

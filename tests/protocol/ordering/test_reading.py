@@ -64,7 +64,7 @@ class Book:
         return 5 + offset * self._time_step_us
 
     def chained(self, offset: int) -> Chained:
-        return Chained(T, 0, offset, self.chains[offset], 0, len(self.payloads))
+        return Chained(T, 0, offset, self.chains[offset], 0, 0, len(self.payloads))
 
 
 TRUE = Book(b"1", b"2", b"3", b"4")
@@ -272,7 +272,7 @@ def test_one_that_contradicts_the_lead_in_many_ways_is_one_voice_and_takes_no_ro
     lead, liar = desk.lead, desk.others[0]
     desk.entries(TRUE, 0, 2)
     for number in range(1000):
-        word = Chained(T, 0, 2, digest(b"%d" % number), 0, 2)
+        word = Chained(T, 0, 2, digest(b"%d" % number), 0, 0, 2)
         desk.reading.on_chained(liar, word, desk.connected)
     assert len(desk.reading.contradicted_by) == 1
     desk.chain(desk.others[1], TRUE, 2)
@@ -449,7 +449,7 @@ def test_a_lead_that_brings_all_there_is_is_not_slow_however_little_that_is() ->
 def test_one_replica_that_claims_there_is_more_does_not_make_a_lead_slow() -> None:
     desk = Desk()
     lead, liar = desk.lead, desk.others[0]
-    desk.reading.on_chained(liar, Chained(T, 0, 1, digest(b"?"), 0, 1 << 40), desk.connected)
+    desk.reading.on_chained(liar, Chained(T, 0, 1, digest(b"?"), 0, 0, 1 << 40), desk.connected)
     for _ in range(4 * SLOW_AFTER_US // LATE_AFTER_US):
         desk.pass_time(LATE_AFTER_US)
     assert desk.lead == lead
@@ -749,10 +749,13 @@ def test_after_a_lead_that_filled_a_reader_the_next_one_may_send_again() -> None
 # What is gone
 
 
-def says_that_it_begins(desk: Desk, replica: NodeId, start: int) -> None:
-    desk.reading.on_chained(
-        replica, Chained(T, 0, start, TRUE.chains[start], start, 4), desk.connected
-    )
+def says_that_it_begins(
+    desk: Desk, replica: NodeId, start: int, *, taken: int | None = None
+) -> None:
+    """Because retention took what came before, if nothing else is said."""
+    taken = start if taken is None else taken
+    word = Chained(T, 0, start, TRUE.chains[start], start, taken, 4)
+    desk.reading.on_chained(replica, word, desk.connected)
 
 
 def trimmed(desk: Desk) -> list[tuple[int, int]]:
@@ -832,6 +835,31 @@ def test_what_is_gone_where_it_was_stored_is_not_waited_for_from_those_who_never
         assert trimmed(desk) == [(0, 2)]
 
 
+def test_one_that_started_over_and_one_that_lies_do_not_hide_what_a_single_store_has() -> None:
+    """Of those who never had a large batch nobody says that it is gone."""
+    desk = Desk()
+    keeper, liar, started_over, without = desk.reading._order
+    desk.connected.discard(keeper)
+    desk.reading.disconnected(keeper, desk.connected)
+    says_that_it_begins(desk, liar, 4)
+    says_that_it_begins(desk, started_over, 4, taken=0)
+    says_that_it_begins(desk, without, 0)
+    for _ in desk.connected:
+        desk.absent(desk.lead, 0, count=1)
+    desk.pass_time(LATE_AFTER_US)
+    desk.pass_time(2 * LATE_AFTER_US)
+    assert trimmed(desk) == []
+
+    desk.connected.add(keeper)
+    desk.reading.connected(keeper, desk.connected)
+    while desk.lead != keeper:
+        desk.absent(desk.lead, 0, count=1)
+    desk.entries(TRUE, 0, 4)
+    for replica in (keeper, without):
+        desk.chain(replica, TRUE, 4)
+    assert desk.read() == [*TRUE.payloads]
+
+
 def test_one_that_lies_and_says_nothing_does_not_keep_a_reader_at_what_is_gone() -> None:
     desk = Desk()
     stores = desk.reading._order[:2]
@@ -885,7 +913,7 @@ def test_one_that_lies_does_not_keep_a_reader_at_what_one_correct_replica_has_an
             if isinstance(follow, Follow) and follow.payloads:
                 desk.absent(replica, follow.offset)
             at = max(start, limit)
-            words = Chained(T, 0, at, book.chains[at], start, len(book.payloads))
+            words = Chained(T, 0, at, book.chains[at], start, start, len(book.payloads))
             desk.reading.on_chained(replica, words, desk.connected)
         elif replica == keeper:
             if desk.lead == keeper and desk.reading.received < limit:

@@ -295,7 +295,7 @@ class Readers:
 
     def _tell_chain(self, node: NodeId, partition: Partition, reader: Reader, end: int) -> int:
         """How the chain goes on, as far as this reader wants to know; says how many bytes."""
-        start, _ = self._store.bounds(partition)
+        (start, _), taken = self._store.bounds(partition), self._store.taken(partition)
         # Of what is not kept any more nobody knows the chain.
         through = max(min(end, max(reader.limit, reader.cursor)), start)
         sent = 0
@@ -304,7 +304,7 @@ class Readers:
             if chain is None:
                 return sent
             reader.told = offset
-            self._outbox.send(node, Chained(*partition, offset, chain, start, end))
+            self._outbox.send(node, Chained(*partition, offset, chain, start, taken, end))
             sent += _WORD_BYTES
         if reader.told < through:
             self._due[partition] = None

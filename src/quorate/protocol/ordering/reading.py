@@ -168,6 +168,7 @@ class Reading:
         self.contradicted_by: set[NodeId] = set()
         self._ends: dict[NodeId, int] = {}
         self._starts: dict[NodeId, int] = {}
+        self._takens: dict[NodeId, int] = {}
         self._blames: Counter[NodeId] = Counter()
         self._credit = FIRST_CREDIT_BATCHES
         self._limit = offset + self._credit
@@ -269,7 +270,8 @@ class Reading:
     def on_chained(self, sender: NodeId, chain: Chained, connected: "set[NodeId]") -> None:
         if sender not in self.topic.index:
             return
-        self._ends[sender], self._starts[sender] = chain.end, chain.start
+        self._ends[sender] = chain.end
+        self._starts[sender], self._takens[sender] = chain.start, chain.taken
         if self._skip_what_is_gone(connected):
             return
         words = self._words.setdefault(sender, deque(maxlen=WORDS_MAX))
@@ -291,7 +293,7 @@ class Reading:
         lacking = {} if self._unsettled else self._lacking
         if self._others_needed:
             if kept <= self.position:
-                kept = self._kept_by_stores(starts, lacking, connected, is_late=is_late)
+                kept = self._kept_by_stores(lacking, connected, is_late=is_late)
         elif kept > self.position:
             there = [replica for replica in self._order if replica in connected]
             heard = [r for r in there if r in self._starts or r in lacking]
@@ -308,28 +310,25 @@ class Reading:
         return True
 
     def _kept_by_stores(
-        self,
-        starts: list[int],
-        lacking: dict[NodeId, int],
-        connected: "set[NodeId]",
-        *,
-        is_late: bool,
+        self, lacking: dict[NodeId, int], connected: "set[NodeId]", *, is_late: bool
     ) -> int:
         """Where to go on if n - f lack what is next: some had it, and others never did.
 
         Large batches are with few replicas, and retention by size takes them from the others
-        later. What is gone is said by so many that one of them is correct; and whoever is there
-        and may have it is asked first. Of what comes after it nothing is left out that f + 1 may
-        have: those who never had a large batch still have small ones behind it.
+        later. That retention took it is said by so many that one of them is correct (one that
+        started over does not know that); and whoever is there and may have it is asked first. Of
+        what comes after it nothing is left out that f + 1 may have: those who never had a large
+        batch still have small ones behind it.
         """
+        takens = sorted(self._takens.values(), reverse=True)
         until = {r: start for r, start in self._starts.items() if start > self.position}
         for replica, end in lacking.items():
             until[replica] = max(end, until.get(replica, 0))
         is_asked = is_late or until.keys() >= connected & self.topic.index.keys()
         silent, f = len(self.topic.members) - len(until), self.topic.f
-        if silent > f or len(starts) <= f or not is_asked:
+        if silent > f or len(takens) <= f or not is_asked:
             return 0
-        return min(starts[f], sorted(until.values())[f - silent])
+        return min(takens[f], sorted(until.values())[f - silent])
 
     def stop(self) -> None:
         """Nobody need send us anything any more."""

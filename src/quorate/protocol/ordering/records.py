@@ -252,6 +252,9 @@ class Store(Protocol):
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""
 
+    def taken(self, partition: Partition) -> int:
+        """Before this offset retention took everything, for all that this replica knows."""
+
     def offset_at(self, partition: Partition, time_us: int) -> int:
         """The first offset that was decided at this time or later; the end if there is none."""
 
