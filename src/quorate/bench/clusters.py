@@ -77,7 +77,7 @@ async def running(local: LocalCluster) -> AsyncIterator[Launcher]:
     with tempfile.TemporaryDirectory(prefix="quorate-bench-") as parent:
         directory = Path(parent) / "cluster"
         write_local_cluster(directory, local)
-        launcher = Launcher(directory)
+        launcher = Launcher(directory, tied=True)
         try:
             await asyncio.to_thread(launcher.start_all)
             yield launcher

@@ -217,7 +217,7 @@ async def play(directory: Path, seconds: float, watch: Callable[[Scene], None]) 
         clients=(PUBLISHER, *SUBSCRIBERS), topics=contracts, base_port=free_base_port()
     )
     write_local_cluster(directory, local)
-    launcher = Launcher(directory)
+    launcher = Launcher(directory, tied=True)
     try:
         launcher.start_all()
         return await _perform(launcher, seconds, watch)

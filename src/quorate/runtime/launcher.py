@@ -32,6 +32,8 @@ START_SECONDS_MAX = 20.0
 STOP_SECONDS_MAX = 5.0
 LOOK_EVERY_S = 0.02
 LOG_BYTES_READ = 64 * 1024
+# What tells a replica to end with its standard input.
+UNTIL_INPUT_ENDS = "--until-input-ends"
 
 _HAS_PROC = Path("/proc/self/cmdline").exists()
 
@@ -41,13 +43,17 @@ class LaunchError(QuorateError):
 
 
 class Launcher:
-    """The processes of one cluster directory."""
+    """The processes of one cluster directory.
 
-    def __init__(self, directory: Path) -> None:
+    Those of a launcher that is `tied` end with the process that started them, also if it is killed.
+    """
+
+    def __init__(self, directory: Path, *, tied: bool = False) -> None:
         # The full path, because a process is recognised by the cluster file that it was given.
         self.directory = cluster_file(directory).parent.resolve()
         self.cluster: Cluster = read_cluster(self.directory / CLUSTER_FILE)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._tied = tied
 
     def replica(self, name: str) -> Replica:
         for replica in self.cluster.replicas:
@@ -68,8 +74,9 @@ class Launcher:
         # Both files are open before there is a process that nobody could find without them.
         with self._opened(name, "log", "ab") as output, self._opened(name, "pid", "wb") as noted:
             child = subprocess.Popen(
-                self._command(name),
-                stdin=subprocess.DEVNULL,
+                [*self._command(name), *([UNTIL_INPUT_ENDS] if self._tied else [])],
+                # Our end of the pipe is closed when we end, in whatever way.
+                stdin=subprocess.PIPE if self._tied else subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -118,6 +125,9 @@ class Launcher:
                 self._send(name, Signals.SIGKILL)
                 deadline = time.monotonic() + STOP_SECONDS_MAX
             time.sleep(LOOK_EVERY_S)
+        child = self._children.get(name)
+        if child is not None and child.stdin is not None:
+            child.stdin.close()
         self._file(name, "pid").unlink(missing_ok=True)
 
     def stop_all(self, names: Iterable[str] | None = None) -> None:

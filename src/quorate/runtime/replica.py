@@ -14,7 +14,8 @@ import signal
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -360,6 +361,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--name", required=True, help="which replica of it this is")
     parser.add_argument("--key", type=Path, required=True, help="its private keys")
     parser.add_argument("--data", type=Path, required=True, help="where it keeps log topics")
+    parser.add_argument(
+        "--until-input-ends", action="store_true", help="stop when the standard input is closed"
+    )
     given = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -369,19 +373,23 @@ def main(arguments: list[str] | None = None) -> int:
         founding = read_founding(given.cluster, cluster)
         if identity.public.name != given.name:
             raise ConfigError(f"{given.key} holds the keys of {identity.public.name}")
-        run(_serve(cluster, founding, identity, given.data))
+        make = partial(ReplicaProcess, cluster, founding, identity, given.data)
+        run(_serve(make, until_input_ends=given.until_input_ends))
     except (QuorateError, OSError) as error:
         _log.error("%s cannot run: %s", given.name, error)
         return 2
     return 0
 
 
-async def _serve(cluster: Cluster, founding: Cluster, identity: Identity, data: Path) -> None:
+async def _serve(make: "Callable[[], ReplicaProcess]", *, until_input_ends: bool) -> None:
     until = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, until.set)
-    await ReplicaProcess(cluster, founding, identity, data).run(until)
+    if until_input_ends:
+        # Nothing is ever written there: it is readable when it ends.
+        loop.add_reader(sys.stdin.fileno(), until.set)
+    await make().run(until)
 
 
 if __name__ == "__main__":
