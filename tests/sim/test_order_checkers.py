@@ -433,7 +433,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     ),
     "crash states that bind nobody": (
         lambda patch: patch.setattr(Crash, "resolve", always_free),
-        Setting("crash-ordering"), range(179, 240),
+        Setting("crash-ordering"), range(91, 150),
     ),
     "votes that are not written down": (
         lambda patch: patch.setattr(Consensus, "_persist", forgotten),

@@ -118,6 +118,10 @@ def test_the_last_replica_of_a_slot_is_vouched_to_by_those_who_decided_it() -> N
     assert run_seed(Setting("validated"), 281).violations == ()
 
 
+def test_a_slot_that_one_replica_decided_before_its_leader_died_is_decided_by_the_others() -> None:
+    assert run_seed(Setting("validated"), 103074).violations == ()
+
+
 def test_replicas_start_over_that_are_away_for_long_and_nobody_else() -> None:
     """Otherwise more may lack what is retained than among real replicas, as in seed 80735 once."""
     setting = Setting("validated")

@@ -34,6 +34,7 @@ from quorate.core.ordering import (
     Retrieve,
     Retrieved,
     Standing,
+    Stop,
     Stored,
     Write,
 )
@@ -584,6 +585,27 @@ def test_a_leader_that_owes_nothing_is_left_in_peace() -> None:
     council = Council()
     council.run(20)
     assert {council.group(replica).consensus.regency for replica in council.seats} == {1}
+
+
+def test_a_leader_that_leaves_a_slot_undecided_is_doubted_though_nothing_waits() -> None:
+    """One of f + 1 that voted is correct; what one alone says may be a lie."""
+    council = Council(byzantine=(3,))
+    vote = Write(council.number, 1, 1, digest(b"?"))
+    council.say(3, [2], vote)
+    council.run(3)
+    assert not council.messages(Stop, sender=2)
+
+    council.say(1, [2], vote)
+    council.run(3)
+    assert council.messages(Stop, sender=2)
+
+
+def test_a_leader_is_not_to_blame_for_what_is_decided_and_cannot_be_carried_out_yet() -> None:
+    council = Council()
+    for sender in (0, 1, 3):
+        council.say(sender, [2], Accept(council.number, 1, 1, digest(b"?")))
+    council.run(3)
+    assert not council.messages(Stop, sender=2)
 
 
 def test_an_append_beyond_a_gap_waits_for_nothing() -> None:

@@ -161,6 +161,18 @@ class Consensus:
     def is_synced(self) -> bool:
         return self.free_from is not None
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether we, or so many that one of them is correct, have voted in the current slot, and
+        what a quorum of them decides is not known."""
+        ballots = [ballot for (slot, _), ballot in self._ballots.items() if slot == self.slot]
+        if any(ballot.accepts.won(self._quorum) is not None for ballot in ballots):
+            return False
+        promise = self.promises[self.slot]
+        voters = {voter for each in ballots for voter in (*each.writes.by, *each.accepts.by)}
+        is_ours = bool(promise.accepted_in or promise.written)
+        return is_ours or len(voters) >= self.rules.voices_to_believe
+
     def restore(self, voted: Voted) -> None:
         """A record from before the crash; they come in the order of writing."""
         self.enter(voted.regency)
@@ -179,7 +191,7 @@ class Consensus:
             for digest, regency in promise.written.items():
                 if regency == self.regency:
                     self._ballot(slot).writes.by[self.me] = digest
-            if self._is_recent(promise.accepted_in):
+            if promise.accepted_in and self._is_recent(promise.accepted_in):
                 ballot = self._ballot(slot, promise.accepted_in)
                 ballot.accepts.by[self.me] = promise.accepted
 

@@ -148,6 +148,8 @@ class Group:
         self._hand_on(notary)
         # When a slot was decided last, and how many batches that ordered.
         self._progress_us = 0
+        # The slot that is being voted on, and since when.
+        self._voted_slot, self._voted_since_us = 0, 0
         self._last_batches = 0
         # Validated partitions with batches that were decided since somebody asked.
         self._grown: dict[Partition, None] = {}
@@ -591,12 +593,27 @@ class Group:
     def _doubt_leader(self, now_us: int) -> None:
         if self.change.is_changing:
             return
+        if self._is_slot_late(now_us):
+            self.change.complain()
+            return
         for waiting in self.backlog.active.values():
             owed_us = max(waiting.since_us + self._pace.slow_us, self.change.since_us)
             is_late = now_us - owed_us >= self.change.patience_us
             if is_late and self.backlog.proposable(waiting) >= waiting.next:
                 self.change.complain()
                 return
+
+    def _is_slot_late(self, now_us: int) -> bool:
+        """Whether there were votes, and no decision follows, though nothing may be waiting here.
+
+        Those who had what a slot orders may be gone or have decided it, and those who are left have
+        too few votes to do so, and nothing that they could propose. A next leader lets them vote.
+        """
+        slot = self.consensus.slot if self.consensus.is_undecided else 0
+        if slot != self._voted_slot:
+            self._voted_slot, self._voted_since_us = slot, now_us
+        owed_us = max(self._voted_since_us + self._pace.slow_us, self.change.since_us)
+        return slot > 0 and now_us - owed_us >= self.change.patience_us
 
     # The head of the log, the state as a whole, payloads that were missed
 
