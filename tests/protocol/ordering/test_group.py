@@ -587,6 +587,18 @@ def test_a_leader_that_owes_nothing_is_left_in_peace() -> None:
     assert {council.group(replica).consensus.regency for replica in council.seats} == {1}
 
 
+def test_what_enough_replicas_have_is_ordered_though_each_has_more_of_the_line_than_another() -> (
+    None
+):
+    """The chain of a longer line says nothing to whoever has a shorter one."""
+    council = Council(byzantine=(2,))
+    for replica, batches in ((0, 1), (1, 2), (3, 3)):
+        council.publish(A, 1, *[payload_of(A, each + 1) for each in range(batches)], to=[replica])
+    council.run(0.4)
+    assert {council.group(replica).consensus.regency for replica in (0, 1, 3)} == {1}
+    assert [council.log(replica) for replica in (0, 1, 3)] == [[payload_of(A, 1)]] * 3
+
+
 def test_a_leader_that_leaves_a_slot_undecided_is_doubted_though_nothing_waits() -> None:
     """One of f + 1 that voted is correct; what one alone says may be a lie."""
     council = Council(byzantine=(3,))

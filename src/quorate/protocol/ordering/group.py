@@ -396,6 +396,11 @@ class Group:
         waiting.heard[sender] = received
         self.backlog.has_news = True
         self.retrieval.on_received(sender, waiting, received)
+        is_less = waiting.next <= received.through < waiting.direct
+        is_ours = is_less and waiting.chain_at(received.through) == received.chain
+        if is_ours and sender == self.consensus.leader:
+            # It cannot tell from what we have said of more that we have this, too.
+            self._outbox.send(sender, received)
 
     # Agreement
 
