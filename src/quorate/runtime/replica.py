@@ -387,9 +387,14 @@ async def _serve(make: "Callable[[], ReplicaProcess]", *, until_input_ends: bool
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, until.set)
     if until_input_ends:
-        # Nothing is ever written there: it is readable when it ends.
-        loop.add_reader(sys.stdin.fileno(), until.set)
+        # Nothing is ever written there: it is readable when it ends, and from then on.
+        loop.add_reader(sys.stdin.fileno(), _input_ended, loop, until)
     await make().run(until)
+
+
+def _input_ended(loop: asyncio.AbstractEventLoop, until: asyncio.Event) -> None:
+    loop.remove_reader(sys.stdin.fileno())
+    until.set()
 
 
 if __name__ == "__main__":

@@ -251,8 +251,8 @@ class Fabric:
         if not rate or not is_bulky(message) or random.random() >= rate:
             return message
         payloads, at = list(message.payloads), random.randrange(len(message.payloads))
-        *others, last = payloads[at] or b"\0"
-        payloads[at] = bytes([*others, last ^ 1])
+        last = payloads[at][-1:] or b"\0"
+        payloads[at] = payloads[at][:-1] + bytes([last[0] ^ 1])
         return msgspec.structs.replace(message, payloads=payloads)
 
     def put(self, obstacle: Obstacle) -> None:

@@ -148,9 +148,9 @@ class Group:
         self._hand_on(notary)
         # When a slot was decided last, and how many batches that ordered.
         self._progress_us = 0
+        self._last_batches = 0
         # The slot that is being voted on, and since when.
         self._voted_slot, self._voted_since_us = 0, 0
-        self._last_batches = 0
         # Validated partitions with batches that were decided since somebody asked.
         self._grown: dict[Partition, None] = {}
 
@@ -396,11 +396,14 @@ class Group:
         waiting.heard[sender] = received
         self.backlog.has_news = True
         self.retrieval.on_received(sender, waiting, received)
+        if sender == self.consensus.leader:
+            self._confirm_less(sender, waiting, received)
+
+    def _confirm_less(self, leader: NodeId, waiting: Waiting, received: Received) -> None:
+        """The leader cannot tell from what we say of more that we have as much as it has."""
         is_less = waiting.next <= received.through < waiting.direct
-        is_ours = is_less and waiting.chain_at(received.through) == received.chain
-        if is_ours and sender == self.consensus.leader:
-            # It cannot tell from what we have said of more that we have this, too.
-            self._outbox.send(sender, received)
+        if is_less and waiting.chain_at(received.through) == received.chain:
+            self._outbox.send(leader, received)
 
     # Agreement
 
