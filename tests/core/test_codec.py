@@ -5,7 +5,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from declared import messages
@@ -144,6 +144,8 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ),
 }
 EVERY_KIND = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+# There are many kinds, each with a few fields.
+OF_EACH = settings(max_examples=50)
 
 
 def test_every_message_there_is_has_a_strategy() -> None:
@@ -151,24 +153,28 @@ def test_every_message_there_is_has_a_strategy() -> None:
 
 
 @EVERY_KIND
+@OF_EACH
 @given(st.data())
 def test_a_message_comes_back_as_it_was(kind: type, data: st.DataObject) -> None:
     check_comes_back(data.draw(MESSAGES[kind]))
 
 
 @EVERY_KIND
+@OF_EACH
 @given(st.data())
 def test_a_message_outlives_the_buffer_that_it_came_in(kind: type, data: st.DataObject) -> None:
     check_outlives_its_buffer(data.draw(MESSAGES[kind]))
 
 
 @EVERY_KIND
+@OF_EACH
 @given(st.data())
 def test_no_part_of_a_message_passes_for_a_message(kind: type, data: st.DataObject) -> None:
     check_no_part_passes(data.draw(MESSAGES[kind]))
 
 
 @EVERY_KIND
+@OF_EACH
 @given(st.data())
 def test_flipped_bits_make_a_message_or_a_protocol_error(kind: type, data: st.DataObject) -> None:
     found = message_or_error(with_flipped_bits(data.draw(MESSAGES[kind]), data))

@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from declared import messages
@@ -46,17 +46,21 @@ from quorate.core.ordering import (
 
 MESSAGES = messages(get_args(OrderMessage))
 EVERY_KIND = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+# There are many kinds, each with a few fields.
+OF_EACH = settings(max_examples=50)
 ORDER = codec.encode(Stop(1, 2))[codec.LENGTH.size]
 D = bytes(32)
 
 
 @EVERY_KIND
+@OF_EACH
 @given(st.data())
 def test_all_of_them_are_frames_of_one_kind(kind: type, data: st.DataObject) -> None:
     assert frame_of(data.draw(MESSAGES[kind]))[0] == ORDER
 
 
 @EVERY_KIND
+@OF_EACH
 @given(st.data())
 def test_what_flipped_bits_make_of_them_goes_on_as_it_is(kind: type, data: st.DataObject) -> None:
     found = message_or_error(with_flipped_bits(data.draw(MESSAGES[kind]), data))
@@ -70,6 +74,7 @@ def test_random_bytes_make_a_message_or_a_protocol_error(body: bytes) -> None:
 
 
 @EVERY_KIND
+@OF_EACH
 @given(st.data(), st.binary(max_size=60))
 def test_a_message_that_goes_on_with_random_bytes_is_one_or_a_protocol_error(
     kind: type, data: st.DataObject, tail: bytes

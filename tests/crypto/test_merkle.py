@@ -15,12 +15,16 @@ from quorate.crypto.merkle import (
     Tree,
     check_consistency,
     check_inclusion,
+    check_runs,
     consistency_proof,
     edge_of,
+    inclusion_in_runs,
     inclusion_proof,
     leaf_hash,
     node_hash,
+    nodes_of_runs,
     root_of,
+    runs_proof,
 )
 
 # The leaves, roots and proofs of the reference implementation of certificate transparency.
@@ -458,3 +462,120 @@ def test_a_tree_takes_hashes_and_not_data(data: bytes) -> None:
 def test_no_node_passes_for_a_leaf() -> None:
     left, right = TREE.kept[0, 0], TREE.kept[0, 1]
     assert leaf_hash(left + right) != node_hash(left, right)
+
+
+@st.composite
+def some_runs(draw: st.DrawFn) -> tuple[int, list[range]]:
+    """A size, and runs of leaves of such a tree."""
+    size = draw(st.integers(1, 70))
+    cuts = sorted(draw(st.sets(st.integers(0, size), min_size=2, max_size=9)))
+    runs = [range(start, end) for start, end in zip(cuts[::2], cuts[1::2], strict=False)]
+    return size, runs
+
+
+def leaves_in(runs: list[range]) -> list[Hash]:
+    return [leaf_hash(bytes([index])) for run in runs for index in run]
+
+
+@given(some_runs())
+def test_runs_of_leaves_lead_to_the_root(case: tuple[int, list[range]]) -> None:
+    size, runs = case
+    nodes, root = grown(size)
+
+    check_runs(leaves_in(runs), runs, size, runs_proof(nodes, runs, size), root)
+
+
+@given(some_runs())
+def test_a_proof_of_runs_tells_perfect_trees_as_they_are(case: tuple[int, list[range]]) -> None:
+    size, runs = case
+    nodes, _ = grown(size)
+    told: dict[tuple[int, int], Hash] = {}
+
+    nodes_of_runs(
+        leaves_in(runs), runs, size, runs_proof(nodes, runs, size),
+        lambda level, number, node: told.update({(level, number): node}),
+    )  # fmt: skip
+
+    assert told == {place: nodes(*place) for place in told}
+    assert {(0, index) for run in runs for index in run} <= told.keys()
+
+
+@given(some_runs(), st.data())
+def test_a_proof_of_runs_holds_for_nothing_else(
+    case: tuple[int, list[range]], data: st.DataObject
+) -> None:
+    size, runs = case
+    nodes, root = grown(size)
+    leaves, path = leaves_in(runs), runs_proof(nodes, runs, size)
+    hashes = leaves + path
+    at = data.draw(st.integers(0, len(hashes) - 1))
+    changed = [*hashes[:at], leaf_hash(b"another"), *hashes[at + 1 :]]
+
+    with pytest.raises(RemoteProtocolError):
+        check_runs(changed[: len(leaves)], runs, size, changed[len(leaves) :], root)
+    with pytest.raises(RemoteProtocolError):
+        check_runs(leaves, runs, size, [*path, path[0] if path else root], root)
+    if path:
+        with pytest.raises(RemoteProtocolError):
+            check_runs(leaves, runs, size, path[:-1], root)
+
+
+@given(st.integers(1, 70), st.data())
+def test_a_run_of_one_leaf_has_the_hashes_of_its_inclusion_proof(
+    size: int, data: st.DataObject
+) -> None:
+    index = data.draw(st.integers(0, size - 1))
+    nodes, _ = grown(size)
+
+    proof = runs_proof(nodes, [range(index, index + 1)], size)
+
+    assert sorted(proof) == sorted(inclusion_proof(nodes, index, size))
+
+
+@given(some_runs(), st.data())
+def test_each_leaf_of_runs_has_its_inclusion_proof_out_of_theirs(
+    case: tuple[int, list[range]], data: st.DataObject
+) -> None:
+    size, runs = case
+    nodes, root = grown(size)
+    index = data.draw(st.sampled_from([leaf for run in runs for leaf in run]))
+
+    path = inclusion_in_runs(index, leaves_in(runs), runs, size, runs_proof(nodes, runs, size))
+
+    assert path == inclusion_proof(nodes, index, size)
+    check_inclusion(leaf_hash(bytes([index])), index, size, path, root)
+
+
+def test_a_leaf_outside_of_runs_has_no_inclusion_proof_out_of_theirs() -> None:
+    nodes, _ = grown(8)
+    runs = [range(1, 3), range(5, 6)]
+    path = runs_proof(nodes, runs, 8)
+
+    with pytest.raises(LocalProtocolError, match="leaf 4 is in none of 2 runs"):
+        inclusion_in_runs(4, leaves_in(runs), runs, 8, path)
+    with pytest.raises(RemoteProtocolError, match="too short"):
+        inclusion_in_runs(5, leaves_in(runs), runs, 8, path[:1])
+    with pytest.raises(RemoteProtocolError, match="that are not leaves of 5"):
+        inclusion_in_runs(1, leaves_in(runs), runs, 5, path)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [[], [range(3, 3)], [range(5, 9)], [range(4, 6), range(2, 3)], [range(1, 4), range(3, 5)]],
+)
+def test_what_are_no_runs_of_the_tree_is_refused(runs: list[range]) -> None:
+    nodes, root = grown(8)
+
+    with pytest.raises(LocalProtocolError, match="that are not leaves of 8"):
+        runs_proof(nodes, runs, 8)
+    with pytest.raises(RemoteProtocolError, match="that are not leaves of 8"):
+        check_runs(leaves_in(runs), runs, 8, [], root)
+
+
+def grown(size: int) -> tuple[Callable[[int, int], Hash], Hash]:
+    """A tree of so many leaves: its nodes, and its root."""
+    kept: dict[tuple[int, int], Hash] = {}
+    tree = Tree(on_node=lambda level, number, node: kept.update({(level, number): node}))
+    for index in range(size):
+        tree.append(leaf_hash(bytes([index])))
+    return lambda level, number: kept[level, number], tree.root()

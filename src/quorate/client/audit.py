@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core.cluster import Client, Cluster
@@ -23,24 +22,20 @@ from quorate.core.contract import EVERYONE
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, QuorumError
 from quorate.core.ids import NodeId
-from quorate.core.messages import Message, Reply
+from quorate.core.messages import Message
 from quorate.core.ordering import (
     BEGIN_US,
     END_US,
     Absent,
     AskReceipts,
-    Assigned,
     Chained,
-    Concluded,
     Entries,
     Follow,
     Locate,
     Located,
-    Ordered,
     Partition,
     Receipts,
     Refusal,
-    TopologyReport,
     Walk,
     Walked,
 )
@@ -55,10 +50,9 @@ from quorate.protocol.auditing.history import (
 )
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
 from quorate.protocol.control.client import Commands
-from quorate.protocol.machine import Answered, Outcome, Ready, Topology
+from quorate.protocol.listener import Listener
+from quorate.protocol.machine import Answered, Outcome, Topology
 from quorate.protocol.ordering.placement import GroupKind, group_of, rules_of
-from quorate.protocol.outbox import Outbox
-from quorate.protocol.requests import Requests
 from quorate.protocol.topic import Topic
 from quorate.runtime.signing import origin_of
 from quorate.runtime.topics import topics_of
@@ -217,47 +211,92 @@ class Auditor(Session):
         self._readings: dict[tuple[NodeId, Partition], _Reading] = {}
         self._waiting: dict[tuple[Partition, int], _Waiting] = {}
         control = next((t for t in topics_of(self.cluster) if t.name == CONTROL_TOPIC), None)
-        self._listening_machine = _Listener(self.node, control, self._hear)
+        self._listening_machine = Listener(self.node, control, self._hear)
 
     async def audit(self) -> Report:
         """Walk, read and judge all of it."""
         began_s, spent_s = time.monotonic(), time.process_time()
-        founding = await self._learn_the_cluster()
-        topics = self._topics()
-        await self._connect()
+        founding = await self.prepare()
+        topics = self.audited()
         keys = KnownKeys.of(self.cluster, *founding)
         groups: list[GroupReport] = []
         ledgers: dict[Partition, Ledger] = {}
-        for orderers in self._groups(topics):
+        for orderers in self.groups(topics):
             history = History(orderers, self._findings)
-            await self._walk_group(history)
+            await self.walk(history)
             judgement = history.judge()
             groups.append(self._group_report(history, judgement))
             if judgement.trusted is not None:
                 ledgers |= judgement.trusted.ledgers()
         audits = [
-            self._partition_audit(topic, ledgers[partition], keys)
+            self.partition_audit(topic, ledgers[partition], keys, self._findings)
             for topic in topics
             for partition in _partitions(topic)
             if partition in ledgers
         ]
         # Commands first: they tell whose key is whose.
         for part in (_of_control(audits, is_control=True), _of_control(audits, is_control=False)):
-            readable = [each for each in part if self._may_read(each.topic)]
-            await self._read_all(readable)
-            await self._challenge_all(readable)
+            await self.read([each for each in part if self.may_read(each.topic)])
             keys.are_all = (bool(founding) and any(map(_has_all_commands, part))) or keys.are_all
         return Report(
             self.cluster.name,
             tuple(groups),
             tuple(map(self._partition_report, audits)),
             self._findings,
-            {self.cluster.name_of(node): why for node, why in self._silent.items()},
+            self.silent,
             tuple(self._notes),
             sum(audit.checked_bytes for audit in audits),
             time.monotonic() - began_s,
             time.process_time() - spent_s,
         )
+
+    # Parts, for those who share an audit
+
+    async def prepare(self) -> list[Cluster]:
+        """Learn what the cluster is, and connect to all who are there; how it began, if known."""
+        founding = await self._learn_the_cluster()
+        # What cannot be audited is said before anybody is waited for.
+        self.audited()
+        await self._connect()
+        return founding
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """Who did not answer, or not to the end, and why."""
+        return {self.cluster.name_of(node): why for node, why in self._silent.items()}
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self._notes]
+
+    async def survey(self, orderers: Orderers) -> dict[NodeId, Walked]:
+        """The first word of each replica of a group that answers, those that begin earliest first.
+
+        It says which slots there are, and has the last checkpoints.
+        """
+        return dict(await self._first_words(orderers, 0))
+
+    async def walk(self, history: History, slots: range | None = None) -> None:
+        """The slots of each replica of a group, or some of them."""
+        self._tell("walking the order")
+        orderers = history.orderers
+        firsts = await self._first_words(orderers, 0 if slots is None else slots.start)
+        if slots is None:
+            ends = [walked.end for node, walked in firsts if node in orderers.members]
+            end = credible_end(ends, orderers.one_correct)
+        else:
+            end = slots.stop
+            # Some have forgotten these slots, and some have yet to hear of them.
+            firsts = [each for each in firsts if each[1].slot < min(each[1].end, end)]
+        self._progress.slots_total += sum(len(range(w.slot, min(w.end, end))) for _, w in firsts)
+        for node, walked in firsts:
+            history.begin(node, walked, end)
+            await self._walk_on(history, node)
+
+    async def read(self, audits: list[PartitionAudit]) -> None:
+        """All payloads of these, from every replica; and stores are held to their receipts."""
+        await self._read_all(audits)
+        await self._challenge_all(audits)
 
     # What there is
 
@@ -275,8 +314,8 @@ class Auditor(Session):
             self._notes[f"the cluster is taken to be what its file says: {error}"] = None
         return [] if commands.founding is None else [commands.founding]
 
-    def _topics(self) -> list[Topic]:
-        """Those that are audited; commands too, which say whose key is whose."""
+    def audited(self) -> list[Topic]:
+        """The topics that are audited; commands too, which say whose key is whose."""
         logs = {topic.name: topic for topic in topics_of(self.cluster) if topic.contract.is_log}
         for name in self._wanted:
             if name not in logs:
@@ -291,18 +330,18 @@ class Auditor(Session):
         if control is not None and needs_keys and control not in chosen:
             chosen.append(control)
         for topic in chosen:
-            if not self._may_read(topic):
+            if not self.may_read(topic):
                 self._notes[
                     f"the payloads of '{topic.name}' were not read: {self.member.name} may not "
                     f"subscribe to it"
                 ] = None
         return chosen
 
-    def _may_read(self, topic: Topic) -> bool:
+    def may_read(self, topic: Topic) -> bool:
         allowed = topic.contract.subscribe
         return allowed == EVERYONE or self.member.name in allowed
 
-    def _groups(self, topics: Iterable[Topic]) -> list[Orderers]:
+    def groups(self, topics: Iterable[Topic]) -> list[Orderers]:
         """The groups that order these topics."""
         found: dict[GroupKind, Orderers] = {}
         for topic in topics:
@@ -335,7 +374,7 @@ class Auditor(Session):
     def _refuse_if_not_told(self, kind: GroupKind) -> None:
         """Replicas would not answer, and nobody would know why."""
         ordered = [t for t in topics_of(self.cluster) if t.contract.is_log]
-        closed = [t for t in ordered if group_of(t.contract) is kind and not self._may_read(t)]
+        closed = [t for t in ordered if group_of(t.contract) is kind and not self.may_read(t)]
         member = self.cluster.named(self.member.name)
         if closed and not (isinstance(member, Client) and member.operator):
             raise ConfigError(
@@ -344,9 +383,11 @@ class Auditor(Session):
                 f"all of its topics"
             )
 
-    def _partition_audit(self, topic: Topic, ledger: Ledger, keys: KnownKeys) -> PartitionAudit:
+    def partition_audit(
+        self, topic: Topic, ledger: Ledger, keys: KnownKeys, findings: Findings
+    ) -> PartitionAudit:
         followers = self._followers(group_of(topic.contract))
-        return PartitionAudit(topic, ledger, keys, self._findings, self.cluster.name_of, followers)
+        return PartitionAudit(topic, ledger, keys, findings, self.cluster.name_of, followers)
 
     async def _connect(self) -> None:
         """Wait for all replicas; for one that nobody finds at its address, a little only."""
@@ -367,25 +408,17 @@ class Auditor(Session):
 
     # Walking
 
-    async def _walk_group(self, history: History) -> None:
-        """The slots of each replica, those first that begin earliest: others join their branch."""
-        self._tell("walking the order")
-        orderers = history.orderers
-        group, everybody = orderers.group, (*orderers.members, *orderers.followers)
+    async def _first_words(self, orderers: Orderers, slot: int) -> list[tuple[NodeId, Walked]]:
+        """Those first that begin earliest: others join their branch."""
+        everybody = (*orderers.members, *orderers.followers)
         there = [node for node in everybody if node not in self._silent]
-        asked = await asyncio.gather(*(self._walk(node, group, 0) for node in there))
+        asked = await asyncio.gather(*(self._walk(node, orderers.group, slot) for node in there))
         firsts = [
             (node, walked)
             for node, walked in zip(there, asked, strict=True)
             if isinstance(walked, Walked)
         ]
-        firsts.sort(key=lambda each: each[1].slot)
-        ends = [walked.end for node, walked in firsts if node in orderers.members]
-        end = credible_end(ends, orderers.one_correct)
-        self._progress.slots_total += sum(len(range(w.slot, min(w.end, end))) for _, w in firsts)
-        for node, walked in firsts:
-            history.begin(node, walked, end)
-            await self._walk_on(history, node)
+        return sorted(firsts, key=lambda each: each[1].slot)
 
     async def _walk_on(self, history: History, node: NodeId) -> None:
         walker = history.walkers.get(node)
@@ -581,7 +614,7 @@ class Auditor(Session):
         self._silent.setdefault(node, why)
 
     def _partition_report(self, audit: PartitionAudit) -> PartitionReport:
-        topic, ledger, is_read = audit.topic, audit.ledger, self._may_read(audit.topic)
+        topic, ledger, is_read = audit.topic, audit.ledger, self.may_read(audit.topic)
         silent = sum(node not in audit.holdings for node in topic.members)
         undecided = audit.judge(silent) if is_read else []
         self._notes |= audit.notes
@@ -614,7 +647,7 @@ class Auditor(Session):
 
     # Session
 
-    def _machine(self) -> "_Listener":
+    def _machine(self) -> Listener:
         return self._listening_machine
 
     def _commands(self) -> Commands:
@@ -626,62 +659,6 @@ class Auditor(Session):
                 self._on_answered(outcome)
             elif isinstance(outcome, Topology):
                 self._adopt(outcome.cluster)
-
-
-class _Listener:
-    """The machine of an auditor: it asks which cluster this is, and passes all else on."""
-
-    def __init__(
-        self, me: NodeId, control: Topic | None, hear: Callable[[NodeId, Message], None]
-    ) -> None:
-        self._outbox = Outbox()
-        self._requests = Requests(self._outbox)
-        self._hear = hear
-        self._connected: set[NodeId] = set()
-        self._next_tick_us = 0
-        self.commands = Commands(me, control, self._outbox, self._requests)
-
-    def step(self, sender: NodeId, message: Message) -> None:
-        handler = _CONTROL.get(type(message))
-        if handler is not None:
-            handler(self, sender, message)
-        else:
-            self._hear(sender, message)
-
-    def tick(self, now_us: int) -> None:
-        self._outbox.now_us = now_us
-        if now_us >= self._next_tick_us:
-            self._next_tick_us = now_us + TICK_EVERY_US
-            self._outbox.wake_at(self._next_tick_us)
-            self._requests.tick()
-            self.commands.tick()
-
-    def connected(self, peer: NodeId) -> None:
-        self._connected.add(peer)
-        self._requests.connected(peer)
-        self.commands.connected(peer)
-
-    def disconnected(self, peer: NodeId) -> None:
-        self._connected.discard(peer)
-
-    def writable(self, peer: NodeId, writable: bool) -> None:
-        """What an auditor sends is little."""
-
-    def take(self) -> Ready:
-        self.commands.flush(self._connected.__contains__)
-        return self._outbox.take()
-
-    def on_reply(self, sender: NodeId, reply: Reply) -> None:
-        self._requests.on_reply(sender, reply)
-
-
-_CONTROL: dict[type, Callable[[_Listener, NodeId, Any], None]] = {
-    Reply: _Listener.on_reply,
-    Ordered: lambda listener, sender, said: listener.commands.on_ordered(sender, said),
-    Concluded: lambda listener, sender, said: listener.commands.on_concluded(sender, said),
-    Assigned: lambda listener, sender, said: listener.commands.on_assigned(sender, said),
-    TopologyReport: lambda listener, sender, said: listener.commands.on_report(sender, said),
-}
 
 
 def _partitions(topic: Topic) -> Iterable[Partition]:

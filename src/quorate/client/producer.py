@@ -190,13 +190,10 @@ class Producer(Session):
         self._next_partition = 0
         self._modes = Modes()
         self._changing = asyncio.Lock()
-        sealer = Sealer(
-            self.cluster.name, self._identity.public.sign_key, self._identity.sign,
-            wall_us=lambda: time.time_ns() // 1000, salt=lambda: secrets.token_bytes(SALT_BYTES),
-        )  # fmt: skip
         self._source = Source(
-            self.node, topics_of(self.cluster), self._macs, session=1, sealer=sealer, stores=stores
-        )
+            self.node, topics_of(self.cluster), self._macs, session=1, sealer=self._make_sealer(),
+            stores=stores,
+        )  # fmt: skip
         self._checker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -502,6 +499,13 @@ class Producer(Session):
 
     # Machine
 
+    def _make_sealer(self) -> Sealer:
+        return Sealer(
+            self.cluster.name, self._identity.public.sign_key, self._identity.sign,
+            wall_us=lambda: time.time_ns() // 1000,
+            salt=lambda _, __: secrets.token_bytes(SALT_BYTES),
+        )  # fmt: skip
+
     def _machine(self) -> Source:
         return self._source
 
@@ -598,7 +602,7 @@ class Producer(Session):
                 )
             return outlets[partition]
         if key is not None:
-            return outlets[int.from_bytes(digest(key)[:8], "little") % count]
+            return outlets[partition_of(key, count)]
         self._next_partition += 1
         return outlets[self._next_partition % count]
 
@@ -720,6 +724,11 @@ class Producer(Session):
                 word = "busy"
             states[name] = word if connected else self.transport.why_down(replica)
         return states
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Where events with this key go, of so many partitions."""
+    return int.from_bytes(digest(key)[:8], "little") % partitions
 
 
 def _check_signable(outlet: Outlet, payload: bytes, events: int) -> None:

@@ -108,7 +108,7 @@ class Prover(Session):
                 proof = await self._find(search, timeout_s)
             finally:
                 self._search = None
-        return _shown(proof, event, Keys.of(self.cluster), whole=whole)
+        return shown(proof, event, Keys.of(self.cluster), whole=whole)
 
     # Parts
 
@@ -356,7 +356,7 @@ def _with_position(proof: Proof, proven: Proven, keys: Keys) -> Proof:
     )
 
 
-def _shown(proof: Proof, event: int | None, keys: Keys, *, whole: bool) -> Proof:
+def shown(proof: Proof, event: int | None, keys: Keys, *, whole: bool) -> Proof:
     """The proof of the whole batch, or of one event of it alone."""
     seal = Seal.decode(proof.seal)
     assert proof.body is not None

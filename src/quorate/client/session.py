@@ -89,7 +89,7 @@ class Session(ABC):
             raise ConfigError(f"{member.name} is a replica; clients have an identity of their own")
         self.member = member
         self._macs = macs_of(self.cluster, self._identity)
-        self.session = 1 + secrets.randbelow(SESSION_MAX)
+        self.session = self._new_session()
         self.node = node_of(member.number, self.session)
         self.reports: dict[str, int] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
@@ -247,6 +247,10 @@ class Session(ABC):
         await self.command(Renew())
 
     # For subclasses
+
+    def _new_session(self) -> int:
+        """Which session of its client this is; no two are the same at a time."""
+        return 1 + secrets.randbelow(SESSION_MAX)
 
     async def _take_again(self) -> None:  # noqa: B027
         """Ask again for all that a lease was for. Some clients hold nothing."""

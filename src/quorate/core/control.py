@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from quorate.core.contract import Contract
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import topic_id
+from quorate.core.ids import SESSION_MAX, topic_id
 
 # Names that begin so are the cluster's own.
 RESERVED_PREFIX = "quorate."
@@ -34,6 +34,8 @@ OFFSETS_MAX = 256
 _Text = Annotated[str, Meta(max_length=256)]
 _Names = Annotated[list[_Text], Meta(max_length=NAMES_MAX)]
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+# Of the client that gives the command; 0 is the one that gives it.
+_Session = Annotated[int, Meta(ge=0, le=SESSION_MAX)]
 _Port = Annotated[int, Meta(ge=1, le=65535)]
 # What a contract may hold, and nothing nested: how deep a JSON text may be before a decoder gives
 # up differs from replica to replica, and their answers must not.
@@ -65,14 +67,20 @@ class AlterTopic(_Command, frozen=True, tag="alter-topic"):
 
 
 class Register(_Command, frozen=True, tag="register"):
-    """A client: I publish on this log topic, until I say otherwise or my lease ends."""
+    """A client: I publish on this log topic, until I say otherwise or my lease ends.
+
+    With a `session`, that one of its client does. A session that goes on where a former one was
+    gives no commands itself: nobody knows which number its next one has (`client/resuming.py`).
+    """
 
     topic: _Text
     lease_us: _Number = LEASE_US
+    session: _Session = 0
 
 
 class Unregister(_Command, frozen=True, tag="unregister"):
     topic: _Text
+    session: _Session = 0
 
 
 class Join(_Command, frozen=True, tag="join"):
@@ -102,6 +110,8 @@ class Commit(_Command, frozen=True, tag="commit"):
 
 class Renew(_Command, frozen=True, tag="renew"):
     """A client: I am still here."""
+
+    session: _Session = 0
 
 
 class ReplaceReplica(_Command, frozen=True, tag="replace-replica"):

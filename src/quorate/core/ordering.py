@@ -41,6 +41,11 @@ WALKED_SLOTS_MAX = 16_384
 SLOT_SPANS_MAX = 4096
 SLOT_DIGESTS_BYTES_MAX = 4096 * DIGEST_BYTES
 EDGE_MAX = 63
+# Whoever reads a stretch is shown at a time where so many batches stand, in so many runs; each has
+# a few hashes beside it.
+PROVEN_BATCHES_MAX = 4096
+PROVEN_RUNS_MAX = 256
+PROVEN_HASHES_MAX = 2 * PATH_HASHES_MAX * PROVEN_RUNS_MAX
 # Of one batch, by different stores.
 RECEIPTS_MAX = 64
 # Of digests there are as many as one receipt covers.
@@ -557,6 +562,70 @@ class Proven(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=34):
     is_final: bool = False
 
 
+class ProveRange(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=50):
+    """Reader to replica: show me where the batches stand from this offset on, up to so many."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    offset: _Number
+    count: Annotated[int, Meta(ge=1, le=PROVEN_BATCHES_MAX)]
+
+
+class ProvenRun(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Consecutive batches of one line that were decided together, the first of which has `leaf`."""
+
+    count: Annotated[int, Meta(ge=1, le=PROVEN_BATCHES_MAX)]
+    publisher: _Node
+    first: _Number
+    time_us: _Time
+    leaf: _Number
+
+
+class ProvenRange(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=51):
+    """Replica to reader: whose batches these are, in their order, and how their leaves lead
+    together to a checkpoint's root. They may be fewer than were asked for.
+
+    With a sentence it says why there are none; `is_final` then means that asking again does not
+    help.
+    """
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    offset: _Number
+    runs: Annotated[list[ProvenRun], Meta(max_length=PROVEN_RUNS_MAX)]
+    path: Annotated[list[_Digest], Meta(max_length=PROVEN_HASHES_MAX)]
+    checkpoint: _Checkpoint
+    sentence: _Sentence = ""
+    is_final: bool = False
+
+
+class Weigh(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=52):
+    """Reader to replica: up to which offset are there so many events, from this one on?"""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    offset: _Number
+    events: _Number
+
+
+class Weighed(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=53):
+    """Replica to reader: from the offset that was asked for up to `end` there are so many events.
+
+    These are no more than were asked for, but for a first batch that has more. `is_all` says that
+    it need not be asked again: there is no room for the next batch, or none is here.
+    """
+
+    topic: _Topic
+    partition: _PartitionNumber
+    number: _Number
+    end: _Number
+    events: _Number
+    is_all: bool
+
+
 # Validated and basic
 
 
@@ -703,6 +772,10 @@ OrderMessage: TypeAlias = (
     | Marked
     | Prove
     | Proven
+    | ProveRange
+    | ProvenRange
+    | Weigh
+    | Weighed
     | Challenge
     | Refusal
     | AskReceipts

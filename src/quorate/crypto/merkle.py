@@ -18,6 +18,7 @@ Rules:
   Size and root are taken from one checkpoint, never from whoever sends the proof.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import TypeAlias
@@ -98,6 +99,17 @@ def way_up(index: int, size: int) -> tuple[bool, ...]:
     return tuple(start < index for start, _ in _siblings(index, 0, size))
 
 
+def runs_proof(nodes: Nodes, runs: Sequence[range], size: int) -> list[Hash]:
+    """The hashes that lead from runs of leaves, in their order, to the root of `size` leaves.
+
+    It has what lies beside the runs, from left to right, and so a hash or two for each of them
+    however long it is. Of a single leaf it has the hashes of an inclusion proof, in another order.
+    """
+    if not _are_runs(runs, size):
+        raise LocalProtocolError(f"a proof of {len(runs)} runs that are not leaves of {size}")
+    return [_subtree(nodes, start, end) for start, end in _beside(runs, 0, size)]
+
+
 def consistency_proof(nodes: Nodes, old_size: int, size: int) -> list[Hash]:
     """The hashes that show that a tree is the start of another."""
     if not 0 < old_size <= size:
@@ -115,6 +127,55 @@ def check_inclusion(leaf: Hash, index: int, size: int, path: Sequence[Hash], roo
         node = node_hash(sibling, node) if is_left else node_hash(node, sibling)
     if node != root:
         raise RemoteProtocolError(f"an inclusion proof of leaf {index} that leads to another root")
+
+
+def check_runs(
+    leaves: Sequence[Hash], runs: Sequence[range], size: int, path: Sequence[Hash], root: Hash
+) -> None:
+    """The leaves are those of these runs, of `size` under this root, or `RemoteProtocolError`."""
+    if not _are_runs(runs, size) or sum(map(len, runs)) != len(leaves):
+        raise RemoteProtocolError(f"a proof of {len(runs)} runs that are not leaves of {size}")
+    _check_hashes((*leaves, *path))
+    beside, leaf = iter(path), iter(leaves)
+    try:
+        found = _joined_runs(runs, 0, size, beside, leaf)
+    except StopIteration:
+        raise RemoteProtocolError("a proof of runs that is too short") from None
+    if next(beside, None) is not None:
+        raise RemoteProtocolError("a proof of runs that is too long")
+    if found != root:
+        raise RemoteProtocolError("a proof of runs that leads to another root")
+
+
+def nodes_of_runs(
+    leaves: Sequence[Hash], runs: Sequence[range], size: int, path: Sequence[Hash], on_node: OnNode
+) -> None:
+    """Tell all perfect trees that a proof of runs, which was checked, has or leads to.
+
+    A perfect tree never changes again. So two proofs that have different ones at one place are of
+    trees of which neither is the start of the other.
+    """
+    _joined_runs(runs, 0, size, iter(path), iter(leaves), on_node)
+
+
+def inclusion_in_runs(
+    index: int, leaves: Sequence[Hash], runs: Sequence[range], size: int, path: Sequence[Hash]
+) -> list[Hash]:
+    """The inclusion proof of one leaf, out of a proof of runs that has it among its leaves.
+
+    What lies beside the way up is either in the runs, or beside them, or made of both. Whether it
+    leads to a root, whoever gets the inclusion proof looks.
+    """
+    if not _are_runs(runs, size) or sum(map(len, runs)) != len(leaves):
+        raise RemoteProtocolError(f"a proof of {len(runs)} runs that are not leaves of {size}")
+    if not any(index in run for run in runs):
+        raise LocalProtocolError(f"leaf {index} is in none of {len(runs)} runs")
+    found: list[Hash] = []
+    try:
+        _climb_runs(index, runs, 0, size, iter(path), iter(leaves), found)
+    except StopIteration:
+        raise RemoteProtocolError("a proof of runs that is too short") from None
+    return found
 
 
 def check_consistency(
@@ -187,6 +248,106 @@ def _siblings(index: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     else:
         yield from _siblings(index, middle, end)
         yield start, middle
+
+
+def _are_runs(runs: Sequence[range], size: int) -> bool:
+    """Whether there are any, all of them have leaves, and each begins behind the one before."""
+    ends = [0, *(run.stop for run in runs)]
+    return (
+        bool(runs)
+        and ends[-1] <= size
+        and all(
+            end <= run.start < run.stop and run.step == 1
+            for end, run in zip(ends, runs, strict=False)
+        )
+    )
+
+
+def _beside(runs: Sequence[range], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The ranges that have no leaf of any run, as large as they can be, from left to right."""
+    runs = _within(runs, start, end)
+    if not runs:
+        yield start, end
+    elif not _covers(runs[0], start, end):
+        middle = _split(start, end)
+        yield from _beside(runs, start, middle)
+        yield from _beside(runs, middle, end)
+
+
+def _joined_runs(
+    runs: Sequence[range],
+    start: int,
+    end: int,
+    beside: Iterator[Hash],
+    leaf: Iterator[Hash],
+    on_node: OnNode | None = None,
+) -> Hash:
+    """The root of a range, of which the runs have their leaves, and the rest comes `beside`."""
+    runs = _within(runs, start, end)
+    if not runs:
+        root = next(beside)
+    elif end - start == 1:
+        root = next(leaf)
+    elif _covers(runs[0], start, end):
+        return _joined_leaves(start, end, leaf, on_node)
+    else:
+        middle = _split(start, end)
+        left = _joined_runs(runs, start, middle, beside, leaf, on_node)
+        root = node_hash(left, _joined_runs(runs, middle, end, beside, leaf, on_node))
+    level = (end - start).bit_length() - 1
+    if on_node is not None and end - start == 1 << level:
+        on_node(level, start >> level, root)
+    return root
+
+
+def _joined_leaves(start: int, end: int, leaf: Iterator[Hash], on_node: OnNode | None) -> Hash:
+    """The root of a range of which all leaves are there."""
+    here: OnNode | None = None
+    if on_node is not None:
+        # A range that a tree divides into starts at a multiple of every tree in it.
+        def here(level: int, number: int, node: Hash) -> None:
+            on_node(level, (start >> level) + number, node)
+
+    tree = Tree(on_node=here)
+    for _ in range(start, end):
+        tree.append(next(leaf))
+    return tree.root()
+
+
+def _climb_runs(
+    index: int,
+    runs: Sequence[range],
+    start: int,
+    end: int,
+    beside: Iterator[Hash],
+    leaf: Iterator[Hash],
+    found: list[Hash],
+) -> None:
+    """Add what lies beside the way from a leaf to the root of a range, from the leaf on.
+
+    Hashes and leaves are taken from left to right, as `_joined_runs` takes them.
+    """
+    if end - start == 1:
+        next(leaf)
+        return
+    middle = _split(start, end)
+    if index < middle:
+        _climb_runs(index, runs, start, middle, beside, leaf, found)
+        found.append(_joined_runs(runs, middle, end, beside, leaf))
+    else:
+        left = _joined_runs(runs, start, middle, beside, leaf)
+        _climb_runs(index, runs, middle, end, beside, leaf, found)
+        found.append(left)
+
+
+def _within(runs: Sequence[range], start: int, end: int) -> Sequence[range]:
+    """Those of the runs that have leaves of this range."""
+    first = bisect_right(runs, start, key=lambda run: run.stop)
+    return runs[first : bisect_left(runs, end, lo=first, key=lambda run: run.start)]
+
+
+def _covers(run: range, start: int, end: int) -> bool:
+    return run.start <= start and end <= run.stop
 
 
 def _common(old_end: int, start: int, end: int, *, whole: bool) -> Iterator[tuple[int, int]]:

@@ -47,11 +47,13 @@ from quorate.core.ordering import (
     Ordered,
     Propose,
     Proven,
+    ProvenRange,
     Received,
     Retrieved,
     Stored,
     TopologyReport,
     Walked,
+    Weighed,
     Write,
 )
 from quorate.crypto.digests import digest
@@ -363,6 +365,23 @@ def _wrong_leaf(message: Message, how: int) -> Message:
     return msgspec.structs.replace(message, leaf=message.leaf ^ (1 + how % 7))
 
 
+def _wrong_range_path(message: Message, how: int) -> Message:
+    assert isinstance(message, ProvenRange)
+    path = [_flip(each, how) for each in message.path] or [bytes(32)]
+    return msgspec.structs.replace(message, path=path)
+
+
+def _wrong_range_leaves(message: Message, how: int) -> Message:
+    assert isinstance(message, ProvenRange)
+    runs = [msgspec.structs.replace(run, leaf=run.leaf ^ (1 + how % 7)) for run in message.runs]
+    return msgspec.structs.replace(message, runs=runs)
+
+
+def _wrong_weight(message: Message, how: int) -> Message:
+    assert isinstance(message, Weighed)
+    return msgspec.structs.replace(message, end=message.end + 1 + how)
+
+
 def _no_authenticators(message: Message, _: int) -> Message:
     assert isinstance(message, Link)
     return msgspec.structs.replace(message, authenticators=[])
@@ -404,6 +423,9 @@ _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
     (Cosign, "content"): _wrong_signature,
     (Proven, "sequence"): _wrong_leaf,
     (Proven, "content"): _wrong_path,
+    (ProvenRange, "sequence"): _wrong_range_leaves,
+    (ProvenRange, "content"): _wrong_range_path,
+    (Weighed, "sequence"): _wrong_weight,
     (Frontier, "sequence"): _wrong_frontier,
     (Ack, "sequence"): _wrong_ack,
     (Link, "authenticators"): _no_authenticators,

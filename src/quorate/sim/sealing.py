@@ -67,7 +67,7 @@ class SimSealer(Sealer):
         self._node, self._sealed = node, sealed
         super().__init__(
             CLUSTER, public_key(node), signing_key(node).sign,
-            wall_us=wall_us, salt=lambda: salts.randbytes(SALT_BYTES),
+            wall_us=wall_us, salt=lambda _, __: salts.randbytes(SALT_BYTES),
         )  # fmt: skip
 
     def sign_held(self) -> list[Sealing]:

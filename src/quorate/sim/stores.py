@@ -164,6 +164,15 @@ class SimStore:
         leaf = placed.leaf + slot.sequence - placed.first
         return Spot(placed.publisher, slot.sequence, slot.time_us, leaf)
 
+    def runs(self, partition: Partition, offset: int, count: int) -> list[tuple[int, Spot]]:
+        found: list[tuple[int, Spot]] = []
+        for at in range(offset, offset + count):
+            spot = self.spot(partition, at)
+            if spot is None:
+                break
+            found.append((1, spot))
+        return found
+
     def bounds(self, partition: Partition) -> tuple[int, int]:
         self._catch_up()
         kept = self._partition(partition)

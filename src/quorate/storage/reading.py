@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from quorate.protocol.ordering.records import DIGEST_BYTES, Stretch
+from quorate.protocol.ordering.records import DIGEST_BYTES, Spot, Stretch
 from quorate.storage.index import Index, Run
 from quorate.storage.places import NOWHERE
 from quorate.storage.segments import Segments
@@ -47,6 +47,16 @@ def stretches(index: Index, offset: int, payloads: list[bytes]) -> list[Stretch]
         after = chains[(low + 1) * DIGEST_BYTES : (high + 1) * DIGEST_BYTES]
         sequence = first + at - start
         found.append(Stretch(publisher, at, sequence, time_us, before, after, payloads[low:high]))
+    return found
+
+
+def spots(index: Index, offset: int, end: int) -> list[tuple[int, Spot]]:
+    """Whose batches stand there, run by run: how many, and the spot of the first of them."""
+    found: list[tuple[int, Spot]] = []
+    for (start, first, publisher, time_us, leaf), run_end in _bounded(index.runs_from(offset), end):
+        at = max(start, offset)
+        spot = Spot(publisher, first + at - start, time_us, leaf + at - start)
+        found.append((run_end - at, spot))
     return found
 
 

@@ -51,7 +51,7 @@ from quorate.storage.errors import DiskFullError, StorageError
 from quorate.storage.files import Files, lock_directory, make_directory
 from quorate.storage.heads import Entry
 from quorate.storage.journal import SEGMENT_BYTES, Journal
-from quorate.storage.reading import payloads_from, stretches, surplus_end
+from quorate.storage.reading import payloads_from, spots, stretches, surplus_end
 from quorate.storage.recovery import Recovered, recovered_records
 from quorate.storage.reserve import RESERVE_BYTES, Reserve
 
@@ -229,6 +229,13 @@ class DiskStore:
         if index is None or not index.start <= offset < index.end:
             return None
         return index.spot(offset)
+
+    def runs(self, partition: Partition, offset: int, count: int) -> list[tuple[int, Spot]]:
+        """The same of so many offsets, those that were decided together as one."""
+        index = self._derived.indexes.get(partition)
+        if index is None or not index.start <= offset < index.end:
+            return []
+        return spots(index, offset, min(offset + count, index.end))
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""

@@ -270,6 +270,22 @@ def test_who_signed_two_batches_under_one_number_is_named_with_both_seals(
     assert verify_evidence(parse(render(evidence)), KEYS).name == "alice"
 
 
+def test_who_spoils_what_is_behind_a_seal_does_not_hide_that_another_one_was_signed() -> None:
+    right = signed("one", 1)
+    shelf = Shelf([right], SEALED)
+
+    shelf.brings(0, entries_of([right[:-1] + bytes([right[-1] ^ 1])]))
+    shelf.brings(1, entries_of([signed("ONE", 1)]))
+    shelf.brings(2)
+    shelf.audit.judge(silent=0)
+
+    assert shelf.kinds == [
+        ("altered-payload", "r0"),
+        ("altered-payload", "r1"),
+        ("two-seals", "alice"),
+    ]
+
+
 def test_a_seal_that_somebody_else_made_in_her_name_proves_nothing_against_a_producer() -> None:
     shelf = Shelf([signed("one", 1)], SEALED)
 

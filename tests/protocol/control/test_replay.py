@@ -94,13 +94,13 @@ def _replacement(seed: int, name: str) -> ReplaceReplica:
 
 
 commands: st.SearchStrategy[Command] = st.one_of(
-    st.builds(Register, topics, leases),
-    st.builds(Unregister, topics),
+    st.builds(Register, topics, leases, st.integers(0, 2)),
+    st.builds(Unregister, topics, st.integers(0, 2)),
     st.builds(Join, names, st.lists(topics, max_size=3), leases),
     st.builds(Join, st.just("g"), st.sampled_from([["a"], ["a", "b"], ["b"]]), leases),
     st.builds(Leave, names),
     st.builds(Commit, names, st.integers(0, 12), offsets),
-    st.just(Renew()),
+    st.builds(Renew, st.integers(0, 2)),
     st.builds(CreateTopic, topics, settings_of_topics),
     st.builds(AlterTopic, topics, settings_of_topics),
     st.builds(add_replica, st.integers(3, 6)),

@@ -57,6 +57,39 @@ def test_a_registered_session_may_publish_until_it_unregisters() -> None:
     commander.ok(ANNA, Unregister("orders"))
 
 
+def test_a_session_has_another_one_of_its_client_registered_and_renewed() -> None:
+    """One that goes on where a former one was gives no commands itself."""
+    commander, other = Commander(), session_of(ANNA, 7)
+    commander.ok(ANNA, Register("orders", SECOND_US, session=7))
+    assert commander.control.may_publish(other, "orders")
+    assert not commander.control.may_publish(ANNA, "orders")
+    for _ in range(3):
+        commander.wait(0.9)
+        commander.ok(ANNA, Renew(session=7))
+        assert commander.control.may_publish(other, "orders")
+    # To be renewed oneself is of no use to the other one.
+    commander.wait(1)
+    commander.sends(ANNA, encode_command(Renew()))
+    assert not commander.control.may_publish(other, "orders")
+    assert commander.does(ANNA, Renew(session=7)).startswith("this session of anna holds nothing")
+
+    commander.ok(ANNA, Register("orders", session=7))
+    commander.ok(ANNA, Unregister("orders", session=7))
+    assert not commander.control.may_publish(other, "orders")
+    # Of others, nobody registers anything.
+    commander.ok(BEN, Register("orders", session=7))
+    assert not commander.control.may_publish(other, "orders")
+
+
+def test_sessions_for_others_count_as_sessions() -> None:
+    commander = Commander()
+    for session in range(1, SESSIONS_PER_MEMBER_MAX):
+        commander.ok(BEN, Unregister("orders", session))
+    assert commander.does(BEN, Register("orders", session=SESSIONS_PER_MEMBER_MAX + 5)).startswith(
+        f"ben has {SESSIONS_PER_MEMBER_MAX} sessions already"
+    )
+
+
 def test_registering_needs_the_list_a_log_and_a_lease_within_bounds() -> None:
     commander = Commander(cluster({"orders": {**LOG, "publish": ["ben"]}, "news": {}}))
     assert commander.does(ANNA, Register("orders")) == "anna may not publish on 'orders'; ben may"

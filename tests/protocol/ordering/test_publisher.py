@@ -89,7 +89,11 @@ def test_nothing_is_sent_twice() -> None:
 
 def a_sealer() -> Sealer:
     return Sealer(
-        CLUSTER, public_key(1000), signing_key(1000).sign, wall_us=lambda: 0, salt=lambda: bytes(32)
+        CLUSTER,
+        public_key(1000),
+        signing_key(1000).sign,
+        wall_us=lambda: 0,
+        salt=lambda _, __: bytes(32),
     )
 
 

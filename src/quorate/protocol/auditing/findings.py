@@ -32,6 +32,16 @@ class Where:
         )
         return ", ".join(f"{what}{name}" for what, name in named if name not in ("", None))
 
+    def fields(self) -> dict[str, str | int | None]:
+        """By name, with None for what has none."""
+        return {
+            "group": self.group or None,
+            "slot": self.slot,
+            "topic": self.topic or None,
+            "partition": self.partition,
+            "offset": self.offset,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -67,12 +77,16 @@ class Findings:
         self._piles: dict[tuple[str, str, str, int | None], Pile] = {}
 
     def add(self, finding: Finding) -> None:
-        where = finding.where
-        key = finding.kind, finding.who, where.topic or where.group, where.partition
-        pile = self._piles.setdefault(key, Pile())
-        pile.count += 1
-        if len(pile.examples) < EXAMPLES_MAX:
-            pile.examples.append(finding)
+        self.add_pile(Pile(1, [finding]))
+
+    def add_pile(self, pile: Pile) -> None:
+        """What somebody else found, who looked at another part of the history."""
+        first = pile.examples[0]
+        where = first.where
+        key = first.kind, first.who, where.topic or where.group, where.partition
+        known = self._piles.setdefault(key, Pile())
+        known.count += pile.count
+        known.examples += pile.examples[: EXAMPLES_MAX - len(known.examples)]
 
     def __iter__(self) -> Iterator[Pile]:
         return iter(self._piles.values())

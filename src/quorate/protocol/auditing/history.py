@@ -57,12 +57,28 @@ class Orderers:
     # Replicas that were added later have the same history, and no voice.
     followers: tuple[NodeId, ...] = ()
 
+    def voices(self, replicas: Iterable[NodeId]) -> int:
+        return sum(replica in self.members for replica in replicas)
+
+    def names(self, replicas: Iterable[NodeId]) -> str:
+        return ", ".join(map(self.name_of, replicas)) or "nobody"
+
 
 class Fault(NamedTuple):
     """Something in a branch that does not follow from what came before."""
 
     slot: int
     sentence: str
+
+
+class Opening(NamedTuple):
+    """A span about which a branch cannot say alone whether it follows on what came before."""
+
+    slot: int
+    span: Span
+    digests: tuple[Digest, ...]
+    # The number that would be next, if the line was seen before.
+    due: Sequence | None
 
 
 class Run(NamedTuple):
@@ -110,14 +126,17 @@ class Branch:
         self.start, self._edge = start, tuple(edge)
         self.slots: list[Slot] = []
         self.faults: list[Fault] = []
+        # Of a branch that begins late, for those who know what came before.
+        self.openings: list[Opening] = []
         self.tree = Tree(size, self._edge)
         # The size of the tree before each slot, and after the last; and its root at those.
         self.sizes = [size]
         self.roots = {size: self.tree.root()}
-        self._time_us: int | None = None
-        self._lines: dict[Line, tuple[Sequence, Digest]] = {}
+        self.times_us: tuple[int, int] | None = None
+        self.lines: dict[Line, tuple[Sequence, Digest]] = {}
         self._lines_of: Counter[MemberId] = Counter()
-        self._ends: dict[Partition, int] = {}
+        # Of each partition the first offset that is known, and the one after the last.
+        self.bounds: dict[Partition, tuple[int, int]] = {}
 
     @property
     def end(self) -> int:
@@ -161,9 +180,10 @@ class Branch:
                 f"{batches} batches in {len(value.spans)} spans, with {len(slot.digests)} bytes of "
                 f"digests and {len(slot.offsets)} offsets"
             )
-        if self._time_us is not None and value.time_us < self._time_us:
-            self._fault(number, f"goes back in time from {self._time_us} to {value.time_us}")
-        self._time_us = value.time_us
+        first_us, last_us = self.times_us or (value.time_us, value.time_us)
+        if value.time_us < last_us:
+            self._fault(number, back_in_time(last_us, value.time_us))
+        self.times_us = first_us, value.time_us
         at = 0
         for span, offset in zip(value.spans, slot.offsets, strict=True):
             digests = cut(slot.digests[at : at + span.batches * DIGEST_BYTES])
@@ -191,44 +211,68 @@ class Branch:
         return found
 
     def _go_on_with_line(self, slot: int, span: Span, digests: list[Digest]) -> None:
-        known, member = self._lines.get(span.line), member_of(span.publisher)
-        before = CHAIN_START if span.first == 1 else None
+        known, member = self.lines.get(span.line), member_of(span.publisher)
         if known is None:
             self._lines_of[member] += 1
-            if before is None and self.is_whole:
-                self._fault(slot, f"begins {_named(span.line)} with batch {span.first}")
-        elif known[0] == span.first:
-            before = known[1]
-        elif before is None or not self._may_be_forgotten(member):
-            # A line that was forgotten, for a client has had too many, begins anew.
-            self._fault(
-                slot,
-                f"orders batch {span.first} of {_named(span.line)} where {known[0]} is the next",
-            )
-            before = None
-        if before is not None and chained(before, digests)[-1] != span.chain:
-            self._fault(
-                slot, f"has digests of {_named(span.line)} that do not lead to what its value names"
-            )
-        self._lines[span.line] = span.end, span.chain
-
-    def _may_be_forgotten(self, member: MemberId) -> bool:
-        return not self.is_whole or self._lines_of[member] > LINES_PER_MEMBER_MAX
+        due = None if known is None else known[0]
+        if not self.is_whole and (due is None or span.first == 1 != due):
+            self.openings.append(Opening(slot, span, tuple(digests), due))
+        may_begin = not self.is_whole or self._lines_of[member] > LINES_PER_MEMBER_MAX
+        fault = broken_line(
+            span, digests, known, may_begin_late=not self.is_whole, may_begin_anew=may_begin
+        )
+        if fault:
+            self._fault(slot, fault)
+        self.lines[span.line] = span.end, span.chain
 
     def _go_on_with_partition(self, slot: int, span: Span, offset: int) -> None:
         partition = span.line.target
-        due = self._ends.get(partition, 0 if self.is_whole else offset)
+        first, due = self.bounds.get(partition, (offset, 0 if self.is_whole else offset))
         if offset != due:
-            self._fault(
-                slot,
-                f"puts batches at offset {offset} of partition {partition.number} of topic "
-                f"{partition.topic} where {due} is the next",
-            )
-        self._ends[partition] = offset + span.batches
+            self._fault(slot, wrong_offset(partition, offset, due))
+        self.bounds[partition] = first, offset + span.batches
 
     def _fault(self, slot: int, sentence: str) -> None:
         if len(self.faults) < FAULTS_MAX:
             self.faults.append(Fault(slot, sentence))
+
+
+def broken_line(
+    span: Span,
+    digests: Iterable[Digest],
+    known: tuple[Sequence, Digest] | None,
+    *,
+    may_begin_late: bool,
+    may_begin_anew: bool,
+) -> str:
+    """Why these batches do not follow on what is known of their line; empty if they do.
+
+    A line that was forgotten, for a client has had too many, begins anew.
+    """
+    before = CHAIN_START if span.first == 1 else None
+    fault = ""
+    if known is None:
+        if before is None and not may_begin_late:
+            fault = f"begins {_named(span.line)} with batch {span.first}"
+    elif known[0] == span.first:
+        before = known[1]
+    elif before is None or not may_begin_anew:
+        fault = f"orders batch {span.first} of {_named(span.line)} where {known[0]} is the next"
+        before = None
+    if before is not None and chained(before, digests)[-1] != span.chain:
+        fault = f"has digests of {_named(span.line)} that do not lead to what its value names"
+    return fault
+
+
+def wrong_offset(partition: Partition, offset: int, due: int) -> str:
+    return (
+        f"puts batches at offset {offset} of partition {partition.number} of topic "
+        f"{partition.topic} where {due} is the next"
+    )
+
+
+def back_in_time(before_us: int, time_us: int) -> str:
+    return f"goes back in time from {before_us} to {time_us}"
 
 
 @dataclass(slots=True)
@@ -303,7 +347,7 @@ class History:
 
     def take(self, replica: NodeId, walked: Walked) -> None:
         """What a replica tells next. Anything but the slot that is due brings nothing."""
-        self._show(replica, walked.checkpoints)
+        self.show(replica, walked.checkpoints)
         walker = self.walkers[replica]
         if max(walked.slot, FIRST_SLOT) != walker.slot:
             return
@@ -338,7 +382,8 @@ class History:
 
     # Checkpoints
 
-    def _show(self, replica: NodeId, texts: Iterable[str]) -> None:
+    def show(self, replica: NodeId, texts: Iterable[str]) -> None:
+        """A replica has these checkpoints."""
         for text in texts:
             known = self._signed.get(text) or self._read(replica, text)
             if known is not None and replica not in known.shown_by:
@@ -368,10 +413,10 @@ class History:
 
     def judge(self) -> Judgement:
         """Which history is right, and who tells another one."""
-        self._find_two_heads()
+        self.find_two_heads()
         trusted = max(self.branches, key=self._weight, default=None)
         if trusted is None:
-            return Judgement(None, 0, len(self._signed), notes=tuple(self._notes))
+            return Judgement(None, 0, len(self._signed), notes=self.notes)
         self._find_unserved()
         for replica, walker in self.walkers.items():
             for fault in walker.branch.faults:
@@ -383,17 +428,18 @@ class History:
         agreeing = [r for r, walker in self.walkers.items() if walker.branch is trusted]
         return Judgement(
             trusted, self._confirmed(trusted), len(self._signed), tuple(agreeing),
-            tuple(self._notes),
+            self.notes,
         )  # fmt: skip
 
     def _weight(self, branch: Branch) -> tuple[int, int, int]:
-        return self._confirmed(branch), self._voices(self._tellers(branch)), branch.tree.size
+        return (
+            self._confirmed(branch),
+            self.orderers.voices(self._tellers(branch)),
+            branch.tree.size,
+        )
 
     def _tellers(self, branch: Branch) -> list[NodeId]:
         return [replica for replica, walker in self.walkers.items() if walker.branch is branch]
-
-    def _voices(self, replicas: Iterable[NodeId]) -> int:
-        return sum(replica in self.orderers.members for replica in replicas)
 
     def _confirmed(self, branch: Branch) -> int:
         """Up to which size a quorum signed this history."""
@@ -412,30 +458,19 @@ class History:
 
     def _compare(self, branch: Branch, trusted: Branch) -> None:
         """Say who tells this history, which is not the one that we take for right."""
-        tellers, right = self._tellers(branch), self._tellers(trusted)
-        fork = _fork(branch, trusted)
-        contradiction = self._contradiction(branch)
+        fork, contradiction = fork_of(branch, trusted), self._contradiction(branch)
         before = None if fork is None else trusted.before(fork + 1)
-        if contradiction is not None:
-            size = contradiction.head.size
-            why = f"that a quorum signed, with {size} batches"
-            self._accuse_all(tellers, "other-history", fork or branch.slot_of(size), why)
-        elif before is not None and before[0] <= self._confirmed(trusted):
-            why = f"that a quorum signed, with {self._confirmed(trusted)} batches"
-            self._accuse_all(tellers, "other-history", fork, why)
-        elif fork is None:
-            self._notes[
-                f"what {self._names(tellers)} told of slots {branch.start} to {branch.end - 1} "
-                f"has nothing in common with what others did"
-            ] = None
-        elif self._voices(right) >= self.orderers.one_correct > self._voices(tellers):
-            self._accuse_all(tellers, "other-history", fork, f"that {self._names(right)} tell")
-        else:
-            self._find(
-                "fork", "", fork,
-                f"{self._names(right)} and {self._names(tellers)} decided slot {fork} differently, "
-                "and nothing signed tells who is right",
-            )  # fmt: skip
+        size = None if contradiction is None else contradiction.head.size
+        divergence = Divergence(
+            self._tellers(branch),
+            self._tellers(trusted),
+            range(branch.start, branch.end),
+            fork,
+            None if before is None else before[0],
+            None if size is None else (size, branch.slot_of(size)),
+            self._confirmed(trusted),
+        )
+        judge_divergence(self.orderers, divergence, self._findings, self._notes)
 
     def _find_unserved(self) -> None:
         """What a quorum signed must be the history of somebody, if anybody goes so far."""
@@ -443,13 +478,24 @@ class History:
             head = signed.checkpoint.head
             far = [b for b in self.branches if b.sizes[0] <= head.size <= b.tree.size]
             if far and not any(branch.roots.get(head.size) == head.root for branch in far):
-                self._find(
-                    "unserved-checkpoint", "", None,
-                    f"a quorum signed a history of {head.size} batches that no replica tells "
-                    f"(shown by {self._names(signed.shown_by)})",
-                )  # fmt: skip
+                self._findings.add(unserved(self.orderers, signed))
 
-    def _find_two_heads(self) -> None:
+    @property
+    def signed(self) -> list[Signed]:
+        """The checkpoints that count."""
+        return [*self._signed.values()]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._notes)
+
+    @property
+    def shown(self) -> dict[str, list[NodeId]]:
+        """Their texts, and who showed each."""
+        return {text: signed.shown_by for text, signed in self._signed.items()}
+
+    def find_two_heads(self) -> None:
+        """Who signed two checkpoints that contradict each other."""
         orderers = self.orderers
         numbers = {orderers.cosigners[member].name: member for member in orderers.members}
         signed = [each.checkpoint for each in self._signed.values()]
@@ -461,20 +507,72 @@ class History:
                     where = Where(orderers.name)
                     self._findings.add(Finding("two-heads", who, where, sentence, evidence))
 
-    def _accuse_all(self, tellers: list[NodeId], kind: str, slot: int | None, why: str) -> None:
-        for replica in tellers:
-            self._accuse(replica, kind, slot, f"is not of the history {why}")
-
     def _accuse(self, replica: NodeId, kind: str, slot: int | None, what: str) -> None:
-        who = self.orderers.name_of(replica)
-        subject = who if slot is None else f"slot {slot} of {who}"
-        self._find(kind, who, slot, f"{subject} {what}")
+        self._findings.add(accusation(self.orderers, replica, kind, slot, what))
 
-    def _find(self, kind: str, who: str, slot: int | None, sentence: str) -> None:
-        self._findings.add(Finding(kind, who, Where(self.orderers.name, slot), sentence))
 
-    def _names(self, replicas: Iterable[NodeId]) -> str:
-        return ", ".join(map(self.orderers.name_of, replicas)) or "nobody"
+class Divergence(NamedTuple):
+    """A history that is not the one that we take for right, and what speaks against it."""
+
+    tellers: list[NodeId]
+    # Those who tell the other one.
+    right: list[NodeId]
+    # The slots that were told.
+    slots: range
+    # The first slot that differs, and how many batches the right history has after it.
+    fork: int | None
+    after: int | None
+    # The size of a checkpoint with another root, and the slot that leads there.
+    contradiction: tuple[int, int] | None
+    # Up to which size a quorum signed the right history.
+    confirmed: int
+
+
+def judge_divergence(
+    orderers: Orderers, found: Divergence, findings: Findings, notes: dict[str, None]
+) -> None:
+    """Name those who tell another history, if what was signed or enough others speak against it."""
+    tellers, fork = found.tellers, found.fork
+    at = fork
+    if found.contradiction is not None:
+        size, slot = found.contradiction
+        why, at = f"that a quorum signed, with {size} batches", fork or slot
+    elif found.after is not None and found.after <= found.confirmed:
+        why = f"that a quorum signed, with {found.confirmed} batches"
+    elif fork is None:
+        notes[
+            f"what {orderers.names(tellers)} told of slots {found.slots.start} to "
+            f"{found.slots.stop - 1} has nothing in common with what others did"
+        ] = None
+        return
+    elif orderers.voices(found.right) >= orderers.one_correct > orderers.voices(tellers):
+        why = f"that {orderers.names(found.right)} tell"
+    else:
+        sentence = (
+            f"{orderers.names(found.right)} and {orderers.names(tellers)} decided slot {fork} "
+            "differently, and nothing signed tells who is right"
+        )
+        findings.add(Finding("fork", "", Where(orderers.name, fork), sentence))
+        return
+    for replica in tellers:
+        what = f"is not of the history {why}"
+        findings.add(accusation(orderers, replica, "other-history", at, what))
+
+
+def accusation(
+    orderers: Orderers, replica: NodeId, kind: str, slot: int | None, what: str
+) -> Finding:
+    who = orderers.name_of(replica)
+    subject = who if slot is None else f"slot {slot} of {who}"
+    return Finding(kind, who, Where(orderers.name, slot), f"{subject} {what}")
+
+
+def unserved(orderers: Orderers, signed: Signed) -> Finding:
+    return Finding(
+        "unserved-checkpoint", "", Where(orderers.name),
+        f"a quorum signed a history of {signed.checkpoint.head.size} batches that no replica tells "
+        f"(shown by {orderers.names(signed.shown_by)})",
+    )  # fmt: skip
 
 
 def credible_end(ends: Iterable[int], one_correct: int) -> int:
@@ -487,7 +585,7 @@ def credible_end(ends: Iterable[int], one_correct: int) -> int:
     return furthest[-1] if furthest else FIRST_SLOT
 
 
-def _fork(one: Branch, other: Branch) -> int | None:
+def fork_of(one: Branch, other: Branch) -> int | None:
     """The first slot that both have, and in which they differ."""
     start, end = max(one.start, other.start), min(one.end, other.end)
     if start <= end and one.before(start) != other.before(start):

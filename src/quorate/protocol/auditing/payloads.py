@@ -29,7 +29,7 @@ from quorate.core.errors import QuorateError, RemoteProtocolError
 from quorate.core.ids import MARKER, Digest, MemberId, NodeId, member_of
 from quorate.core.ordering import SEAL_BYTES, Challenge, Entries, Line, Receipts, Refusal
 from quorate.crypto import receipts as signing
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import digest, seal_digest
 from quorate.crypto.events import check_events
 from quorate.crypto.evidence import (
     Evidence,
@@ -158,6 +158,75 @@ class Missing:
     silent: int
 
 
+class SealAudit:
+    """What is behind the seals of batches that were agreed on, whoever has them."""
+
+    def __init__(
+        self, keys: KnownKeys, findings: Findings, name_of: Callable[[MemberId], str]
+    ) -> None:
+        self.checked = Checked()
+        self.notes: dict[str, None] = {}
+        self._keys, self._findings, self._name_of = keys, findings, name_of
+
+    def look(
+        self,
+        place: Place,
+        sequence: int,
+        offset: int,
+        payload: bytes,
+        *,
+        event_proofs: bool | None = None,
+    ) -> int | None:
+        """How many events a batch has that was ordered here; None if its seal does not hold.
+
+        Whether it has a tree of events is looked at where it is known that it has to, or must not.
+        """
+        try:
+            seal = Seal.decode(payload)
+            check_seal(place, sequence, seal, self.checked)
+            if event_proofs not in (None, seal.has_event_proofs):
+                raise RemoteProtocolError("a batch with, or without, a tree of events")
+        except RemoteProtocolError as error:
+            # No correct replica lets it pass: more than f of them did.
+            self._find("bad-seal", "", place, offset, f"what was ordered is {error}")
+            return None
+        self._check_key(place, offset, seal)
+        try:
+            return check_events(payload)
+        except RemoteProtocolError as error:
+            who = self._name_of(place.producer)
+            evidence = FalseSeal.of(place, sequence, payload)
+            proof = evidence if evidence is not None and self._keys.holds(evidence) else None
+            self._find("false-seal", who, place, offset, f"{who} signed {error}", proof)
+            return 0
+
+    def _check_key(self, place: Place, offset: int, seal: Seal) -> None:
+        if self._keys.has(place.producer, seal.public_key):
+            return
+        who = self._name_of(place.producer)
+        if self._keys.may_have_had(place.producer, seal.public_key):
+            self.notes[
+                f"'{place.topic}' has batches of {who} with a key that {who} may have had before"
+            ] = None
+        else:
+            self._find(
+                "unknown-key", "", place, offset,
+                f"what was ordered of {who} is signed with a key that {who} never had",
+            )  # fmt: skip
+
+    def _find(
+        self,
+        kind: str,
+        who: str,
+        place: Place,
+        offset: int,
+        sentence: str,
+        evidence: Evidence | None = None,
+    ) -> None:
+        where = Where(topic=place.topic, partition=place.partition, offset=offset)
+        self._findings.add(Finding(kind, who, where, sentence, evidence))
+
+
 class PartitionAudit:
     """One partition: what its ledger says, and what replicas brought."""
 
@@ -179,16 +248,19 @@ class PartitionAudit:
         self.checked_bytes = 0
         # Batches that are no batches of events, where nobody promised that they are.
         self.opaque = 0
-        self.notes: dict[str, None] = {}
         self._keys, self._findings, self._name_of = keys, findings, name_of
         self._is_validated = topic.contract.validated
-        self._checked = Checked()
+        self._seals_check = SealAudit(keys, findings, name_of)
         count = ledger.end - ledger.first
         self._seen = bytearray(count)
         # Of what was right, so that what contradicts it can be proved.
         self._seals = bytearray(count * SEAL_BYTES if self._is_validated else 0)
         # What producers signed and nobody agreed on, by offset.
         self._rivals: dict[int, bytes] = {}
+
+    @property
+    def notes(self) -> dict[str, None]:
+        return self._seals_check.notes
 
     @property
     def producers(self) -> list[MemberId]:
@@ -270,41 +342,14 @@ class PartitionAudit:
 
     def _look_into_sealed(self, offset: int, payload: bytes) -> None:
         place, sequence = self._place(offset)
-        who = self._name_of(place.producer)
-        try:
-            seal = Seal.decode(payload)
-            check_seal(place, sequence, seal, self._checked)
-            if seal.has_event_proofs is not self.topic.contract.event_proofs:
-                raise RemoteProtocolError("a batch with, or without, a tree of events")
-        except RemoteProtocolError as error:
-            # No correct replica lets it pass: more than f of them did.
-            self._find("bad-seal", "", offset, f"what was ordered is {error}")
+        looked = self._seals_check.look(
+            place, sequence, offset, payload, event_proofs=self.topic.contract.event_proofs
+        )
+        if looked is None:
             return
         at = (offset - self.ledger.first) * SEAL_BYTES
         self._seals[at : at + SEAL_BYTES] = payload[:SEAL_BYTES]
-        self._check_key(place, offset, seal)
-        try:
-            self.events += check_events(payload)
-        except RemoteProtocolError as error:
-            evidence = FalseSeal.of(place, sequence, payload)
-            is_proof = evidence is not None and self._keys.holds(evidence)
-            self._find(
-                "false-seal", who, offset, f"{who} signed {error}", evidence if is_proof else None
-            )
-
-    def _check_key(self, place: Place, offset: int, seal: Seal) -> None:
-        if self._keys.has(place.producer, seal.public_key):
-            return
-        who = self._name_of(place.producer)
-        if self._keys.may_have_had(place.producer, seal.public_key):
-            self.notes[
-                f"'{place.topic}' has batches of {who} with a key that {who} may have had before"
-            ] = None
-        else:
-            self._find(
-                "unknown-key", "", offset,
-                f"what was ordered of {who} is signed with a key that {who} never had",
-            )  # fmt: skip
+        self.events += looked
 
     def _fits_itself(self, entries: Entries, digests: list[Digest]) -> bool:
         """Whether these payloads are those that the message is about."""
@@ -314,14 +359,16 @@ class PartitionAudit:
 
     def _look_for_rival(self, offset: int, payload: bytes) -> None:
         """What is wrong may be signed all the same, and as what was agreed on."""
-        if not self._is_validated:
+        seal = payload[:SEAL_BYTES]
+        if not self._is_validated or seal_digest(seal) == self.ledger.digests_of(offset, 1):
+            # Other bytes behind the seal that was agreed on are no second seal.
             return
         place, sequence = self._place(offset)
         try:
-            check_seal(place, sequence, Seal.decode(payload), self._checked)
+            check_seal(place, sequence, Seal.decode(payload), self._seals_check.checked)
         except RemoteProtocolError:
             return
-        self._rivals.setdefault(offset, payload[:SEAL_BYTES])
+        self._rivals.setdefault(offset, seal)
 
     def _place(self, offset: int) -> tuple[Place, int]:
         run, partition = self.ledger.run_at(offset), self.ledger.partition

@@ -54,7 +54,7 @@ from quorate.core.control import (
     decode_command,
 )
 from quorate.core.errors import QuorateError, RefusedError, RemoteProtocolError
-from quorate.core.ids import MemberId, NodeId, member_of
+from quorate.core.ids import MemberId, NodeId, member_of, node_of
 from quorate.protocol.control import topology
 from quorate.protocol.control.groups import Assignment, Groups
 from quorate.protocol.control.state import (
@@ -294,6 +294,9 @@ class Control:
             return str(error)
 
     def _dispatch(self, node: NodeId, client: Client, session: Session, command: Command) -> str:
+        if isinstance(command, Register | Unregister | Renew) and command.session:
+            self._dispatch_for(node_of(member_of(node), command.session), client, command)
+            return ""
         match command:
             case Register():
                 self._register(node, client, session, command)
@@ -315,6 +318,21 @@ class Control:
             case _:
                 return self._operate(client, command)
         return ""
+
+    def _dispatch_for(
+        self, node: NodeId, client: Client, command: Register | Unregister | Renew
+    ) -> None:
+        """The same for another session of the client, which is there from now on."""
+        session = self._session(node)
+        if session is None:
+            raise RefusedError(
+                f"{client.name} has {SESSIONS_PER_MEMBER_MAX} sessions already; one of them has "
+                f"to end before another can begin"
+            )
+        try:
+            self._dispatch(node, client, session, msgspec.structs.replace(command, session=0))
+        finally:
+            session.expires_us = max(session.expires_us, self.state.time_us + session.lease_us)
 
     def _operate(
         self,

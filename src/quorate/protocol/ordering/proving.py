@@ -8,19 +8,34 @@ and way either lead to its root or they do not (`crypto/proofs.py`). So the word
 replica is enough, and whoever asks goes on to the next one if it is not that of a correct one.
 
 The payload is no part of it: readers have that from any store.
+
+Whoever reads a stretch is shown at once where all its batches stand (`ProveRange`): the hashes
+beside their leaves are few, since what was decided together has consecutive leaves.
 """
+
+from functools import cache
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import NodeId
-from quorate.core.ordering import Partition, Prove, Proven
-from quorate.crypto.merkle import inclusion_proof
+from quorate.core.ordering import (
+    PROVEN_RUNS_MAX,
+    Partition,
+    Prove,
+    Proven,
+    ProvenRange,
+    ProvenRun,
+    ProveRange,
+)
+from quorate.crypto.merkle import inclusion_proof, runs_proof
 from quorate.protocol.ordering.cosigning import Cosigning
 from quorate.protocol.ordering.log import OrderLog
-from quorate.protocol.ordering.records import Store
+from quorate.protocol.ordering.records import Spot, Store
 from quorate.protocol.outbox import Outbox
 
 # To find an offset and to fold the hashes of its way takes as long as handing out so much.
 SEARCH_BYTES = 128 * 1024
+# Each further run of a stretch takes as long as so much.
+RUN_BYTES = 16 * 1024
 
 
 class Proving:
@@ -63,10 +78,38 @@ class Proving:
         )  # fmt: skip
         self._outbox.answer(node, proven, SEARCH_BYTES + len(checkpoint))
 
+    def on_prove_range(self, node: NodeId, prove: ProveRange) -> None:
+        if not self._outbox.may_answer(node):
+            return
+        if self._cosigning is None:
+            refuse(node, prove, "nobody signs the heads of this log", self._outbox)
+            return
+        partition = Partition(prove.topic, prove.partition)
+        spots = self._store.runs(partition, prove.offset, prove.count)[:PROVEN_RUNS_MAX]
+        if not spots:
+            self._say_why(node, prove, partition)
+            return
+        size, checkpoint = self._cosigning.size, self._cosigning.checkpoint
+        covered = [run for count, spot in spots if (run := _covered(count, spot, size))]
+        if not covered:
+            self._put_off(node, prove, "no checkpoint covers this offset yet")
+            return
+        try:
+            leaves = [range(run.leaf, run.leaf + run.count) for run in covered]
+            path = runs_proof(cache(self._node), leaves, size)
+        except LocalProtocolError as error:
+            self._put_off(node, prove, str(error))
+            return
+        proven = ProvenRange(
+            *partition, prove.number, prove.offset, covered, path, checkpoint
+        )  # fmt: skip
+        cost_bytes = SEARCH_BYTES + RUN_BYTES * len(covered) + len(checkpoint)
+        self._outbox.answer(node, proven, cost_bytes)
+
     def _node(self, level: int, number: int) -> bytes:
         return self._store.node(self._group, level, number)
 
-    def _say_why(self, node: NodeId, prove: Prove, partition: Partition) -> None:
+    def _say_why(self, node: NodeId, prove: Prove | ProveRange, partition: Partition) -> None:
         start, _ = self._store.bounds(partition)
         end = self._log.partition(partition).end
         if prove.offset < start:
@@ -78,16 +121,25 @@ class Proving:
         else:
             self._put_off(node, prove, "this offset is yet to be written to the disk here")
 
-    def _put_off(self, node: NodeId, prove: Prove, sentence: str) -> None:
+    def _put_off(self, node: NodeId, prove: Prove | ProveRange, sentence: str) -> None:
         self._outbox.answer(node, _without(prove, sentence, is_final=False), SEARCH_BYTES)
 
 
-def refuse(node: NodeId, prove: Prove, sentence: str, outbox: Outbox) -> None:
+def refuse(node: NodeId, prove: Prove | ProveRange, sentence: str, outbox: Outbox) -> None:
     """Say that there is nothing to be proved here, and why; asking again does not help."""
     if outbox.may_answer(node):
         outbox.answer(node, _without(prove, sentence, is_final=True), SEARCH_BYTES)
 
 
-def _without(prove: Prove, sentence: str, *, is_final: bool) -> Proven:
+def _covered(count: int, spot: Spot, size: int) -> ProvenRun | None:
+    """As much of a run as a tree of this size has."""
+    count = min(count, size - spot.leaf)
+    publisher, sequence, time_us, leaf = spot
+    return ProvenRun(count, publisher, sequence, time_us, leaf) if count > 0 else None
+
+
+def _without(prove: Prove | ProveRange, sentence: str, *, is_final: bool) -> Proven | ProvenRange:
     place = (prove.topic, prove.partition, prove.number, prove.offset)
+    if isinstance(prove, ProveRange):
+        return ProvenRange(*place, [], [], "", sentence, is_final)
     return Proven(*place, 0, 0, 0, 0, [], "", sentence, is_final)

@@ -173,6 +173,13 @@ class LineOutgoing:
         self.next += 1
         return sequence
 
+    def go_on_with(self, sequence: Sequence) -> None:
+        """Batches before this number were published by whoever had this session before."""
+        if self.next != 1:
+            raise LocalProtocolError("a line goes on where it was before anything is published")
+        self.next = self.unreceipted = sequence
+        self._next = dict.fromkeys(self._next, sequence)
+
     def on_ordered(self, replica: NodeId, ordered: Ordered) -> None:
         if replica not in self._next or ordered.first + ordered.count > self.next:
             self._outbox.report(replica, "false-position", f"for batch {ordered.first}")

@@ -9,6 +9,8 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable
 
+from quorate.core.batch import count_of
+from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId
 from quorate.core.ordering import (
     BEGIN_US,
@@ -20,7 +22,11 @@ from quorate.core.ordering import (
     Locate,
     Located,
     Partition,
+    Weigh,
+    Weighed,
 )
+from quorate.crypto.digests import SEAL_MAGIC
+from quorate.crypto.sids import batch_of
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.records import DIGEST_BYTES, Placed, Store, Stretch
 from quorate.protocol.outbox import Outbox
@@ -158,6 +164,24 @@ class Readers:
         elif locate.time_us != END_US:
             offset, answer_bytes = self._store.offset_at(partition, locate.time_us), SEARCH_BYTES
         self._outbox.answer(node, Located(*partition, locate.number, offset), answer_bytes)
+
+    def on_weigh(self, node: NodeId, weigh: Weigh) -> None:
+        """Count the events of what stands there, as far as one answer may cost."""
+        if not self._outbox.may_answer(node):
+            return
+        partition, end = Partition(weigh.topic, weigh.partition), weigh.offset
+        events, size_bytes, is_all = 0, SEARCH_BYTES, False
+        while not is_all and size_bytes < TURN_BYTES_MAX:
+            stretches = self.read(partition, end, ENTRIES_BYTES_MAX)
+            is_all = not stretches
+            for payload in (each for stretch in stretches for each in stretch.payloads):
+                count = _events_of(payload)
+                if events and events + count > weigh.events:
+                    is_all = True
+                    break
+                end, events, size_bytes = end + 1, events + count, size_bytes + len(payload)
+        weighed = Weighed(*partition, weigh.number, end, events, is_all)
+        self._outbox.answer(node, weighed, size_bytes)
 
     def on_follow(self, node: NodeId, follow: Follow) -> None:
         partition = Partition(follow.topic, follow.partition)
@@ -320,6 +344,14 @@ class Readers:
             kept, at = found
             return kept.chain(at)
         return self._store.chain(partition, offset)
+
+
+def _events_of(payload: bytes) -> int:
+    """How many events a batch says it has; a publisher may have published what is none."""
+    try:
+        return count_of(batch_of(payload) if payload[: len(SEAL_MAGIC)] == SEAL_MAGIC else payload)
+    except RemoteProtocolError:
+        return 1
 
 
 def _steps(reader: Reader, start: int, through: int, *, is_end: bool) -> Iterable[int]:

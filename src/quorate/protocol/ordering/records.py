@@ -249,6 +249,10 @@ class Store(Protocol):
     def spot(self, partition: Partition, offset: int) -> Spot | None:
         """Whose batch stands there, if this offset is kept."""
 
+    def runs(self, partition: Partition, offset: int, count: int) -> list[tuple[int, Spot]]:
+        """The same of so many offsets from this one on, as far as they are kept: how many batches
+        have consecutive numbers and leaves, and the spot of the first of them."""
+
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""
 

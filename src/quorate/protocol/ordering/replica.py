@@ -35,6 +35,7 @@ from quorate.core.ordering import (
     OfferSnapshot,
     Propose,
     Prove,
+    ProveRange,
     Recall,
     Received,
     Refusal,
@@ -48,6 +49,7 @@ from quorate.core.ordering import (
     Sync,
     TopologyQuery,
     Walk,
+    Weigh,
     Write,
 )
 from quorate.crypto.identity import check_keys
@@ -321,7 +323,7 @@ class Ordering:
         _AGREEMENT[type(message)](group, sender, message)
 
     def _on_reading(
-        self, sender: NodeId, message: Locate | Follow | Allow | Challenge | AskReceipts
+        self, sender: NodeId, message: Locate | Follow | Allow | Weigh | Challenge | AskReceipts
     ) -> None:
         topic, group = self.topics.get(message.topic), self._group_of(message.topic)
         if topic is None or group is None or not self._may_read(sender, topic):
@@ -336,7 +338,7 @@ class Ordering:
         else:
             _READING[type(message)](group, sender, message)
 
-    def _on_prove(self, sender: NodeId, prove: Prove) -> None:
+    def _on_prove(self, sender: NodeId, prove: Prove | ProveRange) -> None:
         """Whoever may not know hears so: it waits for an answer, and not for a stream."""
         topic, group = self.topics.get(prove.topic), self._group_of(prove.topic)
         if topic is None or group is None:
@@ -348,6 +350,8 @@ class Ordering:
             refuse(sender, prove, refusal, self._outbox)
         elif prove.partition >= topic.contract.partitions:
             refuse(sender, prove, f"there is no partition {prove.partition}", self._outbox)
+        elif isinstance(prove, ProveRange):
+            group.proving.on_prove_range(sender, prove)
         else:
             group.proving.on_prove(sender, prove)
 
@@ -474,6 +478,7 @@ _READING: dict[type, Callable[[Group, NodeId, Any], None]] = {
     Locate: lambda group, sender, locate: group.readers.on_locate(sender, locate),
     Follow: lambda group, sender, follow: group.readers.on_follow(sender, follow),
     Allow: lambda group, sender, allow: group.readers.on_allow(sender, allow),
+    Weigh: lambda group, sender, weigh: group.readers.on_weigh(sender, weigh),
     Challenge: lambda group, sender, challenge: group.challenges.on_challenge(sender, challenge),
     AskReceipts: lambda group, sender, ask: group.challenges.on_ask(sender, ask),
 }
@@ -485,6 +490,7 @@ HANDLERS: dict[type, Callable[[Ordering, NodeId, Any], None]] = {
     **dict.fromkeys(_AGREEMENT, Ordering._on_agreement),
     **dict.fromkeys(_READING, Ordering._on_reading),
     Prove: Ordering._on_prove,
+    ProveRange: Ordering._on_prove,
     Mark: Ordering._on_mark,
     Recall: Ordering._on_control,
     TopologyQuery: Ordering._on_control,

@@ -152,11 +152,15 @@ class Sealer:
         sign: Sign,
         *,
         wall_us: Callable[[], int],
-        salt: Callable[[], bytes],
+        salt: Callable[[Place, Sequence], bytes],
+        sheaf_max: int = SHEAF_MAX,
     ) -> None:
-        """`salt` draws 32 bytes that nobody can guess."""
+        """`salt` draws 32 bytes that nobody can guess, for one batch.
+
+        With a `sheaf_max` of 1, what a seal is does not depend on what else is published.
+        """
         self._cluster, self._public_key, self._sign = cluster, public_key, sign
-        self._wall_us, self._salt = wall_us, salt
+        self._wall_us, self._salt, self._sheaf_max = wall_us, salt, sheaf_max
         self._held: list[Sealing] = []
 
     def hold(
@@ -164,10 +168,10 @@ class Sealer:
     ) -> Sealing:
         """Take a batch that `sign_held` will seal."""
         body, root, count = payload, NO_ROOT, count_of(payload)
-        if topic.contract.event_proofs:
-            salt = self._salt()
-            body, root = salt + payload, events_root(salt, Batch(payload).events())
         place = Place.of(self._cluster, topic.name, partition, me)
+        if topic.contract.event_proofs:
+            salt = self._salt(place, sequence)
+            body, root = salt + payload, events_root(salt, Batch(payload).events())
         seal = Seal(count, self._wall_us(), payload_digest(body), root, self._public_key)
         self._held.append(Sealing(place, sequence, seal, body))
         return self._held[-1]
@@ -175,8 +179,8 @@ class Sealer:
     def sign_held(self) -> list[Sealing]:
         """Seal all that is held, of whatever lines, with as few signatures as possible."""
         held, self._held = self._held, []
-        for start in range(0, len(held), SHEAF_MAX):
-            sheaf = held[start : start + SHEAF_MAX]
+        for start in range(0, len(held), self._sheaf_max):
+            sheaf = held[start : start + self._sheaf_max]
             seals = sign_together([(s.place, s.sequence, s.seal) for s in sheaf], self._sign)
             for sealing, seal in zip(sheaf, seals, strict=True):
                 sealing.seal, sealing.payload = seal, seal.encode() + sealing.body

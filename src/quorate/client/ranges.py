@@ -1,0 +1,413 @@
+"""Reading stretches of log topics, with proof: from here to there, again and again the same.
+
+    async with RangeReader("cluster", "bob") as reader:
+        begin, end = await reader.bounds("payments", 0)
+        async for batches in reader.read("payments", 0, begin, end):
+            ...
+
+A consumer follows a topic; this reads what stands between two offsets, and is what data pipelines
+are made of: any number of them share a partition, and whoever reads a stretch again gets the same
+bytes. Nothing that replicas say is believed: batches of topics that stand liars lead to a
+checkpoint that a quorum signed, or another replica is asked (`protocol/ordering/ranges.py`).
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from itertools import count
+from typing import Any
+
+from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
+from quorate.core.cluster import Cluster
+from quorate.core.contract import Contract
+from quorate.core.control import CONTROL_TOPIC
+from quorate.core.errors import ConfigError, LocalProtocolError, QuorateError
+from quorate.core.ids import NodeId
+from quorate.core.messages import Message, Operation
+from quorate.core.ordering import (
+    BEGIN_US,
+    END_US,
+    Absent,
+    Entries,
+    Located,
+    Partition,
+    ProvenRange,
+    Weigh,
+    Weighed,
+)
+from quorate.crypto.proofs import Keys
+from quorate.protocol.control.client import Commands
+from quorate.protocol.listener import Listener
+from quorate.protocol.machine import Answered, Outcome, Topology
+from quorate.protocol.ordering.ranges import Checks, RangeReading, Settled, Unsettled
+from quorate.protocol.ordering.reading import Search
+from quorate.protocol.ordering.validation import Validation
+from quorate.protocol.topic import Topic, topics_of
+
+TICK_EVERY_US = 20_000
+# Replicas count the events of so much in one answer, and are asked again for the rest.
+WEIGH_AGAIN_S = 0.3
+# Who hears nothing for so long may not be allowed to read any more.
+DOUBT_AFTER_S = 1.0
+
+
+class UnverifiedError(QuorateError):
+    """No replica could give a batch so that it passed the checks.
+
+    `topic`, `partition` and `offset` say which, and `sent` what replicas sent in its place, by
+    their names.
+    """
+
+    def __init__(
+        self, sentence: str, topic: str, partition: int, offset: int, sent: dict[str, bytes]
+    ) -> None:
+        super().__init__(sentence)
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.sent = sent
+
+
+class RangeReader(Session):
+    """Reads any number of stretches, one of each partition at a time."""
+
+    def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
+        super().__init__(cluster, identity)
+        self._topics = {topic.name: topic for topic in topics_of(self.cluster)}
+        self._validation = Validation.of(self.cluster, self._topics.values())
+        self._listener = Listener(
+            self.node, self._topics.get(CONTROL_TOPIC), self._hear,
+            on_tick=self._tick, tick_every_us=TICK_EVERY_US,
+        )  # fmt: skip
+        self._checks = self._make_checks()
+        self._numbers = count(1)
+        self._allowed: set[str] = set()
+        self._searches: dict[int, tuple[Search, asyncio.Future[int]]] = {}
+        self._weighings: dict[int, _Weighing] = {}
+        self._stretches: dict[Partition, _Stretch] = {}
+
+    # What there is
+
+    async def contract(self, topic: str) -> Contract:
+        """What a topic promises; raises if there is none, or if it cannot be read like this."""
+        await self._know([topic])
+        contract = _log(topic, self.cluster.contract(topic))
+        if topic not in self._allowed:
+            await self._require_permission(topic)
+        return contract
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions a log topic has, also for those who may not read it."""
+        await self._know([topic])
+        return _log(topic, self.cluster.contract(topic)).partitions
+
+    async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """The first offset that is kept, and the one after the last."""
+        begin = await self._locate(topic, partition, BEGIN_US)
+        return begin, await self.end(topic, partition)
+
+    async def end(self, topic: str, partition: int) -> int:
+        """The offset after the last."""
+        return await self._locate(topic, partition, END_US)
+
+    async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        """The first offset that was decided at this time or later."""
+        return await self._locate(topic, partition, time_us)
+
+    async def weigh(self, topic: str, partition: int, offset: int, end: int, events: int) -> int:
+        """Up to which offset there are so many events from this one on; at least one batch.
+
+        Replicas know that of what they store, and a large batch is with few of them. So the one
+        that says the (f + 1)th most is believed: whoever lies makes a stretch no longer than a
+        correct one says, though perhaps shorter than it could be.
+        """
+        if offset >= end:
+            return end
+        found = offset
+        what = f"too few replicas say how many events partition {partition} of '{topic}' has"
+        async with self._answers_in_time(what, topic):
+            while found < end and events > 0:
+                weighed = await self._weigh(topic, partition, found, events)
+                found, events = weighed.end, events - weighed.events
+                if weighed.is_all:
+                    break
+        return min(end, max(found, offset + 1))
+
+    # Reading
+
+    async def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        is_checked: bool = True,
+        patience_s: float = 10.0,
+        on_unverified: "Callable[[UnverifiedError], None] | None" = None,
+    ) -> AsyncIterator[list[Settled]]:
+        """The batches from one offset up to another, in their order, a few at a time.
+
+        A batch that nobody can give raises `UnverifiedError` after `patience_s`, or is handed to
+        `on_unverified` as one and left out. Without `is_checked` the first replica is believed.
+        """
+        await self.contract(topic)
+        target = Partition(self._topic(topic).id, partition)
+        if target in self._stretches:
+            raise LocalProtocolError(
+                f"partition {partition} of '{topic}' is being read by this client already"
+            )
+        checks = self._checks if is_checked else None
+        stretch = self._stretches[target] = _Stretch()
+        reading = RangeReading(
+            self._topic(topic), target, range(start, end), self._listener.outbox, self._numbers,
+            checks, stretch.put, patience_us=int(patience_s * 1e6),
+        )  # fmt: skip
+        stretch.reading = reading
+        try:
+            reading.taken(start, self._listener.connected_peers)
+            while True:
+                self.driver.wake()
+                found = await stretch.next()
+                if found is None:
+                    return
+                if isinstance(found, Unsettled):
+                    self._raise_if_nobody_is_there(topic)
+                    await self._require_permission(topic)
+                    error = self._unverified(topic, partition, found)
+                    if on_unverified is None:
+                        raise error
+                    on_unverified(error)
+                    reading.skip(self._listener.connected_peers)
+                    continue
+                yield found
+                reading.taken(found[-1].offset + 1, self._listener.connected_peers)
+        finally:
+            del self._stretches[target]
+            if not self._closed:
+                reading.stop()
+                self.driver.wake()
+
+    # Parts
+
+    def _make_checks(self) -> Checks:
+        try:
+            keys: Keys | None = Keys.of(self.cluster)
+        except ConfigError:
+            # It is too small for topics that stand liars.
+            keys = None
+        return Checks(keys, self._validation)
+
+    def _topic(self, name: str) -> Topic:
+        return self._topics[name]
+
+    async def _locate(self, topic: str, partition: int, time_us: int) -> int:
+        contract = await self.contract(topic)
+        if not 0 <= partition < contract.partitions:
+            raise LocalProtocolError(
+                f"topic '{topic}' has no partition {partition}; "
+                f"it has partitions 0 to {contract.partitions - 1}"
+            )
+        number = next(self._numbers)
+        known = self._topic(topic)
+        search = Search(
+            known, Partition(known.id, partition), time_us, self._listener.outbox, number
+        )
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._searches[number] = search, future
+        search.ask(known.members)
+        self.driver.wake()
+        what = f"too few replicas say where partition {partition} of '{topic}' begins or ends"
+        try:
+            async with self._answers_in_time(what, topic):
+                return await self._or_doubt(topic, future)
+        finally:
+            del self._searches[number]
+
+    async def _weigh(self, topic: str, partition: int, offset: int, events: int) -> Weighed:
+        known = self._topic(topic)
+        number = next(self._numbers)
+        weigh = Weigh(known.id, partition, number, offset, events)
+        weighing = self._weighings[number] = _Weighing(known)
+        try:
+            while True:
+                self._listener.outbox.send_all(known.members, weigh)
+                self.driver.wake()
+                with contextlib.suppress(TimeoutError):
+                    return await asyncio.wait_for(asyncio.shield(weighing.answer), WEIGH_AGAIN_S)
+                if (found := weighing.found()) is not None:
+                    # The others are slow, or not there.
+                    return found
+                await self._require_permission(topic)
+        finally:
+            weighing.answer.cancel()
+            del self._weighings[number]
+
+    async def _require_permission(self, topic: str) -> None:
+        """Ask whether we may read a topic; raise what is refused.
+
+        Replicas that let us read no more say nothing to whatever else we ask.
+        """
+        standing = self._listener.requests.ask(self._topic(topic), Operation.SUBSCRIBE)
+        self.driver.wake()
+        try:
+            await self._answer(standing.number, topic, f"to read '{topic}'")
+        finally:
+            self._listener.requests.withdraw(standing)
+            self._answers.pop(standing.number, None)
+        self._allowed.add(topic)
+
+    async def _or_doubt(self, topic: str, future: "asyncio.Future[int]") -> int:
+        """What is answered; while nothing is, find out whether we are still answered at all."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(asyncio.shield(future), DOUBT_AFTER_S)
+            await self._require_permission(topic)
+
+    @contextlib.asynccontextmanager
+    async def _answers_in_time(self, sentence: str, topic: str) -> AsyncIterator[None]:
+        """Raises this sentence, with what is known of replicas, when it takes too long."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                yield
+        except TimeoutError:
+            needed = self._topic(topic).quorum.reachable
+            raise self._too_few(sentence, topic, needed=needed) from None
+
+    def _raise_if_nobody_is_there(self, topic: str) -> None:
+        members = self.cluster.placement(topic)
+        if self._is_nobody_there(members):
+            raise self._unreached(f"no replica that serves '{topic}'", members)
+
+    def _unverified(self, topic: str, partition: int, found: Unsettled) -> UnverifiedError:
+        names = {self.cluster.name_of(each): why for each, why in found.causes.items()}
+        causes = "; ".join(f"{name} {why}" for name, why in names.items()) or "nobody was there"
+        return UnverifiedError(
+            f"no replica gives the batch at offset {found.offset} of partition {partition} of "
+            f"'{topic}' so that it can be verified ({causes})",
+            topic,
+            partition,
+            found.offset,
+            {self.cluster.name_of(each): sent for each, sent in found.sent.items()},
+        )
+
+    # Session
+
+    def _machine(self) -> Listener:
+        return self._listener
+
+    def _commands(self) -> Commands:
+        return self._listener.commands
+
+    def _replies(self, number: int) -> Any:
+        return self._listener.requests.replies(number)
+
+    def _tick(self) -> None:
+        for search, _ in list(self._searches.values()):
+            search.tick()
+        for stretch in list(self._stretches.values()):
+            stretch.reading.tick(self._listener.connected_peers)
+
+    def _hear(self, sender: NodeId, message: Message) -> None:
+        connected = self._listener.connected_peers
+        if isinstance(message, Located):
+            self._on_located(sender, message)
+        elif isinstance(message, Weighed):
+            weighing = self._weighings.get(message.number)
+            if weighing is not None:
+                weighing.on_weighed(sender, message)
+        elif isinstance(message, Entries | Absent | ProvenRange):
+            stretch = self._stretches.get(Partition(message.topic, message.partition))
+            if stretch is None:
+                return
+            if isinstance(message, Entries):
+                stretch.reading.on_entries(sender, message, connected)
+            elif isinstance(message, Absent):
+                stretch.reading.on_absent(sender, message, connected)
+            else:
+                stretch.reading.on_proven(sender, message, connected)
+
+    def _on_located(self, sender: NodeId, located: Located) -> None:
+        search, future = self._searches.get(located.number, (None, None))
+        if search is None or future is None:
+            return
+        offset = search.on_located(sender, located)
+        if offset is not None and not future.done():
+            future.set_result(offset)
+
+    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Answered):
+                self._on_answered(outcome)
+            elif isinstance(outcome, Topology):
+                self._adopt(outcome.cluster)
+
+    def _adopt(self, cluster: Cluster) -> bool:
+        is_news = super()._adopt(cluster)
+        if is_news:
+            self._topics |= {topic.name: topic for topic in topics_of(self.cluster)}
+            self._validation.adopt(self.cluster, self._topics.values())
+            self._checks = self._make_checks()
+        return is_news
+
+
+def _log(topic: str, contract: Contract) -> Contract:
+    if not contract.is_log:
+        raise LocalProtocolError(
+            f"topic '{topic}' is live: nothing of it is kept, and there is nothing to read again; "
+            f'log topics have order = "total"'
+        )
+    return contract
+
+
+class _Stretch:
+    """What was read of one stretch and not taken yet."""
+
+    reading: RangeReading
+
+    def __init__(self) -> None:
+        self._found: deque[list[Settled] | Unsettled] = deque()
+        self._news = asyncio.Event()
+
+    def put(self, found: list[Settled] | Unsettled) -> None:
+        self._found.append(found)
+        self._news.set()
+
+    async def next(self) -> list[Settled] | Unsettled | None:
+        """All that is here up to the next batch that nobody has, or None at the end."""
+        while not self._found:
+            if self.reading.is_done:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        first = self._found.popleft()
+        if isinstance(first, Unsettled):
+            return first
+        # Whoever is slower than the network takes a few large lists rather than many small ones.
+        together = list(first)
+        while self._found and not isinstance(more := self._found[0], Unsettled):
+            together += more
+            self._found.popleft()
+        return together
+
+
+class _Weighing:
+    """What replicas say of the weight of a stretch."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.answer: asyncio.Future[Weighed] = asyncio.get_running_loop().create_future()
+        self._topic = topic
+        self._said: dict[NodeId, Weighed] = {}
+
+    def on_weighed(self, sender: NodeId, weighed: Weighed) -> None:
+        if sender in self._topic.index:
+            self._said[sender] = weighed
+        if len(self._said) == len(self._topic.members) and not self.answer.done():
+            self.answer.set_result(self._believed())
+
+    def found(self) -> Weighed | None:
+        """What so many said as can be waited for."""
+        return self._believed() if len(self._said) >= self._topic.quorum.reachable else None
+
+    def _believed(self) -> Weighed:
+        ordered = sorted(self._said.values(), key=lambda said: said.end, reverse=True)
+        return ordered[self._topic.f]
