@@ -1,0 +1,94 @@
+"""The columns that Spark sees: of what is read from topics, and of what is published on them.
+
+An event is a row. What a batch has once (its offset, who published it, what was verified) stands
+in each of its rows, but for the proof: that is in the first row of a batch only, since it is large
+and the same for all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+# What every topic has. `offset` is that of the batch, and `index` the event's place in it: the two
+# together are a row's position in its partition.
+EVENT_COLUMNS: Final = (
+    "key binary",
+    "value binary",
+    "headers array<struct<name: string, value: binary>>",
+    "timestamp timestamp",
+    "urgent boolean",
+    "topic string",
+    "partition int",
+    "offset bigint",
+    "index int",
+    "producer string",
+)
+# What a validated topic has beside: what its producer signed for the batch, the batch's leaf in the
+# order log, and the size of a signed checkpoint that covers it. Null on other topics.
+VALIDATED_COLUMNS: Final = (
+    "digest binary",
+    "position bigint",
+    "checkpoint bigint",
+)
+
+EVENTS: Final = ", ".join((*EVENT_COLUMNS, *VALIDATED_COLUMNS))
+
+# With the option `proofs`, the first row of each batch has what it takes to prove it later: whose
+# batch it is, when it was ordered, its seal, and its salt and its body where they do not follow
+# from the rows. `range` is the offset of the batch that has, for itself and those behind it, how
+# they lead to a checkpoint: their leaves from offset `first` on, which runs of the order log they
+# are, and the hashes beside them (`crypto/merkle.py`).
+PROOF: Final = (
+    "proof struct<client: bigint, session: bigint, sequence: bigint, ordered: timestamp, "
+    "seal: binary, salt: binary, body: binary, range: bigint, first: bigint, "
+    "runs: array<struct<leaf: bigint, count: int>>, leaves: binary, path: binary, note: string>"
+)
+
+
+def events(*, proofs: bool = False) -> StructType:
+    """The same as Spark's own type, also where there is no Spark to read text."""
+    from pyspark.sql import types
+
+    header = types.StructType(
+        [
+            types.StructField("name", types.StringType()),
+            types.StructField("value", types.BinaryType()),
+        ]
+    )
+    kinds: dict[str, types.DataType] = {
+        "binary": types.BinaryType(),
+        "string": types.StringType(),
+        "boolean": types.BooleanType(),
+        "int": types.IntegerType(),
+        "bigint": types.LongType(),
+        "timestamp": types.TimestampType(),
+        "array<struct<name: string, value: binary>>": types.ArrayType(header),
+    }
+    named = [column.split(" ", 1) for column in (*EVENT_COLUMNS, *VALIDATED_COLUMNS)]
+    fields = [types.StructField(name, kinds[kind]) for name, kind in named]
+    if proofs:
+        fields.append(types.StructField("proof", _proof(kinds)))
+    return types.StructType(fields)
+
+
+def _proof(kinds: dict[str, DataType]) -> DataType:
+    from pyspark.sql import types
+
+    run = types.StructType(
+        [
+            types.StructField("leaf", types.LongType()),
+            types.StructField("count", types.IntegerType()),
+        ]
+    )
+    kinds = {**kinds, "array<struct<leaf: bigint, count: int>>": types.ArrayType(run)}
+    inside = PROOF.removeprefix("proof struct<").removesuffix(">")
+    named = [field.split(": ", 1) for field in re.split(r", (?=\w+: (?!int>))", inside)]
+    return types.StructType([types.StructField(name, kinds[kind]) for name, kind in named])
+
+
+# What a frame needs that is published; the other columns may be left out, and none may be added.
+PUBLISHED: Final = ("key", "value", "headers", "timestamp", "urgent", "topic", "partition")
