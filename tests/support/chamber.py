@@ -65,7 +65,11 @@ class Chamber(Council):
         if source is None:
             key = keys_of(node)
             sealer = Sealer(
-                CLUSTER, key.public.sign_key, key.sign, wall_us=lambda: 0, salt=lambda: bytes(32)
+                CLUSTER,
+                key.public.sign_key,
+                key.sign,
+                wall_us=lambda: 0,
+                salt=lambda _, __: bytes(32),
             )
             macs = pairwise_macs(node)
             source = Source(node, self._topics(), macs, session=1, sealer=sealer)

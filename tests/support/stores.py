@@ -243,6 +243,14 @@ class Oracle:
         return next(at for at in range(start, end + 1) if sum(sizes[at:end]) <= bytes_max)
 
 
+def one_by_one(runs: list[tuple[int, Spot]]) -> list[Spot]:
+    return [
+        Spot(spot.publisher, spot.sequence + at, spot.time_us, spot.leaf + at)
+        for count, spot in runs
+        for at in range(count)
+    ]
+
+
 def check(store: DiskStore, oracle: Oracle) -> None:
     """Every question gets the same answer from both."""
     for partition in PARTITIONS:
@@ -259,6 +267,10 @@ def check(store: DiskStore, oracle: Oracle) -> None:
             for bytes_max in (0, 40, 10**6):
                 expected = oracle.read(partition, offset, bytes_max)
                 assert store.read(partition, offset, bytes_max) == expected
+        for offset in (start - 1, start, start + 2, end - 1, end):
+            spots = [oracle.spot(partition, at) for at in range(offset, min(end, offset + 9))]
+            runs = store.runs(partition, offset, 9)
+            assert one_by_one(runs) == (spots if start <= offset < end else [])
         for offset in (start - 1, start, (start + end) // 2, end - 1, end):
             placed = store.placed_at(group_of(Line(0, *partition)), partition, offset)
             assert placed == oracle.placed_at(partition, offset)

@@ -11,11 +11,13 @@ real ones; so are the table of guarantees and consumer groups, with real clients
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from chamber import COMPANION, TOPIC, Chamber
 from council import VALIDATED, A, B, Council, T, span_of, value_of
 from desk import EVERYBODY, Desk
+from order_log import PLAIN, SALTED, OrderLog, event
 from quorate.client.blocking import BlockingConsumer, BlockingProducer
 from quorate.client.consumer import Consumer, Record
 from quorate.client.modes import Modes
@@ -38,6 +40,7 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.digests import digest, seal_digest
 from quorate.crypto.events import event_bytes
+from quorate.crypto.proofs import ProofError, verify_bytes
 from quorate.crypto.sids import NO_ROOT, Place, Seal, body_of, check_seal, sid
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing
@@ -296,7 +299,7 @@ class Push:
     def __init__(self) -> None:
         self.look = Outlook()
         sealer = Sealer(
-            CLUSTER, public_key(A), signing_key(A).sign, wall_us=lambda: 7, salt=lambda: b""
+            CLUSTER, public_key(A), signing_key(A).sign, wall_us=lambda: 7, salt=lambda _, __: b""
         )
         self.line = LineOutgoing(topic(VALIDATED), Line(A, T, 0), self.look.outbox, sealer=sealer)
 
@@ -481,6 +484,81 @@ def test_nobody_is_shown_to_have_signed_what_it_did_not() -> None:
     council.publish(B, 1, sealed_batch(B, 1))
     council.run(20)
     assert logs(council) == {(sealed_batch(B, 1),)}
+
+
+def test_neither_sender_nor_recipient_can_deny_it_before_a_third_party() -> None:
+    """1.4: "the sender of information is provided with proof of delivery and the recipient is
+    provided with proof of the sender's identity". One file is both. Whoever has the public keys
+    asks nobody: who published what, where it stands, and which parties agreed to that."""
+    log = OrderLog()
+    log.publish(PLAIN, [event(b"before")], by="bob")
+    log.publish(PLAIN, [event(b"I owe you 10")], by="alice")
+    verdict = verify_bytes(log.proof(1).render(), log.keys)
+    assert (verdict.producer_name, verdict.is_key_pinned) == ("alice", True)
+    assert verdict.batch is not None
+    assert [each.value for each in batch.Batch(verdict.batch).events()] == [b"I owe you 10"]
+    assert (verdict.topic, verdict.partition, verdict.offset) == (PLAIN, 0, 1)
+    assert [each.name for each in verdict.vouchers] == ["r0", "r1", "r2"]
+
+
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [
+        ("topic", "votes"), ("partition", 1), ("offset", 0), ("producer", 1001), ("session", 1),
+        ("sequence", 3), ("time_us", 0), ("leaf", 0), ("tree_size", 2),
+        ("body", batch_of_values(b"I owe you 1")),
+    ],
+)  # fmt: skip
+def test_neither_content_nor_order_can_be_said_otherwise_later(field: str, other: object) -> None:
+    """2.1.2: "making it impossible for anyone to repudiate it"."""
+    log = OrderLog()
+    for value in (b"before", b"I owe you 10", b"after"):
+        log.publish(PLAIN, [event(value)])
+    proof = log.proof(1)
+    verify_bytes(proof.render(), log.keys)
+    with pytest.raises(ProofError):
+        verify_bytes(msgspec.structs.replace(proof, **{field: other}).render(), log.keys)
+
+
+def test_which_of_two_events_came_first_is_provable_across_producers_and_topics() -> None:
+    """1.6: "making not only the single message non-repudiable but also the order". All validated
+    topics have one order, so that it holds for any two events, and not only in one SID list."""
+    log = OrderLog()
+    log.publish(PLAIN, [event(b"10")], by="bob")
+    log.publish(SALTED, [event(b"11")], by="alice")
+    verdicts = [verify_bytes(log.proof(at).render(), log.keys) for at in (0, 1)]
+    assert [(each.offset, each.leaf) for each in verdicts] == [(0, 0), (0, 1)]
+    later = msgspec.structs.replace(log.proof(0), leaf=1)
+    with pytest.raises(ProofError):
+        verify_bytes(later.render(), log.keys)
+
+
+def test_a_proof_holds_at_any_future_time() -> None:
+    """2.1.2: "can be verified cryptographically at any future time". One that was made at once
+    holds when the log is longer, one can be made when the log is longer, and the producer may have
+    left long ago."""
+    log = OrderLog()
+    log.publish(PLAIN, [event(b"first")], by="carol")
+    at_once = log.proof(0).render()
+    for number in range(100):
+        log.publish(PLAIN, [event(b"%d" % number)])
+    for proof in (at_once, log.proof(0).render()):
+        verdict = verify_bytes(proof, log.keys)
+        assert (verdict.producer_name, verdict.offset) == ("carol", 0)
+        # Nobody pins the key of who is no longer there: the replicas vouch for that too.
+        assert not verdict.is_key_pinned
+        assert len(verdict.vouchers) == 3
+    assert verify_bytes(log.proof(0).render(), log.keys).tree_size == 101
+
+
+@pytest.mark.parametrize("signers", [("r0", "r1"), ("r0", "r1", "stranger")])
+def test_the_agreement_of_too_few_parties_proves_nothing(signers: tuple[str, ...]) -> None:
+    """2.1.2: "the agreement of each party can be verified". It takes 2f + 1 of the 3f + 1, so that
+    f that lie and f + 1 that were shown something else cannot make a second truth."""
+    log = OrderLog()
+    log.publish(PLAIN, [event(b"value")])
+    with pytest.raises(ProofError):
+        verify_bytes(log.proof(0, checkpoint=log.checkpoint(signers)).render(), log.keys)
 
 
 # K9: one order for all (3.3)

@@ -1,0 +1,1 @@
+"""Programs that answer questions about event streams, one module each."""

@@ -1,0 +1,44 @@
+"""One Spark for all tests of the pipeline: to start it takes longer than most of them."""
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# What runs for seconds gains nothing from what the better compiler takes time for. Drivers that are
+# processes of their own and what runs a Spark cluster have it from here.
+QUICK_TO_START = "-XX:TieredStopAtLevel=1"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_TO_START)
+os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", QUICK_TO_START)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever uses it runs on the worker that has it."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    from quorate.pipeline.session import session
+
+    before = dict(os.environ)
+    made = session(
+        "local[2]",
+        app_name="tests",
+        settings={
+            "spark.driver.memory": "1g",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.extraJavaOptions": QUICK_TO_START,
+        },
+        log_directory=tmp_path_factory.mktemp("spark-logs"),
+    )
+    yield made
+    made.stop()
+    os.environ.clear()
+    os.environ.update(before)

@@ -1,0 +1,548 @@
+"""Archives: each row once whatever happens, and each of them provable when the cluster is gone."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow
+import pytest
+from pyarrow import parquet
+from pyarrow.compute import field
+
+from clusters import TestCluster, quorate, running_cluster, until
+from quorate.client import Producer
+from quorate.core.batch import encode
+from quorate.core.cluster import Cluster
+from quorate.core.errors import ConfigError, LocalProtocolError
+from quorate.core.event import Event
+from quorate.crypto.merkle import leaf_hash
+from quorate.crypto.proofs import Keys, verify
+from quorate.pipeline.archive import (
+    WHOLE_EVERY,
+    Archive,
+    ArchiveError,
+    File,
+    View,
+    prove_archived,
+)
+from quorate.pipeline.archiving import Archiver, merge, small_files, stage
+from quorate.pipeline.jobs.archive import JOB, ArchiveConfig, compact
+from quorate.pipeline.jobs.job import Pipes
+from quorate.pipeline.rows import Rows, arrow_schema
+from quorate.protocol.ordering.ranges import RangeProof, Settled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VALIDATED, VOTES, CRASH = "validated", "votes", "crash"
+TOPICS: dict[str, dict[str, object]] = {
+    VALIDATED: {"order": "total", "validated": True, "partitions": 2},
+    VOTES: {"order": "total", "validated": True, "event_proofs": True},
+    CRASH: {"order": "total", "protection": "crash"},
+}
+BATCHES, EVENTS_EACH = 6, 5
+# Its bytes do not follow from its rows.
+COMPRESSED = 4
+TIME_US = 1_700_000_000_000_000
+DAY_US = 86_400_000_000
+PATIENCE_S = 120.0
+
+DRIVER = """
+import sys
+
+from quorate.pipeline.jobs.archive import JOB, ArchiveConfig
+from quorate.pipeline.jobs.job import Pipes
+from quorate.pipeline.session import session
+
+cluster, directory, checkpoint, *topics = sys.argv[1:]
+options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+settings = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": options}
+pipes = Pipes(
+    spark=session("local[1]", settings=settings),
+    cluster=cluster, identity="bob", checkpoint=checkpoint, available_now=True,
+)
+config = ArchiveConfig(
+    topics=tuple(topics), directory=directory, rows_at_once=40, compaction=False
+)
+JOB.start(pipes, config)[0].awaitTermination()
+"""
+
+
+def event_of(topic: str, partition: int, number: int, index: int) -> Event:
+    headers = (("from", b"test"), ("number", b"%d" % number)) if index % 2 else ()
+    key = None if index == 2 else b"key %d" % index
+    value = f"{topic} {partition} {number} {index}".encode() * (50 if number == COMPRESSED else 1)
+    return Event(key, value, headers, TIME_US + (index if number % 2 else 0), index == 3)
+
+
+def expected() -> dict[tuple[str, int], list[Event]]:
+    return {
+        (topic, partition): [
+            event_of(topic, partition, number, index)
+            for number in range(BATCHES)
+            for index in range(EVENTS_EACH)
+        ]
+        for topic, partition in ((VALIDATED, 0), (VALIDATED, 1), (VOTES, 0), (CRASH, 0))
+    }
+
+
+async def fill(cluster: TestCluster) -> None:
+    async with (
+        Producer(cluster.directory, "alice") as plain,
+        Producer(cluster.directory, "alice", compression="zstd") as compressing,
+    ):
+        for topic, partition in expected():
+            for number in range(BATCHES):
+                producer = compressing if number == COMPRESSED else plain
+                events = [event_of(topic, partition, number, each) for each in range(EVENTS_EACH)]
+                await producer.send_batch(topic, events, partition=partition)
+
+
+@dataclass(frozen=True)
+class Archived:
+    """What is left when the cluster is gone: an archive, and the file with the keys."""
+
+    keys_file: Path
+    directory: Path
+
+    @property
+    def keys(self) -> Keys:
+        return Keys.of(Cluster.parse(self.keys_file.read_text()))
+
+
+@pytest.fixture(scope="module")
+def archived(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Archived:
+    """The work of three drivers: one was killed, and one has lost its checkpoint."""
+    folder = tmp_path_factory.mktemp("archives")
+    found = Archived(folder / "cluster.toml", folder / "archive")
+    with running_cluster(topics=TOPICS) as cluster:
+        shutil.copy(cluster.directory / "cluster.toml", found.keys_file)
+        asyncio.run(fill(cluster))
+        kill_in_the_middle(cluster, found.directory, folder / "checkpoint")
+        go_on(spark, cluster, found.directory, folder / "checkpoint")
+        go_on(spark, cluster, found.directory, folder / "another checkpoint")
+    return found
+
+
+def kill_in_the_middle(cluster: TestCluster, directory: Path, checkpoint: Path) -> None:
+    """At its first entry, so that Spark most likely does not know yet that this batch is done."""
+    places = [str(each) for each in (cluster.directory, directory, checkpoint)]
+    with subprocess.Popen([sys.executable, "-c", DRIVER, *places, *TOPICS]) as driver:
+        try:
+            until(
+                lambda: Archive(str(directory)).numbers() or driver.poll() is not None,
+                seconds=PATIENCE_S,
+            )
+        finally:
+            driver.kill()
+    assert driver.returncode == -9, "it came to its end before it was killed"
+
+
+def go_on(spark: "SparkSession", cluster: TestCluster, directory: Path, checkpoint: Path) -> None:
+    pipes = Pipes(
+        spark=spark,
+        cluster=str(cluster.directory),
+        identity="bob",
+        checkpoint=str(checkpoint),
+        available_now=True,
+    )
+    config = ArchiveConfig(
+        topics=tuple(TOPICS), directory=str(directory), rows_at_once=40, compaction=False
+    )
+    (query,) = JOB.start(pipes, config)
+    query.awaitTermination()
+
+
+def rows_of(directory: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = Archive(str(directory)).table().to_pylist()
+    return sorted(
+        rows, key=lambda row: (row["topic"], row["partition"], row["offset"], row["index"])
+    )
+
+
+def events_of(directory: Path) -> dict[tuple[str, int], list[Event]]:
+    found: dict[tuple[str, int], list[Event]] = {}
+    for row in rows_of(directory):
+        headers = tuple((each["name"], each["value"]) for each in row["headers"])
+        time_us = round(row["timestamp"].timestamp() * 1e6)
+        event = Event(row["key"], row["value"], headers, time_us, row["urgent"])
+        found.setdefault((row["topic"], row["partition"]), []).append(event)
+    return found
+
+
+def test_each_row_is_archived_once_though_the_driver_was_killed(archived: Archived) -> None:
+    assert events_of(archived.directory) == expected()
+
+
+def test_what_a_proof_takes_is_in_the_first_row_of_each_batch(archived: Archived) -> None:
+    for row in rows_of(archived.directory):
+        is_first = row["index"] == 0
+        assert (row["proof"] is not None) is is_first
+        if is_first:
+            assert (row["proof"]["seal"] is not None) is (row["topic"] != CRASH)
+            assert (row["proof"]["body"] is not None) is (row["offset"] == COMPRESSED)
+
+
+def test_files_lie_by_topic_and_day_where_other_tools_find_each_row_once(
+    archived: Archived,
+) -> None:
+    files = [*archived.directory.glob("topic=*/date=*/*.parquet")]
+    assert {path.parent.parent.name for path in files} == {f"topic={name}" for name in TOPICS}
+    places: Counter[tuple[Any, ...]] = Counter()
+    for path in files:
+        opened = parquet.ParquetFile(path)
+        table = opened.read(["topic", "partition", "offset", "index", "proof"])
+        for row in table.to_pylist():
+            proof = row.pop("proof")
+            places[(*row.values(),)] += 1
+            if proof is not None:
+                assert path.parent.name == f"date={proof['ordered'].date()}"
+        assert opened.metadata.row_group(0).column(0).compression == "ZSTD"
+    assert set(places.values()) == {1}
+    assert places.total() == 4 * BATCHES * EVENTS_EACH
+
+
+def test_an_archived_batch_is_proved_without_the_cluster(
+    archived: Archived, tmp_path: Path
+) -> None:
+    """Each of them, also what was compressed."""
+    archive = Archive(str(archived.directory))
+    for partition in range(2):
+        for offset in range(BATCHES):
+            proof = prove_archived(archive, archived.keys, VALIDATED, partition, offset)
+            assert verify(proof, archived.keys).producer_name == "alice"
+    (tmp_path / "proof.json").write_bytes(proof.render())
+
+    said = quorate("verify", tmp_path / "proof.json", "--cluster-key", archived.keys_file)
+
+    assert said.code == 0, said.out
+    assert f"alice published {EVENTS_EACH} events on topic {VALIDATED}" in said.out
+
+
+def test_an_archived_event_is_proved_without_its_neighbours(
+    archived: Archived, tmp_path: Path
+) -> None:
+    archive = Archive(str(archived.directory))
+
+    for offset in range(BATCHES):
+        proof = prove_archived(archive, archived.keys, VOTES, 0, offset, 3)
+        assert verify(proof, archived.keys).event == event_of(VOTES, 0, offset, 3)
+        assert proof.body is None
+
+    with pytest.raises(LocalProtocolError, match="say which one is to be proved, 0 to 4"):
+        prove_archived(archive, archived.keys, VOTES, 0, 0)
+    assert prove_archived(archive, archived.keys, VOTES, 0, 0, whole=True).body is not None
+
+
+def test_an_archive_proves_on_the_command_line(archived: Archived, tmp_path: Path) -> None:
+    command = ("prove", VOTES, 0, 1, "--event", 2, "--archive", archived.directory)
+
+    proved = quorate(*command, "--cluster-key", archived.keys_file)
+
+    assert proved.code == 0, proved.err
+    (tmp_path / "proof.json").write_text(proved.out)
+    assert quorate("verify", tmp_path / "proof.json", "--cluster-key", archived.keys_file).code == 0
+
+
+def test_what_cannot_be_proved_is_said_in_a_sentence(archived: Archived, tmp_path: Path) -> None:
+    archive = Archive(str(archived.directory))
+    with pytest.raises(LocalProtocolError, match=f"there is no archive in {tmp_path}"):
+        prove_archived(Archive(str(tmp_path)), archived.keys, VALIDATED, 0, 0)
+    with pytest.raises(LocalProtocolError, match="has no rows of 'nope'"):
+        archive.dataset("nope")
+    with pytest.raises(LocalProtocolError, match="'crash' was not validated when it was archived"):
+        prove_archived(archive, archived.keys, CRASH, 0, 0)
+    with pytest.raises(LocalProtocolError, match="has no batch at offset 99 of partition 1"):
+        prove_archived(archive, archived.keys, VALIDATED, 1, 99)
+    with pytest.raises(LocalProtocolError, match="event_proofs = false"):
+        prove_archived(archive, archived.keys, VALIDATED, 1, 0, 2)
+
+
+def change(directory: Path, topic: str, offset: int, column: str, change: Any) -> None:
+    """Somebody writes a file of the archive again, with other values in a column of one batch."""
+    for file in (directory / f"topic={topic}").rglob("0-*.parquet"):
+        table = parquet.ParquetFile(file).read()
+        at, field = table.schema.get_field_index(column), table.schema.field(column)
+        values = [
+            change(value) if which == offset and value is not None else value
+            for value, which in zip(
+                table[column].to_pylist(), table["offset"].to_pylist(), strict=True
+            )
+        ]
+        parquet.write_table(table.set_column(at, field, pyarrow.array(values, field.type)), file)
+
+
+@pytest.mark.parametrize(
+    ("column", "other"),
+    [
+        ("value", lambda value: value + b"!"),
+        ("urgent", lambda value: not value),
+        ("checkpoint", lambda value: value + 1),
+        ("proof", lambda proof: {**proof, "sequence": proof["sequence"] + 1}),
+        ("proof", lambda proof: {**proof, "seal": bytes(len(proof["seal"]))}),
+        ("proof", lambda proof: {**proof, "range": 5}),
+        ("proof", lambda proof: {**proof, "range": 99}),
+    ],
+)
+def test_a_row_that_was_changed_does_not_verify_and_is_named(
+    archived: Archived, tmp_path: Path, column: str, other: Any
+) -> None:
+    copy = tmp_path / "archive"
+    shutil.copytree(archived.directory, copy)
+    change(copy, VALIDATED, 1, column, other)
+    archive = Archive(str(copy))
+
+    with pytest.raises(
+        ArchiveError, match=r"at offset 1 of partition 0 of 'validated' in .* is not what was order"
+    ):
+        prove_archived(archive, archived.keys, VALIDATED, 0, 1)
+    prove_archived(archive, archived.keys, VALIDATED, 0, 3)
+
+
+def test_a_row_that_is_missing_is_noticed(archived: Archived, tmp_path: Path) -> None:
+    copy = tmp_path / "archive"
+    shutil.copytree(archived.directory, copy)
+    for file in (copy / f"topic={VALIDATED}").rglob("0-*.parquet"):
+        table = parquet.ParquetFile(file).read()
+        keep = [index != 2 for index in table["index"].to_pylist()]
+        parquet.write_table(table.filter(pyarrow.array(keep)), file)
+
+    with pytest.raises(ArchiveError, match="some are missing, or there twice"):
+        prove_archived(Archive(str(copy)), archived.keys, VALIDATED, 0, 1)
+
+
+def test_files_that_are_merged_have_the_rows_and_their_proofs(
+    archived: Archived, tmp_path: Path, spark: "SparkSession"
+) -> None:
+    copy = tmp_path / "archive"
+    shutil.copytree(archived.directory, copy)
+    archive = Archive(str(copy))
+    before, known = archive.view(), rows_of(copy)
+    large = max(file.size_bytes for file in before.files) * 2
+
+    compact(spark, ArchiveConfig(topics=(VALIDATED,), directory=str(copy), file_bytes=large))
+
+    after = archive.view()
+    assert len(after.files) < len(before.files)
+    assert rows_of(copy) == known
+    assert {str(path.relative_to(copy)) for path in copy.glob("topic=*/*/*.parquet")} == {
+        file.path for file in after.files
+    }
+    for offset in range(BATCHES):
+        prove_archived(archive, archived.keys, VALIDATED, 0, offset)
+
+
+# Without a cluster: where a driver may be killed, and what is left out
+
+
+def rows(
+    offsets: range, *, days: int = 0, topic: str = "t", partition: int = 0
+) -> pyarrow.RecordBatch:
+    """Two rows for each offset, ordered so many days after the first day."""
+    schema = arrow_schema(proofs=True)
+    listed: list[dict[str, Any]] = [
+        {
+            "key": None, "value": b"%d %d" % (offset, index), "headers": [], "timestamp": TIME_US,
+            "urgent": False, "topic": topic, "partition": partition, "offset": offset,
+            "index": index, "producer": "alice",
+            "proof": None if index else {"ordered": TIME_US + days * DAY_US, "sequence": offset},
+        }
+        for offset in offsets
+        for index in range(2)
+    ]  # fmt: skip
+    return pyarrow.RecordBatch.from_pylist(listed, schema)
+
+
+def added(directory: Path, *parts: pyarrow.RecordBatch) -> list[File]:
+    archiver = Archiver(str(directory))
+    files = [*stage(str(directory), archiver.settle().next, parts)]
+    archiver.add(files)
+    return files
+
+
+def offsets_in(directory: Path) -> list[tuple[int, int]]:
+    return [(row["offset"], row["index"]) for row in rows_of(directory)]
+
+
+def both(offsets: range) -> list[tuple[int, int]]:
+    return [(offset, index) for offset in offsets for index in range(2)]
+
+
+def test_what_leads_to_a_checkpoint_is_kept_by_the_first_batch_that_has_rows() -> None:
+    """The producers of batches 7 and 9 published something that is none."""
+    batch = encode([Event(None, b"one", (), TIME_US), Event(None, b"two", (), TIME_US)])
+    payloads = [b"no batch", batch, b"none either", batch]
+    leaves = [leaf_hash(payload) for payload in payloads]
+    proof = RangeProof(40, [range(3, 5), range(20, 22)], leaves, [leaf_hash(b"")], "a checkpoint")
+    settled = [
+        Settled(7 + at, 1, at, TIME_US, payload, b"", leaf, 40, None if at else proof)
+        for at, (payload, leaf) in enumerate(zip(payloads, (3, 4, 20, 21), strict=True))
+    ]
+
+    (made,) = Rows("t", 0, str, proofs=True).of(settled)
+
+    eighth, _, tenth, _ = made["proof"].to_pylist()
+    assert made["index"].to_pylist() == [0, 1, 0, 1]
+    assert (eighth["range"], eighth["first"], eighth["leaves"]) == (8, 7, b"".join(leaves))
+    assert eighth["runs"] == [{"leaf": 3, "count": 2}, {"leaf": 20, "count": 2}]
+    assert (tenth["range"], tenth["runs"], tenth["note"]) == (8, None, None)
+
+
+def test_a_batch_that_comes_again_is_left_out(tmp_path: Path) -> None:
+    added(tmp_path, rows(range(3)))
+    assert added(tmp_path, rows(range(3))) == []
+    added(tmp_path, rows(range(3, 5)))
+
+    assert offsets_in(tmp_path) == both(range(5))
+    assert Archive(str(tmp_path)).view().next == {"t": {0: 5}}
+
+
+def test_a_checkpoint_of_another_archive_is_refused(tmp_path: Path) -> None:
+    added(tmp_path, rows(range(3)))
+
+    with pytest.raises(ConfigError, match="ends at offset 3 of partition 0 of 't', in the middle"):
+        added(tmp_path, rows(range(5)))
+    assert offsets_in(tmp_path) == both(range(3))
+
+
+def test_rows_go_by_the_day_of_their_batch_wherever_spark_divides_them(tmp_path: Path) -> None:
+    whole = pyarrow.concat_batches([rows(range(2)), rows(range(2, 4), days=1)])
+
+    files = added(tmp_path, whole.slice(0, 1), whole.slice(1, 4), whole.slice(5))
+
+    assert [(file.date, file.first, file.last, file.rows) for file in files] == [
+        ("2023-11-14", 0, 1, 4),
+        ("2023-11-15", 2, 3, 4),
+    ]
+    assert offsets_in(tmp_path) == both(range(4))
+
+
+def test_killed_before_the_entry_nothing_has_happened(tmp_path: Path) -> None:
+    added(tmp_path, rows(range(2)))
+    [*stage(str(tmp_path), {}, [rows(range(2, 4))])]
+
+    assert offsets_in(tmp_path) == both(range(2))
+    added(tmp_path, rows(range(2, 4)))
+    assert offsets_in(tmp_path) == both(range(4))
+    assert [*(tmp_path / "_archive" / "staged").iterdir()] == []
+
+
+def test_killed_after_the_entry_all_has_happened(tmp_path: Path) -> None:
+    files = added(tmp_path, rows(range(2)), rows(range(2, 4), days=1))
+    # As it was when the entry was written: the last file had not been brought to its place.
+    (tmp_path / files[-1].path).rename(tmp_path / files[-1].staged)
+
+    assert offsets_in(tmp_path) == both(range(4))
+    Archiver(str(tmp_path)).settle()
+    assert offsets_in(tmp_path) == both(range(4))
+    assert (tmp_path / files[-1].path).exists()
+
+
+def test_a_file_that_somebody_removed_is_named(tmp_path: Path) -> None:
+    (file,) = added(tmp_path, rows(range(2)))
+    (tmp_path / file.path).unlink()
+
+    with pytest.raises(ArchiveError, match=f"lacks a file that belongs to it: {file.path}"):
+        Archive(str(tmp_path)).batch("t", 0, 1)
+    with pytest.raises(ArchiveError, match=f"lacks {file.path}, which became part of it last"):
+        Archiver(str(tmp_path)).settle()
+
+
+def test_who_reads_while_files_are_exchanged_sees_each_row_once(tmp_path: Path) -> None:
+    """One merges pairs of files and adds new ones all the time, and another one reads."""
+
+    def exchange() -> None:
+        for at in range(0, 60, 2):
+            pair = [added(tmp_path, rows(range(one, one + 1)))[0] for one in (at, at + 1)]
+            Archiver(str(tmp_path)).replace(pair, [merge(str(tmp_path), pair)])
+
+    added(tmp_path, rows(range(1), partition=1))
+    with ThreadPoolExecutor(1) as other:
+        exchanging = other.submit(exchange)
+        seen = [0]
+        while not exchanging.done():
+            found = Archive(str(tmp_path)).table(where=field("partition") == 0)
+            places = [tuple(row.values()) for row in found.select(["offset", "index"]).to_pylist()]
+            assert sorted(places) == both(range(len(places) // 2))
+            seen.append(len(places))
+        exchanging.result()
+
+    assert seen == sorted(seen), "what was there once stays"
+    assert len(set(seen)) > 2
+    assert Archive(str(tmp_path)).table().num_rows == 122
+
+
+@pytest.mark.parametrize("deleted", [0, 1, 2])
+def test_killed_while_files_are_exchanged_each_row_is_there_once(
+    tmp_path: Path, deleted: int
+) -> None:
+    first, second = (added(tmp_path, rows(range(at, at + 2)))[0] for at in (0, 2))
+    kept = {file.path: (tmp_path / file.path).read_bytes() for file in (first, second)}
+    large = merge(str(tmp_path), [first, second])
+    assert offsets_in(tmp_path) == both(range(4))
+
+    Archiver(str(tmp_path)).replace([first, second], [large])
+    # As it was when so many old files were gone, and the new one was not in its place.
+    (tmp_path / large.path).rename(tmp_path / large.staged)
+    for path in [*kept][deleted:]:
+        (tmp_path / path).write_bytes(kept[path])
+
+    assert offsets_in(tmp_path) == both(range(4))
+    Archiver(str(tmp_path)).settle()
+    assert offsets_in(tmp_path) == both(range(4))
+    assert [path.name for path in tmp_path.rglob("topic=*/*/*")] == [Path(large.path).name]
+
+
+def test_files_that_lack_rows_are_not_exchanged(tmp_path: Path) -> None:
+    first, second = (added(tmp_path, rows(range(at, at + 2)))[0] for at in (0, 2))
+    short = merge(str(tmp_path), [first])
+
+    with pytest.raises(ArchiveError, match="files of 8 rows were merged into files of 4 rows"):
+        Archiver(str(tmp_path)).replace([first, second], [short])
+
+
+def test_two_who_add_at_the_same_time_do_not_both_succeed(tmp_path: Path) -> None:
+    one, other = Archiver(str(tmp_path)), Archiver(str(tmp_path))
+    added(tmp_path, rows(range(2)))
+    view = one.archive.view()
+    one.add([*stage(str(tmp_path), view.next, [rows(range(2, 4))])])
+
+    with pytest.raises(ArchiveError, match="somebody else adds to the archive"):
+        other._append(view, [*stage(str(tmp_path), view.next, [rows(range(2, 4))])], [], {})
+    assert offsets_in(tmp_path) == both(range(4))
+
+
+def test_small_files_are_merged_when_they_fill_a_large_one_or_their_day_is_over() -> None:
+    def file(number: int, date: str, size_bytes: int) -> File:
+        return File(
+            path=str(number), staged="", topic="t", date=date, partition=0, first=number,
+            last=number, rows=1, size_bytes=size_bytes,
+        )  # fmt: skip
+
+    sizes = [("1", 10), ("1", 20), ("1", 90), ("1", 30), ("2", 60), ("2", 40), ("2", 50), ("2", 9)]
+    files = [file(number, *each) for number, each in enumerate(sizes)]
+    view = msgspec.convert({"entries": 1, "files": files, "next": {}}, type=View)
+
+    merged = [[each.first for each in group] for group in small_files(view, 100)]
+
+    # What is large stays; a single file is none to merge; the last day goes on.
+    assert merged == [[0, 1]]
+    filled = [[each.first for each in group] for group in small_files(view, 120)]
+    assert filled == [[0, 1], [4, 5, 6]]
+
+
+def test_the_log_does_not_grow_without_end(tmp_path: Path) -> None:
+    count = 2 * WHOLE_EVERY + 3
+    for at in range(count):
+        added(tmp_path, rows(range(at, at + 1)))
+
+    archive = Archive(str(tmp_path))
+    assert archive.numbers() == [*range(WHOLE_EVERY, count)]
+    assert [file.first for file in archive.view().files] == [*range(count)]
