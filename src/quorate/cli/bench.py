@@ -15,7 +15,7 @@ from quorate.bench.experiments import Experiment, chosen, full_plan, quick_plan
 from quorate.bench.memory import Sample
 from quorate.bench.pipe import measure_rate, measure_round_trip_ms
 from quorate.bench.rows import Row
-from quorate.cli import bench_logs, bench_validated
+from quorate.cli import bench_logs, bench_pipeline, bench_validated
 from quorate.cli.bench_options import (
     QUICK_TAKES,
     SECONDS_MIN,
@@ -138,6 +138,7 @@ app.command()(bench_logs.leader_crash)
 app.command()(bench_logs.history)
 app.command()(bench_logs.growth)
 app.command()(bench_validated.validated)
+app.command()(bench_pipeline.pipeline)
 
 
 @app.command()

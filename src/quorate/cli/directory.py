@@ -125,6 +125,11 @@ def subscriber(launcher: Launcher, topics: list[str], name: str | None) -> str:
     return name or _first_of(launcher, contract.subscribe)
 
 
+def client_here(launcher: Launcher) -> str:
+    """Whom to be where several topics are read and published: a client that is no operator."""
+    return _first_of(launcher, EVERYONE)
+
+
 def known(launcher: Launcher, topics: Iterable[str]) -> Cluster:
     """The cluster as it is now, if its file does not know one of these topics."""
     unknown = [topic for topic in topics if topic not in (*launcher.cluster.topics, CONTROL_TOPIC)]

@@ -48,6 +48,7 @@ _FIRST, _CLUSTER, _EVENTS, _CHECK = "Start here", "Clusters", "Events", "Check a
 
 SUBCOMMANDS = (
     Subcommand("demo", _FIRST, "Watch a cluster survive a liar and the loss of a leader."),
+    Subcommand("doctor", _FIRST, "Tell whether this machine has what Quorate needs."),
     Subcommand("init", _CLUSTER, "Write a local cluster: keys, certificates and one TOML file."),
     Subcommand("identity", _CLUSTER, "Make a party's keys, on the machine where they stay."),
     Subcommand(
@@ -61,6 +62,7 @@ SUBCOMMANDS = (
     Subcommand("subscribe", _EVENTS, "Print the events of a topic as they are delivered."),
     Subcommand("prove", _EVENTS, "Print a proof of what was published on a validated topic."),
     Subcommand("verify", _EVENTS, "Say what a proof proves, offline, or why it does not hold."),
+    Subcommand("pipeline", _EVENTS, "Run programs over event streams, on Spark."),
     Subcommand("audit", _CHECK, "Check the whole history of a cluster, at every replica."),
     Subcommand("simulate", _CHECK, "Run a protocol under many seeds, faults and adversaries."),
     Subcommand("bench", _CHECK, "Measure, with the raw pipe of the same run beside it."),
@@ -118,7 +120,7 @@ def main() -> None:
         extra = _extra_with(error.name or "")
         if extra is None:
             raise
-        _refuse(f"This needs the package {error.name}: install quorate[{extra}] and try again.")
+        _refuse(f"This needs the package {error.name}: pip install 'quorate[{extra}]' brings it.")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 
@@ -150,6 +152,7 @@ def _extra_with(module: str) -> str | None:
         return None
     for requirement in requirements:
         found = re.match(r"([\w.-]+).*\bextra == ['\"]([\w-]+)['\"]", requirement)
-        if found and found[1].replace("_", "-").lower() == package:
+        # What is in an extra is in `all` too, which is more than anybody asked for.
+        if found and found[1].replace("_", "-").lower() == package and found[2] != "all":
             return found[2]
     return None

@@ -20,8 +20,8 @@ from quorate.cli.tables import on_stderr
 from quorate.client.blocking import BlockingProver
 from quorate.client.session import ANSWER_TIMEOUT_S
 from quorate.core.errors import ConfigError
-from quorate.crypto.proofs import Keys, ProofError, verify
-from quorate.runtime.files import cluster_file
+from quorate.crypto.proofs import Keys, Proof, ProofError, verify
+from quorate.runtime.files import cluster_file, read_cluster
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -47,6 +47,21 @@ def prove(
     seconds: Annotated[
         float, typer.Option(help="Give up if no replica can prove it for so long.")
     ] = ANSWER_TIMEOUT_S,
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            help="Prove what an archive has (`quorate pipeline run archive`), without the cluster.",
+            show_default=False,
+        ),
+    ] = None,
+    cluster_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="With `--archive`: the cluster file with the keys, if there is no directory of "
+            "the cluster.",
+            show_default=False,
+        ),
+    ] = None,
     name: ClientName = None,
     directory: DirectoryOption = DEFAULT,
 ) -> None:
@@ -62,6 +77,13 @@ def prove(
         raise ConfigError("give either --event or --whole, not both")
     if not seconds > 0:
         raise ConfigError(f"--seconds is {seconds:g}, but it must be above 0")
+    if archive is not None:
+        keys = Keys.of(read_cluster(cluster_file(cluster_key or directory)))
+        proof = _from_archive(archive, keys, topic, partition, offset, event, whole=whole)
+        typer.echo(proof.render().decode(), nl=False)
+        return
+    if cluster_key is not None:
+        raise ConfigError("--cluster-key goes with --archive; a cluster has its keys itself")
     launcher = opened(directory)
     pinned = launcher.cluster
     who = subscriber(launcher, [topic], name)
@@ -78,6 +100,25 @@ def prove(
         verify(proof, Keys.of(pinned))
     except ProofError as error:
         _tell_of_other_keys(cluster_file(launcher.directory), error)
+
+
+def _from_archive(
+    archive: str,
+    keys: Keys,
+    topic: str,
+    partition: int,
+    offset: int,
+    event: int | None,
+    *,
+    whole: bool,
+) -> Proof:
+    try:
+        from quorate.pipeline.archive import Archive, prove_archived
+    except ImportError as error:
+        raise ConfigError(
+            f"archives need {error.name}, which is not installed; pip install 'quorate[spark]'"
+        ) from None
+    return prove_archived(Archive(archive), keys, topic, partition, offset, event, whole=whole)
 
 
 def _tell_of_other_keys(file: Path, error: ProofError) -> None:

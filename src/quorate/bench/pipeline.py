@@ -1,0 +1,384 @@
+"""Topics in Spark: how fast rows come in, what checking them costs, and how soon alerts go out.
+
+A validated topic is filled, and Spark writes its rows to Parquet once. From then on, in rounds,
+Spark reads the same rows with the same columns into a sink that drops them: from the topic, with
+and without verification, as a stream, with one core instead of two, and from Parquet. All of a
+round see the same weather, so that figures are compared within their round, and the median of that
+is reported beside the lowest and the highest. Since a machine has other things to do, the processor
+time of all processes, replicas among them, stands beside it. The raw pipe with frames of the
+batches' size runs before and after each round. A round that nobody counts comes first; Python's
+workers live on from there, so that they know most signatures of producers already.
+
+Alerts are timed on topics of their own: a query filters and maps what is published at a small
+steady rate, and a consumer gets what it publishes. The memory of Python's workers is looked at
+while a stream is read, and one that is four times as long, by a session of its own each.
+
+Replicas, drivers of Spark and clients are processes, and all of them end with the benchmark.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from quorate.bench.broadcast import Yardstick
+from quorate.bench.clients import frame_bytes
+from quorate.bench.clusters import made, running
+from quorate.bench.experiments import ORDERING, Experiment
+from quorate.bench.pipe import PipeRate
+from quorate.bench.pipeline_clients import AlertTask, FillTask, Heard
+from quorate.bench.processes import Worker, started
+from quorate.bench.spark_jobs import Did, Job, Kind, SparkTask
+from quorate.core.contract import Contract
+from quorate.runtime.launcher import Launcher
+from quorate.runtime.local import LocalCluster
+
+PIPELINE, LATENCY, MEMORY = "pipeline", "pipeline latency", "pipeline memory"
+EVENTS, TICKS, ALERTS = "events", "ticks", "alerts"
+PARTITIONS: Final = 2
+EVENTS_PER_BATCH: Final = 1000
+SIZES: Final = (100, 1000)
+SIZES_QUICK: Final = (100,)
+MEGABYTES: Final = 200.0
+MEGABYTES_QUICK: Final = 40.0
+ROUNDS: Final = 5
+ROUNDS_QUICK: Final = 3
+ALERT_SECONDS: Final = 30.0
+ALERT_SECONDS_QUICK: Final = 8.0
+ALERT_WARM_UP_SECONDS: Final = 4.0
+ALERT_EVENTS_PER_S: Final = 20.0
+PIPE_SECONDS: Final = 1.0
+# The shorter one of two streams whose memory is compared is this part of the longer one.
+SHORTER: Final = 1 / 4
+ONE_CORE, TWO_CORES = "local[1]", "local[2]"
+
+START_SECONDS_MAX: Final = 120.0
+FILL_SECONDS_MAX: Final = 600.0
+JOB_SECONDS_MAX: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to read the rows."""
+
+    words: str
+    kind: Kind
+    master: str = TWO_CORES
+
+
+VERIFIED: Final = Way("topic, verified", "verified")
+UNVERIFIED: Final = Way("topic, not verified", "unverified")
+PARQUET: Final = Way("Parquet", "parquet")
+STREAM: Final = Way("topic as a stream, verified", "stream")
+VERIFIED_ONE_CORE: Final = Way("topic, verified, one core", "verified", ONE_CORE)
+PARQUET_ONE_CORE: Final = Way("Parquet, one core", "parquet", ONE_CORE)
+WAYS: Final = (VERIFIED, PARQUET, UNVERIFIED, STREAM, VERIFIED_ONE_CORE, PARQUET_ONE_CORE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much is read, how often, and for how long alerts are timed."""
+
+    sizes: tuple[int, ...] = SIZES
+    megabytes: float = MEGABYTES
+    rounds: int = ROUNDS
+    alert_s: float = ALERT_SECONDS
+    alert_warm_up_s: float = ALERT_WARM_UP_SECONDS
+    events_per_batch: int = EVENTS_PER_BATCH
+
+    def batches(self, event_bytes: int) -> int:
+        """Of one topic, as many on each partition."""
+        each = self.megabytes * 1e6 / (event_bytes * self.events_per_batch * PARTITIONS)
+        return PARTITIONS * max(1, round(each))
+
+    def experiment(self, name: str, event_bytes: int, events_per_batch: int) -> Experiment:
+        return Experiment(
+            name=name,
+            protocol=ORDERING,
+            events_per_batch=events_per_batch,
+            event_bytes=event_bytes,
+            fsync="always",
+            validated=True,
+        )
+
+
+QUICK: Final = Plan(
+    sizes=SIZES_QUICK, megabytes=MEGABYTES_QUICK, rounds=ROUNDS_QUICK, alert_s=ALERT_SECONDS_QUICK
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """How many seconds each way took, also of processors, and the pipe around them."""
+
+    seconds: dict[Way, float]
+    processor_s: dict[Way, float]
+    pipe: PipeRate
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of some figures, the lowest and the highest."""
+
+    middle: float
+    lowest: float
+    highest: float
+
+    @staticmethod
+    def of(figures: list[float]) -> "Spread":
+        return Spread(median(figures), min(figures), max(figures))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """All rounds with events of one size."""
+
+    experiment: Experiment
+    published: int
+    # How many rows there are in both places, and the sums of their hashes.
+    from_topic: tuple[int, int]
+    from_parquet: tuple[int, int]
+    rounds: list[Round]
+
+    @property
+    def is_sound(self) -> bool:
+        return self.published == self.from_topic[0] and self.from_topic == self.from_parquet
+
+    def rows_per_s(self, way: Way) -> Spread:
+        return Spread.of([self.published / each.seconds[way] for each in self.rounds])
+
+    def ratio(self, way: Way, other: Way) -> Spread:
+        """How many times as fast one way is as another, within each round."""
+        return Spread.of([each.seconds[other] / each.seconds[way] for each in self.rounds])
+
+    def processor_us_per_row(self, way: Way) -> Spread:
+        return Spread.of([1e6 * each.processor_s[way] / self.published for each in self.rounds])
+
+    def ratio_by_processor(self, way: Way, other: Way) -> Spread:
+        """The same for rows per second of processor time, which others move less."""
+        return Spread.of([each.processor_s[other] / each.processor_s[way] for each in self.rounds])
+
+    @property
+    def cost_of_verification(self) -> Spread:
+        """By how much it lowers the rows per second: 0.2 is a fifth."""
+        return _lowered(self.ratio(VERIFIED, UNVERIFIED))
+
+    @property
+    def cost_of_verification_by_processor(self) -> Spread:
+        return _lowered(self.ratio_by_processor(VERIFIED, UNVERIFIED))
+
+    @property
+    def pipe(self) -> PipeRate:
+        return PipeRate.median_of([each.pipe for each in self.rounds])
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the largest of Python's workers took for a stream of so many events."""
+
+    experiment: Experiment
+    events: int
+    mb_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alerted:
+    """How long alerts took, and a round trip of the raw pipe."""
+
+    experiment: Experiment
+    heard: Heard
+    round_trip_ms: float
+
+    @property
+    def is_sound(self) -> bool:
+        return self.heard.arrived == self.heard.published and not self.heard.wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Everything that was found."""
+
+    reads: list[Read] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
+    alerted: list[Alerted] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        are_read = all(read.is_sound for read in self.reads)
+        return are_read and all(alerted.is_sound for alerted in self.alerted)
+
+
+async def measure(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Pipeline:
+    """Everything that the plan says, with a fresh cluster for each size of events."""
+    found = Pipeline()
+    for event_bytes in plan.sizes:
+        is_first = event_bytes == plan.sizes[0]
+        async with AsyncExitStack() as stack:
+            launcher = await stack.enter_async_context(running(_cluster()))
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="quorate-bench-"))
+            here = _Here(plan, event_bytes, launcher, directory, tell)
+            await here.fill()
+            found.reads.append(await here.read())
+            if is_first:
+                found.memory.extend(await here.memory())
+                found.alerted.append(await here.alerts())
+    return found
+
+
+def _cluster() -> LocalCluster:
+    table = {"order": "total", "validated": True}
+    topics = {
+        EVENTS: Contract.parse(EVENTS, {**table, "partitions": PARTITIONS}),
+        TICKS: Contract.parse(TICKS, table),
+        ALERTS: Contract.parse(ALERTS, table),
+    }
+    return made(link_security="mac", topics=topics)
+
+
+class _Here:
+    """One cluster, and what is measured with it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        event_bytes: int,
+        launcher: Launcher,
+        directory: str,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._event_bytes = event_bytes
+        self._cluster = str(launcher.directory)
+        self._directory = directory
+        self._tell_all = tell
+        self._batches = plan.batches(event_bytes)
+        self._events = self._batches * plan.events_per_batch
+
+    async def fill(self) -> None:
+        self._tell(f"publishing {self._events:,} events")
+        task = FillTask(
+            cluster=self._cluster,
+            topic=EVENTS,
+            partitions=PARTITIONS,
+            batches=self._batches,
+            events_per_batch=self._plan.events_per_batch,
+            event_bytes=self._event_bytes,
+        )
+        async with AsyncExitStack() as stack:
+            filler = await started(stack, "quorate.bench.pipeline_clients", "fill", task)
+            await filler.hear(FILL_SECONDS_MAX)
+
+    async def read(self) -> Read:
+        frame = frame_bytes(self._plan.events_per_batch, self._event_bytes)
+        yardstick, rounds = Yardstick(PIPE_SECONDS), list[Round]()
+        async with AsyncExitStack() as stack:
+            self._tell("starting Spark")
+            drivers = {name: await self._driver(stack, name) for name in (TWO_CORES, ONE_CORE)}
+            self._tell("keeping the rows as Parquet")
+            kept = await _done(drivers[TWO_CORES], Job(kind="keep", topic=EVENTS))
+            self._tell("warming up")
+            await _one_round(drivers, WAYS)
+            for number in range(self._plan.rounds):
+                self._tell(f"round {number + 1} of {self._plan.rounds}")
+                before = await yardstick.before(frame)
+                # Whoever comes first in one round comes last in the next.
+                spent = await _one_round(drivers, WAYS[:: -1 if number % 2 else 1])
+                after = await yardstick.after(frame)
+                rounds.append(Round(*spent, PipeRate.median_of([before, after])))
+        assert kept.from_topic is not None
+        assert kept.from_parquet is not None
+        return Read(
+            experiment=self._plan.experiment(
+                PIPELINE, self._event_bytes, self._plan.events_per_batch
+            ),
+            published=self._events,
+            from_topic=kept.from_topic,
+            from_parquet=kept.from_parquet,
+            rounds=rounds,
+        )
+
+    async def memory(self) -> list[Memory]:
+        experiment = self._plan.experiment(MEMORY, self._event_bytes, self._plan.events_per_batch)
+        found = []
+        for part in (SHORTER, 1.0):
+            each = self._batches // PARTITIONS
+            start = each - max(1, round(part * each))
+            events = PARTITIONS * (each - start) * self._plan.events_per_batch
+            self._tell(f"looking at the memory, {events:,} events")
+            offsets = json.dumps({EVENTS: dict.fromkeys(range(PARTITIONS), start)})
+            job = Job(kind="stream", topic=EVENTS, start=offsets, is_watched=True)
+            async with AsyncExitStack() as stack:
+                driver = await self._driver(stack, TWO_CORES)
+                did = await _done(driver, job)
+            found.append(Memory(experiment, events, did.memory_mb_max))
+        return found
+
+    async def alerts(self) -> Alerted:
+        self._tell("timing alerts")
+        task = AlertTask(
+            cluster=self._cluster,
+            topic=TICKS,
+            alerts=ALERTS,
+            event_bytes=self._event_bytes,
+            events_per_s=ALERT_EVENTS_PER_S,
+            warm_up_s=self._plan.alert_warm_up_s,
+            seconds=self._plan.alert_s,
+        )
+        async with AsyncExitStack() as stack:
+            driver = await self._driver(stack, TWO_CORES)
+            await _done(driver, Job(kind="relay", topic=TICKS, alerts=ALERTS))
+            client = await started(stack, "quorate.bench.pipeline_clients", "alert", task)
+            heard = msgspec.convert(await client.hear(JOB_SECONDS_MAX), Heard)
+            await _done(driver, Job(kind="rest", topic=TICKS))
+        round_trip_ms = await Yardstick(PIPE_SECONDS).round_trip_ms(
+            frame_bytes(1, self._event_bytes)
+        )
+        return Alerted(self._plan.experiment(LATENCY, self._event_bytes, 1), heard, round_trip_ms)
+
+    async def _driver(self, stack: AsyncExitStack, master: str) -> Worker:
+        task = SparkTask(master=master, cluster=self._cluster, directory=self._directory)
+        driver = await started(stack, "quorate.bench.spark_jobs", master, task)
+        await driver.hear(START_SECONDS_MAX)
+        return driver
+
+    def _tell(self, words: str) -> None:
+        self._tell_all(f"events of {self._event_bytes} B: {words}")
+
+
+async def _one_round(
+    drivers: dict[str, Worker], ways: tuple[Way, ...]
+) -> tuple[dict[Way, float], dict[Way, float]]:
+    """The seconds of each way, and those of processors."""
+    seconds, processor_s = {}, {}
+    for way in ways:
+        before_s = _processor_s()
+        did = await _done(drivers[way.master], Job(kind=way.kind, topic=EVENTS))
+        seconds[way], processor_s[way] = did.seconds, _processor_s() - before_s
+    return seconds, processor_s
+
+
+def _processor_s() -> float:
+    """What all processes that this one started have spent, those that have ended included."""
+    import psutil
+
+    spent_s = 0.0
+    for process in psutil.Process().children(recursive=True):
+        # It may have ended since it was listed.
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            spent_s += times.user + times.system + times.children_user + times.children_system
+    return spent_s
+
+
+def _lowered(ratio: Spread) -> Spread:
+    return Spread(1 - ratio.middle, 1 - ratio.highest, 1 - ratio.lowest)
+
+
+async def _done(driver: Worker, job: Job) -> Did:
+    driver.say(msgspec.to_builtins(job))
+    return msgspec.convert(await driver.hear(JOB_SECONDS_MAX), Did)

@@ -1,0 +1,229 @@
+"""What Spark does in a benchmark, in a process of its own, since a process has one session.
+
+Rows are read into a sink that drops them: what is left is the time to bring them into Spark. The
+same rows are read from Parquet, which Spark wrote when it read them from the topic. All columns
+are wanted in both.
+
+The processes talk in lines (`quorate.bench.processes`): the driver says "ready", hears one `Job`
+after the other, and says of each what it `Did`, until there is none any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+import msgspec
+
+from quorate.bench.processes import BenchError, Parent
+from quorate.runtime.loop import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
+READER = "bob"
+DRIVER_MEMORY = "1g"
+LOOK_EVERY_S = 0.02
+# Of what is relayed, only events of this key go on, and what goes on begins like this.
+ALERT_KEY, ALERT_PREFIX = b"alert", b"alert: "
+
+Kind: TypeAlias = Literal["keep", "verified", "unverified", "parquet", "stream", "relay", "rest"]
+
+
+class SparkTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver knows: its cores, the cluster, and a directory for what it writes."""
+
+    master: str
+    cluster: str
+    directory: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do next.
+
+    keep         write the rows of a topic to Parquet, and say what both come to
+    verified     read a topic, as a job does; unverified: without checks; parquet: what was kept
+    stream       read it as a stream, up to where it ends now
+    relay        begin to publish what is urgent enough on the topic `alerts`; rest: end that
+    """
+
+    kind: Kind
+    topic: str
+    start: str = "begin"
+    alerts: str = ""
+    # Whether the memory of Python's workers is looked at meanwhile.
+    is_watched: bool = False
+
+
+class Did(msgspec.Struct, frozen=True, kw_only=True):
+    """How long it took, and what it came to where somebody counted."""
+
+    seconds: float
+    # How many rows, and the sum of their hashes: of the topic, and of what was kept.
+    from_topic: tuple[int, int] | None = None
+    from_parquet: tuple[int, int] | None = None
+    # What the largest of Python's workers took.
+    memory_mb_max: float = 0.0
+
+
+class Jobs:
+    """Does them, one after the other."""
+
+    def __init__(self, spark: SparkSession, task: SparkTask) -> None:
+        self._spark = spark
+        self._task = task
+        self._directory = Path(task.directory)
+        self._relaying: StreamingQuery | None = None
+
+    def do(self, job: Job) -> Did:
+        watch = _Watch() if job.is_watched else None
+        watching: AbstractContextManager[object] = watch or nullcontext()
+        counts: dict[str, tuple[int, int]] = {}
+        began_s = time.perf_counter()
+        with watching:
+            match job.kind:
+                case "keep":
+                    counts = self._keep(job)
+                case "stream":
+                    self._read_stream(job)
+                case "relay":
+                    self._relay(job)
+                case "rest":
+                    self._rest()
+                case _:
+                    _drop(self._frame(job))
+        seconds = time.perf_counter() - began_s
+        return Did(seconds=seconds, memory_mb_max=watch.mb_max if watch else 0.0, **counts)
+
+    def _frame(self, job: Job) -> DataFrame:
+        if job.kind == "parquet":
+            return self._spark.read.parquet(self._kept(job))
+        verification = "off" if job.kind == "unverified" else "on"
+        reader: DataFrameReader = self._from_topic(self._spark.read, job)
+        return reader.option("verification", verification).load()
+
+    def _keep(self, job: Job) -> dict[str, tuple[int, int]]:
+        frame = self._frame(job)
+        frame.write.parquet(self._kept(job))
+        kept = self._spark.read.parquet(self._kept(job))
+        return {"from_topic": _counted(frame), "from_parquet": _counted(kept)}
+
+    def _read_stream(self, job: Job) -> None:
+        frame = self._from_topic(self._spark.readStream, job).load()
+        query = (
+            frame.writeStream.format("noop")
+            .option("checkpointLocation", self._checkpoint())
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    def _relay(self, job: Job) -> None:
+        from pyspark.sql import functions
+
+        frame = self._from_topic(self._spark.readStream, job).load()
+        alerts = frame.where(functions.col("key") == functions.lit(ALERT_KEY)).select(
+            functions.concat(functions.lit(ALERT_PREFIX), "value").alias("value"), "timestamp"
+        )
+        self._relaying = (
+            alerts.writeStream.format("quorate")
+            .options(cluster=self._task.cluster, identity=READER, topic=job.alerts)
+            .option("checkpointLocation", self._checkpoint())
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+
+    def _rest(self) -> None:
+        query = self._relaying
+        if query is None:
+            raise BenchError("nothing is being relayed")
+        if (error := query.exception()) is not None:
+            raise BenchError(f"relaying ended early: {error}")
+        query.stop()
+
+    def _from_topic(self, reader: DataFrameReader | DataStreamReader, job: Job) -> Any:
+        return reader.format("quorate").options(
+            cluster=self._task.cluster, identity=READER, topics=job.topic, start=job.start
+        )
+
+    def _kept(self, job: Job) -> str:
+        return str(self._directory / f"{job.topic}.parquet")
+
+    def _checkpoint(self) -> str:
+        """A fresh one: a stream that found an old one would have nothing left to read."""
+        return tempfile.mkdtemp(prefix="checkpoint-", dir=self._directory)
+
+
+class _Watch:
+    """Looks at the memory of Python's workers, as long as it is open."""
+
+    def __init__(self) -> None:
+        self.mb_max = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        import psutil
+
+        this = psutil.Process()
+        while not self._over.wait(LOOK_EVERY_S):
+            for process in this.children(recursive=True):
+                try:
+                    if process.name().startswith("python"):
+                        self.mb_max = max(self.mb_max, process.memory_info().rss / 1e6)
+                except psutil.NoSuchProcess:
+                    # It has ended since it was listed.
+                    continue
+
+
+def _drop(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _counted(frame: DataFrame) -> tuple[int, int]:
+    from pyspark.sql import functions
+
+    names = [name for name in frame.columns if name not in ("headers", "checkpoint")]
+    # As decimals, since the sum of so many large numbers is larger than a bigint.
+    each = functions.xxhash64(*names).cast("decimal(38,0)")
+    row = frame.agg(functions.count("*").alias("rows"), functions.sum(each).alias("hash")).first()
+    assert row is not None
+    return row["rows"], int(row["hash"] or 0) % 2**53
+
+
+async def drive(task: SparkTask) -> None:
+    from quorate.pipeline.session import session
+
+    parent = await Parent.connect()
+    settings = {"spark.driver.memory": DRIVER_MEMORY}
+    spark = await asyncio.to_thread(session, task.master, app_name="bench", settings=settings)
+    parent.say("ready")
+    jobs = Jobs(spark, task)
+    while (said := await parent.hear()) is not None:
+        did = await asyncio.to_thread(jobs.do, msgspec.convert(said, Job))
+        parent.say(msgspec.to_builtins(did))
+    spark.stop()
+
+
+def main() -> None:
+    run(drive(msgspec.json.decode(sys.argv[2], type=SparkTask)))
+
+
+if __name__ == "__main__":
+    main()
