@@ -97,8 +97,10 @@ def test_its_directory_may_be_given_as_to_every_other_command(cluster: TestClust
 
 
 def test_who_finds_replicas_running_shows_them_and_leaves_them_alone(cluster: TestCluster) -> None:
-    cluster.launcher.start("r1")
-    cluster.launcher.start("r2")
+    for name in ("r1", "r2"):
+        cluster.launcher.start(name)
+        # For a moment after its start, a process has no command line to know it by.
+        cluster.launcher.wait_until_up(name)
 
     rest = quorate("up", cluster.directory, "--seconds", 1)
 

@@ -1,295 +1,321 @@
-"""What the demo does: real replicas, real traffic, one liar, two deaths.
+"""What the demo does: real replicas, real traffic, real Spark, one liar, two deaths.
 
-Four replicas run as processes of their own. One publisher and two subscribers work on topics
-of different contracts. After a quiet start one replica lies in everything it sends; later it
-is killed, and comes back. Then the leader of the log topic is killed, and comes back before the
-end. Every value that arrives is compared with what was published, so that "lost", "forged" and
-"duplicates" are counted and not claimed; of the log, both subscribers' orders are compared with
-each other and with the positions that the publisher was given, and the replicas' signatures under
-it are verified. At the end one vote of a validated topic is proved, and the proof verified with
-nothing but the keys, as it is and with bytes changed.
+Four replicas run as processes of their own. Sites and hosts publish (`demo_plot`), and Spark reads
+what they do and publishes whom it found (`demo_spark`). After a quiet start one replica lies in
+everything it sends; later it is killed, and comes back. Then the leader, who orders all of this, is
+killed, and comes back before the end. `demo_books` has what was published and what became of it. At
+the end, when no replica runs any more, an event of the archive is proved, and the proof verified
+with nothing but the keys, as it is and with bytes changed.
 """
 
 import asyncio
 import contextlib
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from quorate.client import Admin, Consumer, Producer, Receipt, prove
-from quorate.core.cluster import Cluster
-from quorate.core.contract import Contract
+import msgspec
+from pyarrow import compute
+
+from quorate.cli.demo_books import Found, Line, Sample, Scene, Shown
+from quorate.cli.demo_plot import ALERTS, BLACKLIST, Plan, now_us
+from quorate.cli.demo_spark import Jobs, running_jobs, running_session
+from quorate.client import Admin, Consumer, Producer, Receipt, Record
 from quorate.core.errors import QuorateError, RemoteProtocolError
 from quorate.core.quorum import Quorum
 from quorate.crypto.checkpoint import Cosigner
 from quorate.crypto.checkpoint import read as read_checkpoint
 from quorate.crypto.proofs import Keys, verify_bytes
+from quorate.pipeline.archive import Archive, prove_archived
+from quorate.pipeline.data.hosts import SYSLOG
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR, make_local_cluster, write_local_cluster
 from quorate.runtime.ports import free_base_port
 
-LOG = "ledger"
-VOTES = "votes"
-PUBLISHER, SUBSCRIBERS = "alice", ("bob", "carol")
-LATENCIES_KEPT = 2000
-EVENTS_PER_TURN = 10
-TURN_S = 0.02
-CATCH_UP_S = 20.0
+Watch = Callable[[Scene], None]
 
-TOPICS: dict[str, dict[str, object]] = {
-    "metrics": {"protection": "crash"},
-    "alerts": {"broadcast": "vote"},
-    "orders": {"broadcast": "authenticated", "history_every": 64},
-    "prices": {"broadcast": "chain", "history_every": 64},
-    "audit": {"broadcast": "reliable", "order": "fifo"},
-    LOG: {"order": "total"},
-    VOTES: {"order": "total", "validated": True, "event_proofs": True},
-}
+LINGER_MS = 20
+LOOK_EVERY_S = 0.25
+# What is under way at the end has so much time to arrive and to be found.
+CATCH_UP_S = 60.0
 # A changed proof is tried so many times, each with another byte.
 CHANGES = 64
+# What replicas do without meaning any harm.
+TOLERABLE = (": disagreement", ": late", ": cut-off")
 # Shares of the whole time at which the story moves on.
-LIES_AT, DIES_AT, RETURNS_AT, BEHEADED_AT, HEALED_AT, ENDS_AT = 0.15, 0.35, 0.5, 0.6, 0.8, 0.9
+LIES_AT, DIES_AT, RETURNS_AT, BEHEADED_AT, HEALED_AT = 0.12, 0.4, 0.5, 0.62, 0.85
 
 
-@dataclass(slots=True)
-class Line:
-    """One topic as the audience sees it."""
-
-    name: str
-    contract: Contract
-    published: int = 0
-    receipted: int = 0
-    delivered: int = 0
-    duplicates: int = 0
-    forged: int = 0
-    lost: int = 0
-    latencies_ms: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
-
-    @property
-    def tolerates_lies(self) -> bool:
-        return self.contract.protection == "byzantine"
-
-    def percentile_ms(self, share: float) -> float:
-        ordered = sorted(self.latencies_ms)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-@dataclass(slots=True)
-class Ledger:
-    """What becomes of the log topic, whose leader is killed."""
-
-    leader: str = ""
-    successor: str = ""
-    # The longest time without a receipt after that.
-    gap_s: float = 0.0
-    # Where the publisher was told that its events stand, and where each subscriber read them.
-    positions: dict[bytes, int] = field(default_factory=dict)
-    orders: list[list[tuple[int, bytes]]] = field(default_factory=list)
-    # Checkpoints that verified: how many batches they cover, and who signed them.
-    checkpoints: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
-    last_receipt: float = 0.0
-
-    def note(self, value: bytes, receipt: Receipt) -> None:
-        now = time.monotonic()
-        if receipt.offset is not None:
-            self.positions[value] = receipt.offset
-        if self.leader and self.last_receipt:
-            self.gap_s = max(self.gap_s, now - self.last_receipt)
-        self.last_receipt = now
-
-    def misplaced(self) -> int:
-        """How many events stand elsewhere than their publisher, or the other reader, has them."""
-        first, *others = self.orders or [[]]
-        differing = sum(
-            mine != theirs
-            for other in others
-            for mine, theirs in zip_longest(first, other, fillvalue=None)
-        )
-        read = {value: offset for offset, value in first}
-        wrong = sum(read.get(value) != offset for value, offset in self.positions.items())
-        return differing + wrong
-
-    def result(self) -> dict[str, object]:
-        return {
-            "leader_killed": self.leader,
-            "next_leader": self.successor,
-            "gap_s": round(self.gap_s, 2),
-            "positions": len(self.positions),
-            "misplaced": self.misplaced(),
-            "checkpoints": [
-                {"batches": batches, "signed_by": list(names)}
-                for batches, names in self.checkpoints
-            ],
-        }
-
-
-@dataclass(slots=True)
-class Shown:
-    """One vote, and how it was proved."""
-
-    vote: bytes = b""
-    partition: int = 0
-    offset: int = 0
-    index: int = 0
-    proof_bytes: int = 0
-    published_by: str = ""
-    vouched_for_by: tuple[str, ...] = ()
-    # With so many of its bytes changed, one at a time, it did not hold.
-    refused: int = 0
-
-    def result(self) -> dict[str, object]:
-        return {
-            "vote": self.vote.decode(),
-            "offset": self.offset,
-            "proof_bytes": self.proof_bytes,
-            "published_by": self.published_by,
-            "vouched_for_by": list(self.vouched_for_by),
-            "changed": CHANGES,
-            "refused": self.refused,
-        }
-
-
-@dataclass(slots=True)
-class Scene:
-    """Everything that happens, for whoever watches."""
-
-    seconds: float
-    lines: dict[str, Line]
-    liar: str
-    started: float = field(default_factory=time.monotonic)
-    act: str = "All four replicas behave."
-    replicas: dict[str, str] = field(default_factory=dict)
-    rejected: Counter[str] = field(default_factory=Counter)
-    values: dict[str, set[bytes]] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
-    shown: Shown = field(default_factory=Shown)
-
-    @property
-    def share(self) -> float:
-        return (time.monotonic() - self.started) / self.seconds
-
-    def result(self) -> dict[str, object]:
-        """The summary. Lost, forged and doubled are totalled where the contract promises none."""
-        rows = [self._row(line) for line in self.lines.values()]
-        promised = [line for line in self.lines.values() if line.tolerates_lies]
-        return {
-            "published": sum(line.published for line in self.lines.values()),
-            "delivered": sum(line.delivered for line in self.lines.values()),
-            "lost": sum(line.lost for line in promised),
-            "forged": sum(line.forged for line in promised),
-            "duplicates": sum(line.duplicates for line in promised),
-            "rejected": sum(self.rejected.values()),
-            "rejected_from": dict(self.rejected),
-            "ledger": self.ledger.result(),
-            "proof": self.shown.result(),
-            "topics": rows,
-        }
-
-    def _row(self, line: Line) -> dict[str, object]:
-        return {
-            "topic": line.name,
-            "protection": line.contract.protection,
-            "protocol": line.contract.protocol,
-            "validated": line.contract.validated,
-            "history_every": line.contract.history_every,
-            "published": line.published,
-            "receipted": line.receipted,
-            "delivered": line.delivered,
-            "duplicates": line.duplicates,
-            "lost": line.lost,
-            "forged": line.forged,
-            "promised": line.tolerates_lies,
-            "p50_ms": round(line.percentile_ms(0.5), 2),
-            "p99_ms": round(line.percentile_ms(0.99), 2),
-        }
-
-
-async def play(directory: Path, seconds: float, watch: Callable[[Scene], None]) -> Scene:
+async def play(directory: Path, seconds: float, seed: int | None, watch: Watch) -> Scene:
     """Run the whole story in a directory of its own; `watch` is called a few times a second."""
-    contracts = {name: Contract.parse(name, table) for name, table in TOPICS.items()}
+    plan = Plan(seconds) if seed is None else Plan(seconds, seed)
+    home, archive = directory / "cluster", directory / "archive"
     local = make_local_cluster(
-        clients=(PUBLISHER, *SUBSCRIBERS), topics=contracts, base_port=free_base_port()
+        clients=plan.clients(), topics=plan.contracts(), base_port=free_base_port()
     )
-    write_local_cluster(directory, local)
-    launcher = Launcher(directory, tied=True)
+    write_local_cluster(home, local)
+    launcher = Launcher(home, tied=True)
+    scene = _scene(launcher, plan)
     try:
-        launcher.start_all()
-        return await _perform(launcher, seconds, watch)
+        await asyncio.to_thread(launcher.start_all)
+        async with _watched(scene, watch):
+            await _perform(scene, plan, launcher, archive)
+            scene.play("All replicas are stopped; an archived event is proved all the same.")
+            await asyncio.to_thread(launcher.stop_all)
+            await asyncio.to_thread(_settle, scene, plan, Archive(str(archive)))
+            await asyncio.to_thread(_prove, scene, Archive(str(archive)), Keys.of(local.cluster))
     finally:
         launcher.stop_all()
-
-
-async def _perform(launcher: Launcher, seconds: float, watch: Callable[[Scene], None]) -> Scene:
-    directory, cluster = launcher.directory, launcher.cluster
-    # The liar serves every topic of the weakest contract, so that its lies matter.
-    liar = cluster.member(cluster.placement("metrics")[0]).name
-    lines = {name: Line(name, contract) for name, contract in cluster.topics.items()}
-    scene = Scene(seconds, lines, liar, values={name: set() for name in lines})
-    async with (
-        Admin(directory, OPERATOR) as admin,
-        Producer(directory, PUBLISHER, linger_ms=2) as producer,
-        Consumer(directory, SUBSCRIBERS[0]) as first,
-        Consumer(directory, SUBSCRIBERS[1]) as second,
-    ):
-        consumers = (first, second)
-        for consumer in consumers:
-            consumer.subscribe(list(lines))
-            await consumer.subscribed()
-        scene.started = time.monotonic()
-        seen: list[Counter[bytes]] = [Counter(), Counter()]
-        scene.ledger.orders = [[], []]
-        tasks = [
-            asyncio.create_task(_watch(scene, watch)),
-            asyncio.create_task(_look_after(scene, admin)),
-            *(
-                asyncio.create_task(_read(scene, *each))
-                for each in zip(consumers, seen, scene.ledger.orders, strict=True)
-            ),
-        ]
-        try:
-            await asyncio.gather(
-                _direct(scene, launcher, admin), *(_publish(scene, producer, n) for n in lines)
-            )
-            await producer.flush()
-            await _catch_up(scene, seen)
-            await _look_at_ledger(scene, admin)
-            await _prove(scene.shown, directory, cluster)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        _settle(scene, seen, consumers)
-        watch(scene)
     return scene
 
 
+def _scene(launcher: Launcher, plan: Plan) -> Scene:
+    cluster = launcher.cluster
+    # The liar serves the topic of the weakest contract, so that its lies matter.
+    liar = cluster.member(cluster.placement(SYSLOG)[0]).name
+    lines = {
+        name: Line(name, contract)
+        for name, contract in cluster.topics.items()
+        if name not in (BLACKLIST, ALERTS)
+    }
+    scene = Scene(plan.seconds, lines, liar, Found(plan.sites), Found((plan.watch,)))
+    scene.act = "Replicas are starting."
+    return scene
+
+
+@asynccontextmanager
+async def _watched(scene: Scene, watch: Watch) -> AsyncIterator[None]:
+    async def look() -> None:
+        while True:
+            watch(scene)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        await _ended([looking])
+        watch(scene)
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+async def _perform(scene: Scene, plan: Plan, launcher: Launcher, archive: Path) -> None:
+    directory = launcher.directory
+    scene.act = "Replicas are there; Spark is starting."
+    async with running_session(archive.parent) as spark, AsyncExitStack() as stack:
+        cast = await _Cast.assemble(stack, directory, plan)
+        tasks = [
+            asyncio.create_task(_look_after(scene, cast.admin, Archive(str(archive)))),
+            asyncio.create_task(_read(scene, plan, cast.watch)),
+            *(asyncio.create_task(_block(scene, *each)) for each in cast.guards.items()),
+        ]
+        try:
+            await cast.say_hello(scene)
+            show = partial(setattr, scene, "queries")
+            scene.act = "Spark is there; its jobs read their first events."
+            async with running_jobs(spark, directory, plan, archive, show) as jobs:
+                await _go(scene, plan, launcher, cast)
+                await _catch_up(scene, plan, Archive(str(archive)), jobs)
+            await _look_at_checkpoint(scene, cast.admin)
+        finally:
+            await _ended(tasks)
+        _count_rejected(scene, cast.consumers)
+
+
+async def _go(scene: Scene, plan: Plan, launcher: Launcher, cast: "_Cast") -> None:
+    start_us = _begin(scene, plan)
+    await asyncio.gather(
+        _direct(scene, launcher, cast.admin),
+        _publish_packets(scene, plan, cast, start_us),
+        _publish_beats(scene, plan, cast, start_us),
+    )
+    scene.play("Everything is published; what is under way arrives.")
+    for producer in cast.producers.values():
+        await producer.flush()
+
+
+def _begin(scene: Scene, plan: Plan) -> int:
+    """The story begins now; what is true of it is known from then on."""
+    scene.begin("All four replicas behave.")
+    start_us = now_us()
+    crossings = plan.traffic(start_us).crossings
+    scene.scanners.truth = {name: each.published_us / 1e6 for name, each in crossings.items()}
+    hosts = plan.hosts(start_us)
+    for name in hosts.silences(round(plan.silent_after_s * 1e6)):
+        host = hosts.by_name[name]
+        if host.outage is not None:
+            silent_s = host.outage.from_us / 1e6 + plan.silent_after_s
+            scene.silences.truth[f"{host.party}/{host.name}"] = silent_s
+    return start_us
+
+
+class _Cast:
+    """Everybody who is connected with the cluster, but for Spark."""
+
+    def __init__(
+        self,
+        admin: Admin,
+        producers: dict[str, Producer],
+        watch: Consumer,
+        guards: dict[str, Consumer],
+    ) -> None:
+        self.admin = admin
+        self.producers = producers
+        self.watch = watch
+        self.guards = guards
+
+    @classmethod
+    async def assemble(cls, stack: AsyncExitStack, directory: Path, plan: Plan) -> "_Cast":
+        producers = {
+            name: Producer(directory, name, linger_ms=LINGER_MS)
+            for name in (*plan.sites, *plan.parties)
+        }
+        cast = cls(
+            Admin(directory, OPERATOR),
+            producers,
+            Consumer(directory, plan.watch),
+            {site: Consumer(directory, site) for site in plan.sites},
+        )
+        for each in (cast.admin, *producers.values(), *cast.consumers):
+            await stack.enter_async_context(each)
+        cast.watch.subscribe([*plan.archived, SYSLOG, ALERTS], start="begin")
+        for guard in cast.guards.values():
+            guard.subscribe([BLACKLIST], start="begin")
+        for consumer in cast.consumers:
+            await consumer.subscribed()
+        return cast
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        return (self.watch, *self.guards.values())
+
+    async def say_hello(self, scene: Scene) -> None:
+        """The first events, which are no packets, but give Spark some work."""
+        for site in self.guards:
+            producer = self.producers[site]
+            await self.publish(scene, producer, site, f"{site} is here".encode(), key=b"hello")
+            await producer.flush()
+
+    async def publish(
+        self, scene: Scene, producer: Producer, topic: str, value: bytes, **options: Any
+    ) -> None:
+        line, mark = scene.lines[topic], _mark(options["key"], value)
+
+        def receipted(done: "asyncio.Future[Receipt]") -> None:
+            if not done.cancelled() and done.exception() is None:
+                line.receipted += 1
+                scene.order.note(topic, mark, done.result())
+
+        line.on_sent(mark)
+        (await producer.submit(topic, value, **options)).add_done_callback(receipted)
+
+
+def _mark(key: bytes | None, value: bytes) -> bytes:
+    """What tells an event from all others of its topic."""
+    return (key or b"") + b" " + value
+
+
+async def _publish_packets(scene: Scene, plan: Plan, cast: _Cast, start_us: int) -> None:
+    for packet in plan.traffic(start_us):
+        await _due(packet.published_us)
+        producer = cast.producers[packet.site]
+        options = {"key": packet.key, "timestamp_us": packet.time_us}
+        await cast.publish(scene, producer, packet.site, packet.value, **options)
+
+
+async def _publish_beats(scene: Scene, plan: Plan, cast: _Cast, start_us: int) -> None:
+    for number, message in enumerate(plan.hosts(start_us).messages):
+        await _due(message.arrives_us)
+        value = message.value
+        if message.topic == SYSLOG:
+            # A host may write the same line twice, and what arrives twice is counted.
+            value = msgspec.json.encode({**msgspec.json.decode(value), "number": number})
+        options = {"key": message.key, "headers": list(message.headers)}
+        await cast.publish(
+            scene, cast.producers[message.party], message.topic, value,
+            timestamp_us=message.timestamp_us, **options,
+        )  # fmt: skip
+
+
+async def _due(time_us: int) -> None:
+    wait_s = (time_us - now_us()) / 1e6
+    if wait_s > 0:
+        await asyncio.sleep(wait_s)
+
+
+# Subscribers
+
+
+async def _read(scene: Scene, plan: Plan, consumer: Consumer) -> None:
+    """What the watch sees: everything that sites and hosts publish, and the alerts."""
+    async for record in consumer:
+        if record.topic == ALERTS:
+            _on_alert(scene, plan, record)
+        elif record.publisher != plan.analyst:
+            mark = _mark(record.key, record.value)
+            scene.lines[record.topic].on_delivered(mark)
+            if record.offset is not None:
+                scene.order.read.add((record.topic, record.offset, mark))
+
+
+def _on_alert(scene: Scene, plan: Plan, record: Record) -> None:
+    alert = msgspec.json.decode(record.value)
+    host = str(alert["host"])
+    if alert["kind"] == "silent":
+        if scene.silences.on_told(plan.watch, host):
+            scene.tell(f"{host} is silent")
+    elif alert["kind"] == "back":
+        scene.tell(f"{host} is back")
+
+
+async def _block(scene: Scene, site: str, consumer: Consumer) -> None:
+    """What a site does with the blacklist."""
+    async for record in consumer:
+        entry = msgspec.json.decode(record.value)
+        source = str(entry["source"])
+        if scene.scanners.on_told(site, source):
+            count, sites = entry["incomplete"], len(entry["sites"])
+            scene.tell(f"all sites block {source}: {count} probes at {sites} sites")
+
+
+# The story
+
+
 async def _direct(scene: Scene, launcher: Launcher, admin: Admin) -> None:
-    """The story itself."""
     await _until(scene, LIES_AT)
-    scene.act = f"{scene.liar} lies: it alters everything that it sends."
+    scene.play(f"{scene.liar} lies: it alters everything that it sends.")
     await admin.misbehave(scene.liar, "lie", percent=100)
     await _until(scene, DIES_AT)
-    scene.act = f"{scene.liar} is killed (kill -9)."
+    scene.play(f"{scene.liar} is killed (kill -9).")
     launcher.stop(scene.liar, kill=True)
     await _until(scene, RETURNS_AT)
-    scene.act = f"{scene.liar} is back, and honest."
-    launcher.start(scene.liar)
+    scene.play(f"{scene.liar} is back, and honest.")
+    await asyncio.to_thread(launcher.start, scene.liar)
     await _until(scene, BEHEADED_AT)
-    await _look_at_ledger(scene, admin)
-    leader = await _leader(admin)
-    scene.act = f"{leader}, the leader of the log '{LOG}', is killed (kill -9)."
-    scene.ledger.leader = leader
+    await _look_at_checkpoint(scene, admin)
+    leader = scene.order.leader = await _leader(admin)
+    scene.play(f"{leader}, who orders everything, is killed (kill -9).")
     launcher.stop(leader, kill=True)
     await _until(scene, HEALED_AT)
-    scene.ledger.successor = await _leader(admin)
-    scene.act = f"{leader} is back, and {scene.ledger.successor} leads."
-    launcher.start(leader)
+    successor = scene.order.successor = await _leader(admin)
+    scene.play(f"{leader} is back, and {successor} leads.")
+    await asyncio.to_thread(launcher.start, leader)
+
+
+async def _until(scene: Scene, share: float) -> None:
+    await asyncio.sleep(max(0.0, share * scene.seconds - scene.passed_s))
 
 
 async def _leader(admin: Admin) -> str:
@@ -303,7 +329,7 @@ async def _groups(admin: Admin) -> list[dict[str, Any]]:
     return [report["log"]["groups"]["byzantine"] for report in reports if report.get("log")]
 
 
-async def _look_at_ledger(scene: Scene, admin: Admin) -> None:
+async def _look_at_checkpoint(scene: Scene, admin: Admin) -> None:
     """Take the latest checkpoint, and believe it if a quorum of the pinned keys signed it."""
     cluster = admin.cluster
     cosigners = [Cosigner(replica.name, replica.sign_key) for replica in cluster.replicas]
@@ -315,103 +341,23 @@ async def _look_at_ledger(scene: Scene, admin: Admin) -> None:
             names = tuple(each.name for each in checkpoint.cosignatures)
             found.append((checkpoint.head.size, names))
     if found:
-        scene.ledger.checkpoints.append(max(found))
+        scene.order.checkpoints.append(max(found))
 
 
-async def _prove(shown: Shown, directory: Path, cluster: Cluster) -> None:
-    """Prove a vote, and see what becomes of the proof when a byte of it is changed."""
-    place = VOTES, shown.partition, shown.offset
-    proof = (await prove(directory, SUBSCRIBERS[0], *place, event=shown.index)).render()
-    keys = Keys.of(cluster)
-    held = verify_bytes(proof, keys)
-    if held.event is None or held.event.value != shown.vote:
-        raise QuorateError(f"the proof of a vote at offset {shown.offset} shows another one")
-    shown.proof_bytes, shown.published_by = len(proof), held.producer_name
-    shown.vouched_for_by = tuple(voucher.name for voucher in held.vouchers)
-    for _ in range(CHANGES):
-        at = secrets.randbelow(len(proof))
-        changed = bytes([proof[at] ^ 1 + secrets.randbelow(255)])
-        try:
-            verify_bytes(proof[:at] + changed + proof[at + 1 :], keys)
-        except QuorateError:
-            shown.refused += 1
-
-
-async def _until(scene: Scene, share: float) -> None:
-    await asyncio.sleep(max(0.0, scene.started + share * scene.seconds - time.monotonic()))
-
-
-async def _publish(scene: Scene, producer: Producer, topic: str) -> None:
-    """A steady stream of values that nobody could make up."""
-    line, values = scene.lines[topic], scene.values[topic]
-
-    def receipted(value: bytes, done: "asyncio.Future[Receipt]") -> None:
-        if not done.cancelled() and done.exception() is None:
-            line.receipted += 1
-            if topic == LOG:
-                scene.ledger.note(value, done.result())
-
-    while scene.share < ENDS_AT:
-        for _ in range(EVENTS_PER_TURN):
-            value = f"{topic} {line.published} {secrets.token_hex(16)}".encode()
-            values.add(value)
-            future = await producer.submit(topic, value)
-            future.add_done_callback(partial(receipted, value))
-            line.published += 1
-        await asyncio.sleep(TURN_S)
-
-
-async def _read(
-    scene: Scene, consumer: Consumer, seen: Counter[bytes], order: list[tuple[int, bytes]]
-) -> None:
-    async for record in consumer:
-        line = scene.lines[record.topic]
-        if record.topic == LOG and record.offset is not None:
-            order.append((record.offset, record.value))
-        if record.topic == VOTES and record.offset is not None:
-            shown = scene.shown
-            shown.vote, shown.partition = record.value, record.partition
-            shown.offset, shown.index = record.offset, record.index
-        if record.value not in scene.values[record.topic]:
-            line.forged += 1
-            continue
-        seen[record.value] += 1
-        if seen[record.value] > 1:
-            line.duplicates += 1
-            continue
-        line.delivered += 1
-        line.latencies_ms.append(time.time() * 1000 - record.timestamp_us / 1000)
-
-
-async def _catch_up(scene: Scene, seen: list[Counter[bytes]]) -> None:
-    """Give what is under way a bounded time to arrive where the contract promises it."""
-    wanted = [
-        value
-        for name, line in scene.lines.items()
-        if line.tolerates_lies
-        for value in scene.values[name]
-    ]
-    deadline = time.monotonic() + CATCH_UP_S
-    while time.monotonic() < deadline:
-        if all(value in arrived for arrived in seen for value in wanted):
-            return
-        await asyncio.sleep(0.1)
-
-
-def _settle(scene: Scene, seen: list[Counter[bytes]], consumers: tuple[Consumer, ...]) -> None:
-    for name, line in scene.lines.items():
-        line.lost = sum(v not in arrived for arrived in seen for v in scene.values[name])
-    for consumer in consumers:
-        for who_and_what, count in consumer.reports.items():
-            if not who_and_what.endswith((": disagreement", ": late")):
-                scene.rejected[who_and_what] += count
-
-
-async def _look_after(scene: Scene, admin: Admin) -> None:
-    """Ask the replicas how they are, once a second."""
+async def _look_after(scene: Scene, admin: Admin, archive: Archive) -> None:
+    """Ask the replicas how they are, and count, once a second."""
     while True:
         for name, status in (await admin.status(timeout_s=0.5)).items():
             scene.replicas[name] = _word(status)
+        archived = await asyncio.to_thread(_archived_rows, archive)
+        scene.samples.append(
+            Sample(
+                scene.passed_s,
+                sum(line.published.total() for line in scene.lines.values()),
+                sum(line.delivered.total() for line in scene.lines.values()),
+                archived,
+            )
+        )
         await asyncio.sleep(1.0)
 
 
@@ -421,29 +367,86 @@ def _word(status: dict[str, object]) -> str:
     return "ok" if status.get("misbehaviour") == "none" else str(status.get("misbehaviour"))
 
 
-async def _watch(scene: Scene, watch: Callable[[Scene], None]) -> None:
-    while True:
-        watch(scene)
-        await asyncio.sleep(0.25)
+def _archived_rows(archive: Archive) -> int:
+    return sum(file.rows for file in archive.view().files)
 
 
-def verdict(result: dict[str, object]) -> None:
-    """Raise if a promise was broken."""
-    if result["lost"] or result["forged"] or result["duplicates"]:
-        raise QuorateError(
-            f"{result['lost']} events were lost, {result['forged']} forged and "
-            f"{result['duplicates']} delivered twice where the contract promises none"
-        )
-    ledger = cast(dict[str, Any], result["ledger"])
-    if ledger["misplaced"]:
-        raise QuorateError(
-            f"{ledger['misplaced']} events of the log do not stand where they should"
-        )
-    proof = cast(dict[str, Any], result["proof"])
-    if proof["refused"] != proof["changed"] or not proof["vouched_for_by"]:
-        raise QuorateError(
-            f"of {proof['changed']} proofs with a changed byte, {proof['refused']} were refused"
-        )
-    sizes = [checkpoint["batches"] for checkpoint in ledger["checkpoints"]]
-    if len(sizes) < 2 or sizes[0] >= sizes[-1]:
-        raise QuorateError(f"the log's checkpoints did not grow: they cover {sizes} batches")
+# The end
+
+
+async def _catch_up(scene: Scene, plan: Plan, archive: Archive, jobs: Jobs) -> None:
+    """Give what is under way a bounded time to arrive where that is promised, and to be found."""
+    promised = [line for line in scene.lines.values() if line.tolerates_lies]
+    deadline_s = time.monotonic() + CATCH_UP_S
+    while time.monotonic() < deadline_s:
+        jobs.require_alive()
+        is_read = not any((line.published - line.delivered).total() for line in promised)
+        is_found = all(f.known == f.truth.keys() for f in (scene.scanners, scene.silences))
+        if is_read and is_found and await asyncio.to_thread(_is_archived, scene, plan, archive):
+            return
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _is_archived(scene: Scene, plan: Plan, archive: Archive) -> bool:
+    """Whether the archive has come to where publishers were told that their last events are."""
+    next_offsets = archive.view().next
+    ends = dict.fromkeys(plan.archived, 0)
+    for topic, offset, _ in scene.order.told:
+        ends[topic] = max(ends[topic], offset)
+    return all(next_offsets.get(topic, {}).get(0, 0) > end for topic, end in ends.items())
+
+
+def _settle(scene: Scene, plan: Plan, archive: Archive) -> None:
+    """Compare the archive with what was published."""
+    for topic in plan.archived:
+        line = scene.lines[topic]
+        line.archived = Counter()
+        rows = archive.table(topic, columns=["key", "value", "producer", "offset"])
+        columns = (rows[name].to_pylist() for name in rows.column_names)
+        for key, value, producer, offset in zip(*columns, strict=True):
+            if producer != plan.analyst:
+                line.archived[_mark(key, value)] += 1
+                scene.order.archived.add((topic, offset, _mark(key, value)))
+
+
+def _prove(scene: Scene, archive: Archive, keys: Keys) -> None:
+    """Prove a packet of somebody who is blacklisted, and change bytes of the proof."""
+    source = min(scene.scanners.known, default="", key=scene.scanners.after_s)
+    shown = scene.shown = _packet_of(source, archive, scene.scanners.subscribers)
+    proof = prove_archived(archive, keys, shown.topic, 0, shown.offset, shown.index).render()
+    held = verify_bytes(proof, keys)
+    if held.event is None or held.event.value != shown.value:
+        raise QuorateError(f"the proof of what is at offset {shown.offset} shows something else")
+    shown.proof_bytes, shown.published_by = len(proof), held.producer_name
+    shown.vouched_for_by = tuple(voucher.name for voucher in held.vouchers)
+    for _ in range(CHANGES):
+        at = secrets.randbelow(len(proof))
+        changed = bytes([proof[at] ^ 1 + secrets.randbelow(255)])
+        shown.changed += 1
+        try:
+            verify_bytes(proof[:at] + changed + proof[at + 1 :], keys)
+        except QuorateError:
+            shown.refused += 1
+
+
+def _packet_of(source: str, archive: Archive, sites: tuple[str, ...]) -> Shown:
+    """The last packet that any site has of this source."""
+    found = [
+        (row["timestamp"], Shown(site, row["offset"], row["index"], source, row["value"]))
+        for site in sites
+        for row in archive.table(
+            site,
+            columns=["timestamp", "offset", "index", "value"],
+            where=compute.field("key") == source.encode(),
+        ).to_pylist()
+    ]
+    if not found:
+        raise QuorateError(f"the archive has no packet of the scanner '{source}'")
+    return max(found, key=lambda each: (each[0], each[1].offset))[1]
+
+
+def _count_rejected(scene: Scene, consumers: tuple[Consumer, ...]) -> None:
+    for consumer in consumers:
+        for who_and_what, count in consumer.reports.items():
+            if not who_and_what.endswith(TOLERABLE):
+                scene.rejected[who_and_what] += count
