@@ -2,29 +2,24 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from struct import Struct
 from typing import Any
 
 import pytest
-from crc32c import crc32c
 
+from altering import alter_payloads, signed_again
 from clusters import TestCluster, quorate, running_cluster
 from logs import LogTraffic, batches, groups
 from quorate.client import Admin, Producer
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition
 from quorate.crypto.evidence import Keys, parse, verify_evidence
-from quorate.crypto.identity import Identity
-from quorate.crypto.sids import Place, Seal, body_of, sealed
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.readers import TAIL_BYTES_MAX
 from quorate.runtime.files import key_file, read_identity
 from quorate.runtime.local import OPERATOR
-from quorate.storage.frames import frames_in
-from quorate.storage.heads import HeldHead, decode_head
 from traffic import eventually
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -45,6 +40,15 @@ MARK = b"a value that nobody else has"
 @pytest.fixture
 def cluster() -> Iterator[TestCluster]:
     with running_cluster(topics=TOPICS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sound() -> Iterator[TestCluster]:
+    """A cluster without faults whose topics were filled; one more topic is for whoever goes on."""
+    with running_cluster(topics={**TOPICS, "growing": {**LOG, "partitions": 2}}) as running:
+        asyncio.run(fill(running, *TOPICS))
+        asyncio.run(until_signed(running))
         yield running
 
 
@@ -106,11 +110,8 @@ async def misbehave(cluster: TestCluster, replica: str, behaviour: str, **how: A
         await admin.misbehave(replica, behaviour, **how)
 
 
-def test_a_cluster_without_faults_is_found_clean_and_counted_right(cluster: TestCluster) -> None:
-    asyncio.run(fill(cluster, *TOPICS))
-    asyncio.run(until_signed(cluster))
-
-    report = audit(cluster, code=0)
+def test_a_cluster_without_faults_is_found_clean_and_counted_right(sound: TestCluster) -> None:
+    report = audit(sound, code=0)
 
     assert (report["clean"], report["finished"], report["named"]) == (True, True, [])
     assert report["silent"] == {}
@@ -132,10 +133,8 @@ def test_a_cluster_without_faults_is_found_clean_and_counted_right(cluster: Test
     assert all(group["checkpoints"] for group in groups.values())
 
 
-def test_words_say_the_same(cluster: TestCluster) -> None:
-    asyncio.run(fill(cluster, "sealed"))
-
-    said = quorate("audit", cluster.directory, "--topic", "sealed")
+def test_words_say_the_same(sound: TestCluster) -> None:
+    said = quorate("audit", sound.directory, "--topic", "sealed")
 
     assert said.code == 0, said.out + said.err
     assert "sealed" in said.out
@@ -143,14 +142,14 @@ def test_words_say_the_same(cluster: TestCluster) -> None:
     assert "All is well." in said.out
 
 
-def test_a_history_that_grows_meanwhile_is_audited_as_far_as_it_was(cluster: TestCluster) -> None:
+def test_a_history_that_grows_meanwhile_is_audited_as_far_as_it_was(sound: TestCluster) -> None:
     async def under_traffic() -> dict[str, Any]:
         async with LogTraffic(
-            cluster.directory, "plain", publishers=["alice"], readers=["bob"]
+            sound.directory, "growing", publishers=["alice"], readers=["bob"]
         ) as traffic:
             traffic.flow()
             await traffic.passed(20)
-            report = await asyncio.to_thread(lambda: audit(cluster, code=0))
+            report = await asyncio.to_thread(lambda: audit(sound, code=0))
             await traffic.settled()
             traffic.check()
             return report
@@ -158,7 +157,7 @@ def test_a_history_that_grows_meanwhile_is_audited_as_far_as_it_was(cluster: Tes
     report = asyncio.run(under_traffic())
 
     assert report["clean"]
-    assert sum(row["batches"] for row in report["partitions"] if row["topic"] == "plain") >= 20
+    assert sum(row["batches"] for row in report["partitions"] if row["topic"] == "growing") >= 20
 
 
 def test_one_replica_that_is_down_is_named_and_the_others_are_enough(cluster: TestCluster) -> None:
@@ -243,7 +242,7 @@ def test_a_producer_that_signed_twice_is_named_with_evidence_that_verifies(
     cluster.launcher.stop("r3")
     # One store has another batch of hers, which she signed for the same place and number.
     alice = read_identity(key_file(cluster.directory, "alice"))
-    again = partial(signed_again, alice)
+    again = partial(signed_again, alice, "sealed", MARK)
     assert alter_payloads(cluster.directory / "data" / "r3", MARK + b" 7", again) == 1
     cluster.launcher.start("r3")
     cluster.launcher.wait_until_up("r3")
@@ -260,45 +259,6 @@ def test_a_producer_that_signed_twice_is_named_with_evidence_that_verifies(
     ]
     assert example["evidence_file"] == str(file)
     assert json.loads(file.read_text()) == example["evidence"]
-
-
-def signed_again(alice: Identity, held: HeldHead, number: int, payload: bytes) -> bytes:
-    """Another batch in place of this one, with a seal that holds."""
-    seal, body = Seal.decode(payload), body_of(payload)
-    other = body.replace(MARK, MARK.swapcase())
-    place = Place.of("local", "sealed", held.partition, held.publisher)
-    return sealed(
-        place, held.first + number, other, events=seal.events, time_us=seal.time_us,
-        public_key=seal.public_key, sign=alice.sign,
-    )  # fmt: skip
-
-
-def flipped(_: HeldHead, __: int, payload: bytes) -> bytes:
-    return payload[:-1] + bytes([payload[-1] ^ 1])
-
-
-def alter_payloads(
-    data: Path, what: bytes, change: Callable[[HeldHead, int, bytes], bytes] = flipped
-) -> int:
-    """Change the payloads of a journal that hold this, and make their frames check again."""
-    changed = 0
-    for path in sorted(data.glob("journal-*.log")):
-        content = bytearray(path.read_bytes())
-        for bounds in list(frames_in(memoryview(bytes(content)))):
-            head = decode_head(memoryview(content)[bounds.head : bounds.payloads].tobytes())
-            if not isinstance(head, HeldHead):
-                continue
-            at = bounds.payloads
-            for number, length in enumerate(head.lengths):
-                payload = bytes(content[at : at + length])
-                if what in payload:
-                    content[at : at + length] = change(head, number, payload)
-                    changed += 1
-                at += length
-            checked = bytes(content[bounds.start + 4 : bounds.end])
-            Struct("<I").pack_into(content, bounds.start, crc32c(checked))
-        path.write_bytes(bytes(content))
-    return changed
 
 
 def test_payloads_are_read_by_those_only_who_may_subscribe() -> None:
@@ -351,8 +311,8 @@ async def until_trimmed(cluster: TestCluster, topic: str) -> None:
         await eventually(lambda: held_bytes(admin), lambda seen: 0 < max(seen) <= 100_000)
 
 
-def test_a_topic_without_a_history_is_refused(cluster: TestCluster) -> None:
-    unknown = quorate("audit", cluster.directory, "--topic", "nowhere")
+def test_a_topic_without_a_history_is_refused(sound: TestCluster) -> None:
+    unknown = quorate("audit", sound.directory, "--topic", "nowhere")
 
     assert unknown.code == 2
     assert "nowhere" in unknown.err

@@ -1,6 +1,7 @@
 """Log topics keep their promises under hundreds of seeds, and a broken election is caught.
 
-Seeds come in chunks, so that the workers of a parallel run have about the same to do.
+Seeds come in chunks, so that the workers of a parallel run have about the same to do. `quorate
+simulate` runs as many more as there is time for.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ from quorate.sim.order_stage import OrderStage
 from quorate.sim.scenarios import Setting, adversaries_of
 
 CHUNK = 25
-SEEDS = {("ordering", 1): 500, ("ordering", 2): 50, ("crash-ordering", 1): 500}
+SEEDS = {("ordering", 1): 150, ("ordering", 2): 25, ("crash-ordering", 1): 150}
 CHUNKS = [
     (protocol, f, range(first, first + CHUNK))
     for (protocol, f), seeds in SEEDS.items()
@@ -44,14 +45,18 @@ def test_a_log_keeps_its_promises(protocol: str, f: int, seeds: range) -> None:
 @pytest.mark.parametrize("adversary", adversaries_of("ordering"))
 def test_a_log_bears_each_adversary(adversary: str) -> None:
     setting = Setting("ordering", adversary=adversary)
-    summary = campaign(setting, range(5))
+    summary = campaign(setting, range(3))
     assert [command(setting, verdict.seed) for verdict in summary.guilty] == []
-    assert adversary == "none" or summary.faults[adversary] >= 5
+    assert adversary == "none" or summary.faults[adversary] >= 3
 
 
 def test_a_reader_gets_on_however_little_a_lead_sends_before_a_message_is_altered() -> None:
     """One replica is silent, one has what is next, and a tenth of what it sends is altered."""
     assert run_seed(Setting("ordering"), 330_044).violations == ()
+
+
+def test_a_payload_on_disk_is_kept_though_the_batch_before_it_was_not_on_disk() -> None:
+    assert run_seed(Setting("crash-ordering"), 497).violations == ()
 
 
 def test_runs_fill_the_room_for_what_is_undecided_and_drop_what_waits_of_ended_sessions(
@@ -80,12 +85,11 @@ def test_runs_fill_the_room_for_what_is_undecided_and_drop_what_waits_of_ended_s
 
 def test_the_unsynchronised_election_is_caught() -> None:
     """FIT-Broker 2013, appendix B: a leader that asks nobody loses what was decided."""
-    found = {
-        violation.checker
+    assert any(
+        violation.checker in {"agreement", "no loss", "positions"}
         for seed in range(60)
         for violation in run_seed(Setting("broken-ordering"), seed).violations
-    }
-    assert found & {"agreement", "no loss", "positions"}
+    )
 
 
 def test_the_same_seed_is_the_same_run() -> None:
