@@ -3,9 +3,11 @@
 import pytest
 
 from quorate.bench import pipeline
+from quorate.bench.latencies import summarise
 from quorate.bench.pipe import PipeRate
-from quorate.bench.pipeline import WAYS, Memory, Pipeline, Plan, Read, Round, Spread
+from quorate.bench.pipeline import WAYS, Memory, Pipeline, Plan, Read, Round, Scanned, Spread
 from quorate.bench.pipeline_report import json_of, targets_of
+from quorate.bench.site_clients import Listed
 
 TINY = Plan(
     sizes=(100,), megabytes=0.2, rounds=1, alert_s=0.5, alert_warm_up_s=0.1, events_per_batch=100
@@ -18,7 +20,10 @@ def read_of(*rounds: dict[pipeline.Way, float], rows: int = 1000) -> Read:
         published=1000,
         from_topic=(rows, 7),
         from_parquet=(1000, 7),
-        rounds=[Round(seconds, seconds, PipeRate(100_000, 1000.0)) for seconds in rounds],
+        rounds=[
+            Round(seconds, seconds, dict.fromkeys(WAYS, 0.0), PipeRate(100_000, 1000.0))
+            for seconds in rounds
+        ],
     )
 
 
@@ -50,6 +55,21 @@ def test_memory_that_grows_with_a_stream_misses_its_target() -> None:
 
     assert [target.is_reached for target in targets_of(Pipeline(memory=flat))] == [True]
     assert [target.is_reached for target in targets_of(Pipeline(memory=growing))] == [False]
+
+
+def test_a_blacklist_must_be_right_and_soon() -> None:
+    def reached(*, found: int = 20, wrong: int = 0, took_s: int = 3) -> list[bool]:
+        listed = Listed(
+            packets=1000, scanners=20, found=found, wrong=wrong, precision=found / (found + wrong),
+            recall=found / 20, latencies=summarise([took_s * 10**9]),
+        )  # fmt: skip
+        scanned = Scanned(TINY.experiment(pipeline.SCANS, 100, 1), listed)
+        return [target.is_reached for target in targets_of(Pipeline(scanned=[scanned]))]
+
+    assert reached() == [True, True, True]
+    assert reached(found=19) == [False, True, True]
+    assert reached(wrong=2) == [True, False, True]
+    assert reached(took_s=6) == [True, True, False]
 
 
 def test_all_rows_of_a_report_have_the_keys_of_every_benchmark() -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from clusters import quorate
-from quorate.cli.demo_books import Found, Line, Order, Scene, Shown, verdict
+from quorate.cli.demo_books import Line, Order, Scene, Shown, verdict
 from quorate.cli.demo_plot import Plan
 from quorate.cli.demo_report import write_report
 from quorate.cli.demo_words import sentences, weak_words
 from quorate.core.errors import QuorateError
+from quorate.pipeline.data.found import Found
 
 PLAN = Plan(60.0, seed=7)
 TOPICS = PLAN.contracts()

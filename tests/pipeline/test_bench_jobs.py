@@ -12,21 +12,26 @@ import pytest
 from clusters import TestCluster, running_cluster
 from quorate.bench.pipeline_clients import AlertTask, FillTask, Heard
 from quorate.bench.processes import started
+from quorate.bench.site_clients import Listed, SitesTask
 from quorate.bench.spark_jobs import Job, Jobs, SparkTask
+from quorate.pipeline.data.sites import HARD
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CLIENTS = "quorate.bench.pipeline_clients"
+CLIENTS, SITES = "quorate.bench.pipeline_clients", "quorate.bench.site_clients"
 LOG: dict[str, object] = {"order": "total", "validated": True}
-TOPICS = {"events": {**LOG, "partitions": 2}, "ticks": LOG, "alerts": LOG}
+TOPICS = {
+    "events": {**LOG, "partitions": 2},
+    **dict.fromkeys(("ticks", "alerts", "blacklist", *HARD.sites), LOG),
+}
 BATCHES, EVENTS_EACH = 4, 50
 ANSWER_S_MAX = 120.0
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TestCluster]:
-    with running_cluster(topics=TOPICS) as running:
+    with running_cluster(topics=TOPICS, clients=("alice", "bob", *HARD.sites)) as running:
         yield running
 
 
@@ -72,3 +77,25 @@ def test_every_second_event_becomes_an_alert_and_arrives(jobs: Jobs, cluster: Te
     assert heard.arrived == heard.published == 5
     assert heard.wrong == 0
     assert 0 < heard.latencies.p50_ms <= heard.latencies.p99_ms
+
+
+def test_sites_play_live_and_hear_of_every_scanner(jobs: Jobs, cluster: TestCluster) -> None:
+    task = SitesTask(
+        cluster=str(cluster.directory), blacklist="blacklist", scanners=2, seconds=16.5
+    )
+
+    async def play() -> Listed:
+        async with AsyncExitStack() as stack:
+            sites = await started(stack, SITES, "sites", task)
+            assert await sites.hear(ANSWER_S_MAX) == "here"
+            job = Job(kind="portscan", topic=",".join(HARD.sites), alerts="blacklist")
+            jobs.do(job)
+            sites.say("go")
+            listed = msgspec.convert(await sites.hear(ANSWER_S_MAX), Listed)
+            jobs.do(Job(kind="rest", topic="blacklist"))
+            return listed
+
+    listed = asyncio.run(play())
+
+    assert (listed.scanners, listed.found) == (2, 2)
+    assert listed.latencies.p50_ms > 0

@@ -9,9 +9,16 @@ time of all processes, replicas among them, stands beside it. The raw pipe with 
 batches' size runs before and after each round. A round that nobody counts comes first; Python's
 workers live on from there, so that they know most signatures of producers already.
 
+A stream is timed from its first batch on: to start one takes seconds however long it is, and what
+it takes is said beside it. Of the processor time, starting is a part.
+
 Alerts are timed on topics of their own: a query filters and maps what is published at a small
 steady rate, and a consumer gets what it publishes. The memory of Python's workers is looked at
 while a stream is read, and one that is four times as long, by a session of its own each.
+
+Then sites look for scanners together, as the job `portscan` does it, over the hard setting of its
+generator. What counts is how long it takes from the moment on at which a source has left too many
+handshakes incomplete until every site has it on its blacklist.
 
 Replicas, drivers of Spark and clients are processes, and all of them end with the benchmark.
 """
@@ -31,15 +38,18 @@ from quorate.bench.clients import frame_bytes
 from quorate.bench.clusters import made, running
 from quorate.bench.experiments import ORDERING, Experiment
 from quorate.bench.pipe import PipeRate
-from quorate.bench.pipeline_clients import AlertTask, FillTask, Heard
+from quorate.bench.pipeline_clients import PUBLISHER, AlertTask, FillTask, Heard
 from quorate.bench.processes import Worker, started
-from quorate.bench.spark_jobs import Did, Job, Kind, SparkTask
+from quorate.bench.site_clients import Listed, SitesTask
+from quorate.bench.spark_jobs import READER, Did, Job, Kind, SparkTask
 from quorate.core.contract import Contract
+from quorate.pipeline.data.sites import HARD
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import LocalCluster
 
 PIPELINE, LATENCY, MEMORY = "pipeline", "pipeline latency", "pipeline memory"
-EVENTS, TICKS, ALERTS = "events", "ticks", "alerts"
+SCANS = "pipeline port scans"
+EVENTS, TICKS, ALERTS, BLACKLIST = "events", "ticks", "alerts", "blacklist"
 PARTITIONS: Final = 2
 EVENTS_PER_BATCH: Final = 1000
 SIZES: Final = (100, 1000)
@@ -52,6 +62,10 @@ ALERT_SECONDS: Final = 30.0
 ALERT_SECONDS_QUICK: Final = 8.0
 ALERT_WARM_UP_SECONDS: Final = 4.0
 ALERT_EVENTS_PER_S: Final = 20.0
+# Scanners take up to 51 seconds for their probes if they have the time.
+SCAN_SECONDS: Final = 120.0
+SCAN_SECONDS_QUICK: Final = 25.0
+SCANNERS: Final = 20
 PIPE_SECONDS: Final = 1.0
 # The shorter one of two streams whose memory is compared is this part of the longer one.
 SHORTER: Final = 1 / 4
@@ -89,6 +103,7 @@ class Plan:
     rounds: int = ROUNDS
     alert_s: float = ALERT_SECONDS
     alert_warm_up_s: float = ALERT_WARM_UP_SECONDS
+    scan_s: float = SCAN_SECONDS
     events_per_batch: int = EVENTS_PER_BATCH
 
     def batches(self, event_bytes: int) -> int:
@@ -108,7 +123,11 @@ class Plan:
 
 
 QUICK: Final = Plan(
-    sizes=SIZES_QUICK, megabytes=MEGABYTES_QUICK, rounds=ROUNDS_QUICK, alert_s=ALERT_SECONDS_QUICK
+    sizes=SIZES_QUICK,
+    megabytes=MEGABYTES_QUICK,
+    rounds=ROUNDS_QUICK,
+    alert_s=ALERT_SECONDS_QUICK,
+    scan_s=SCAN_SECONDS_QUICK,
 )
 
 
@@ -118,6 +137,7 @@ class Round:
 
     seconds: dict[Way, float]
     processor_s: dict[Way, float]
+    start_s: dict[Way, float]
     pipe: PipeRate
 
 
@@ -163,6 +183,9 @@ class Read:
         """The same for rows per second of processor time, which others move less."""
         return Spread.of([each.processor_s[other] / each.processor_s[way] for each in self.rounds])
 
+    def start_s(self, way: Way) -> Spread:
+        return Spread.of([each.start_s[way] for each in self.rounds])
+
     @property
     def cost_of_verification(self) -> Spread:
         """By how much it lowers the rows per second: 0.2 is a fifth."""
@@ -200,12 +223,21 @@ class Alerted:
 
 
 @dataclass(frozen=True, slots=True)
+class Scanned:
+    """What became of those who scanned all sites."""
+
+    experiment: Experiment
+    listed: Listed
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """Everything that was found."""
 
     reads: list[Read] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
     alerted: list[Alerted] = field(default_factory=list)
+    scanned: list[Scanned] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
@@ -226,7 +258,9 @@ async def measure(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> P
             found.reads.append(await here.read())
             if is_first:
                 found.memory.extend(await here.memory())
-                found.alerted.append(await here.alerts())
+                driver = await here.driver(stack, TWO_CORES)
+                found.alerted.append(await here.alerts(driver))
+                found.scanned.append(await here.scans(driver))
     return found
 
 
@@ -235,9 +269,9 @@ def _cluster() -> LocalCluster:
     topics = {
         EVENTS: Contract.parse(EVENTS, {**table, "partitions": PARTITIONS}),
         TICKS: Contract.parse(TICKS, table),
-        ALERTS: Contract.parse(ALERTS, table),
+        **{name: Contract.parse(name, table) for name in (ALERTS, BLACKLIST, *HARD.sites)},
     }
-    return made(link_security="mac", topics=topics)
+    return made(link_security="mac", topics=topics, clients=(PUBLISHER, READER, *HARD.sites))
 
 
 class _Here:
@@ -278,7 +312,7 @@ class _Here:
         yardstick, rounds = Yardstick(PIPE_SECONDS), list[Round]()
         async with AsyncExitStack() as stack:
             self._tell("starting Spark")
-            drivers = {name: await self._driver(stack, name) for name in (TWO_CORES, ONE_CORE)}
+            drivers = {name: await self.driver(stack, name) for name in (TWO_CORES, ONE_CORE)}
             self._tell("keeping the rows as Parquet")
             kept = await _done(drivers[TWO_CORES], Job(kind="keep", topic=EVENTS))
             self._tell("warming up")
@@ -313,12 +347,12 @@ class _Here:
             offsets = json.dumps({EVENTS: dict.fromkeys(range(PARTITIONS), start)})
             job = Job(kind="stream", topic=EVENTS, start=offsets, is_watched=True)
             async with AsyncExitStack() as stack:
-                driver = await self._driver(stack, TWO_CORES)
+                driver = await self.driver(stack, TWO_CORES)
                 did = await _done(driver, job)
             found.append(Memory(experiment, events, did.memory_mb_max))
         return found
 
-    async def alerts(self) -> Alerted:
+    async def alerts(self, driver: Worker) -> Alerted:
         self._tell("timing alerts")
         task = AlertTask(
             cluster=self._cluster,
@@ -330,7 +364,6 @@ class _Here:
             seconds=self._plan.alert_s,
         )
         async with AsyncExitStack() as stack:
-            driver = await self._driver(stack, TWO_CORES)
             await _done(driver, Job(kind="relay", topic=TICKS, alerts=ALERTS))
             client = await started(stack, "quorate.bench.pipeline_clients", "alert", task)
             heard = msgspec.convert(await client.hear(JOB_SECONDS_MAX), Heard)
@@ -340,7 +373,27 @@ class _Here:
         )
         return Alerted(self._plan.experiment(LATENCY, self._event_bytes, 1), heard, round_trip_ms)
 
-    async def _driver(self, stack: AsyncExitStack, master: str) -> Worker:
+    async def scans(self, driver: Worker) -> Scanned:
+        self._tell(f"looking for scanners, for {self._plan.scan_s:.0f} s")
+        task = SitesTask(
+            cluster=self._cluster,
+            blacklist=BLACKLIST,
+            scanners=SCANNERS,
+            seconds=self._plan.scan_s,
+        )
+        async with AsyncExitStack() as stack:
+            sites = await started(stack, "quorate.bench.site_clients", "sites", task)
+            await sites.hear(START_SECONDS_MAX)
+            job = Job(kind="portscan", topic=",".join(HARD.sites), alerts=BLACKLIST)
+            await _done(driver, job)
+            sites.say("go")
+            said = await sites.hear(self._plan.scan_s + JOB_SECONDS_MAX)
+            await _done(driver, Job(kind="rest", topic=BLACKLIST))
+        return Scanned(
+            self._plan.experiment(SCANS, self._event_bytes, 1), msgspec.convert(said, Listed)
+        )
+
+    async def driver(self, stack: AsyncExitStack, master: str) -> Worker:
         task = SparkTask(master=master, cluster=self._cluster, directory=self._directory)
         driver = await started(stack, "quorate.bench.spark_jobs", master, task)
         await driver.hear(START_SECONDS_MAX)
@@ -352,14 +405,15 @@ class _Here:
 
 async def _one_round(
     drivers: dict[str, Worker], ways: tuple[Way, ...]
-) -> tuple[dict[Way, float], dict[Way, float]]:
-    """The seconds of each way, and those of processors."""
-    seconds, processor_s = {}, {}
+) -> tuple[dict[Way, float], dict[Way, float], dict[Way, float]]:
+    """The seconds of each way, those of processors, and those that it took to start."""
+    seconds, processor_s, start_s = {}, {}, {}
     for way in ways:
         before_s = _processor_s()
         did = await _done(drivers[way.master], Job(kind=way.kind, topic=EVENTS))
         seconds[way], processor_s[way] = did.seconds, _processor_s() - before_s
-    return seconds, processor_s
+        start_s[way] = did.start_s
+    return seconds, processor_s, start_s
 
 
 def _processor_s() -> float:

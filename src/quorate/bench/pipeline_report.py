@@ -17,6 +17,7 @@ from quorate.bench.pipeline import (
     Memory,
     Pipeline,
     Read,
+    Scanned,
     Spread,
     Way,
 )
@@ -26,6 +27,8 @@ from quorate.bench.targets import Target
 RATIO_TO_PARQUET_MIN = 0.4
 COST_OF_VERIFICATION_MAX = 0.3
 MEMORY_FACTOR_MAX = 1.25
+BLACKLISTED_S_MAX = 5.0
+PRECISION_MIN = 0.95
 
 
 def table_of(found: Pipeline) -> Group:
@@ -33,21 +36,27 @@ def table_of(found: Pipeline) -> Group:
         _reads_table(found.reads),
         _latency_table(found.alerted),
         _memory_table(found.memory),
+        _scans_table(found.scanned),
         targets.table_of(targets_of(found)),
     ]
     return Group(*parts, Text(machine.sentence(), "dim"))
 
 
 def targets_of(found: Pipeline) -> list[Target]:
-    return [target for read in found.reads for target in _of_read(read)] + _of_memory(found.memory)
+    return [
+        *(target for read in found.reads for target in _of_read(read)),
+        *_of_memory(found.memory),
+        *(target for scanned in found.scanned for target in _of_scans(scanned)),
+    ]
 
 
 def json_of(found: Pipeline) -> list[dict[str, Any]]:
-    """A row for each way to read, each length of a stream, and the alerts."""
+    """A row for each way to read, each length of a stream, the alerts, and the scans."""
     return [
         *(_json_of_way(read, way) for read in found.reads for way in WAYS),
         *(_json_of_memory(memory) for memory in found.memory),
         *(_json_of_alerts(alerted) for alerted in found.alerted),
+        *(_json_of_scans(scanned) for scanned in found.scanned),
     ]
 
 
@@ -66,7 +75,7 @@ def _reads_table(reads: list[Read]) -> Table:
             over_by_processor = read.ratio_by_processor(way, _parquet_for(way))
             table.add_row(
                 title if way is WAYS[0] else "",
-                way.words,
+                _words(read, way),
                 f"{rates.middle:,.0f}",
                 f"{rates.lowest:,.0f}..{rates.highest:,.0f}",
                 f"{_mb_per_s(read, rates.middle):,.0f}",
@@ -111,6 +120,28 @@ def _memory_table(found: list[Memory]) -> Table:
     return table
 
 
+def _scans_table(found: list[Scanned]) -> Table:
+    table = Table(
+        title="Scanners at four sites, from the probe that betrays them to every blacklist"
+    )
+    headings = ("packets", "scanners", "found", "others\nlisted", "p50\ns", "p99\ns",
+                "mean ± dev\ns")  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for listed in (each.listed for each in found):
+        took = listed.latencies
+        table.add_row(
+            f"{listed.packets:,}",
+            str(listed.scanners),
+            str(listed.found),
+            str(listed.wrong),
+            f"{took.p50_ms / 1e3:.1f}",
+            f"{took.p99_ms / 1e3:.1f}",
+            f"{took.mean_ms / 1e3:.1f} ± {took.deviation_ms / 1e3:.1f}",
+        )
+    return table
+
+
 def _of_read(read: Read) -> list[Target]:
     size = f"{read.experiment.event_bytes:,} B"
     ratio = read.ratio(VERIFIED, PARQUET)
@@ -148,6 +179,25 @@ def _of_memory(found: list[Memory]) -> list[Target]:
     return [Target(words, f"≤ {MEMORY_FACTOR_MAX:g}", f"{factor:.2f}", factor <= MEMORY_FACTOR_MAX)]
 
 
+def _of_scans(scanned: Scanned) -> list[Target]:
+    listed, p50_s = scanned.listed, scanned.listed.latencies.p50_ms / 1e3
+    return [
+        Target("port scans: recall", "1", f"{listed.recall:.2f}", listed.recall == 1),
+        Target(
+            "port scans: precision",
+            f"≥ {PRECISION_MIN:g}",
+            f"{listed.precision:.2f}",
+            listed.precision >= PRECISION_MIN,
+        ),
+        Target(
+            "port scans: blacklist at all sites, p50",
+            f"≤ {BLACKLISTED_S_MAX:g} s",
+            f"{p50_s:.1f} s",
+            listed.found > 0 and p50_s <= BLACKLISTED_S_MAX,
+        ),
+    ]
+
+
 def _json_of_way(read: Read, way: Way) -> dict[str, Any]:
     rates, over = read.rows_per_s(way), read.ratio(way, _parquet_for(way))
     mb_per_s = _mb_per_s(read, rates.middle)
@@ -176,6 +226,7 @@ def _json_of_way(read: Read, way: Way) -> dict[str, Any]:
         "ratio_to_parquet_by_processor": _figures(read.ratio_by_processor(way, _parquet_for(way))),
         "cost_of_verification": _figures(read.cost_of_verification),
         "cost_of_verification_by_processor": _figures(read.cost_of_verification_by_processor),
+        "start_s": _figures(read.start_s(way)),
         "rounds": [read.published / each.seconds[way] for each in read.rounds],
     }
 
@@ -200,6 +251,31 @@ def _json_of_alerts(alerted: Alerted) -> dict[str, Any]:
         forged=heard.wrong,
     )
     return as_json(row)
+
+
+def _json_of_scans(scanned: Scanned) -> dict[str, Any]:
+    listed, took = scanned.listed, scanned.listed.latencies
+    row = Row(
+        **setting(scanned.experiment),
+        p50_ms=took.p50_ms,
+        p99_ms=took.p99_ms,
+        mean_ms=took.mean_ms,
+        deviation_ms=took.deviation_ms,
+        published=listed.packets,
+    )
+    return {
+        **as_json(row),
+        "scanners": listed.scanners,
+        "found": listed.found,
+        "wrong": listed.wrong,
+        "precision": listed.precision,
+        "recall": listed.recall,
+    }
+
+
+def _words(read: Read, way: Way) -> str:
+    start_s = read.start_s(way).middle
+    return f"{way.words}, started in {start_s:.1f} s" if start_s else way.words
 
 
 def _parquet_for(way: Way) -> Way:

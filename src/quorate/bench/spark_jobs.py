@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 import msgspec
 
 from quorate.bench.processes import BenchError, Parent
+from quorate.pipeline.failures import cause_of
+from quorate.pipeline.jobs.job import Pipes
+from quorate.pipeline.running import has_read
 from quorate.runtime.loop import run
 
 if TYPE_CHECKING:
@@ -32,10 +35,13 @@ if TYPE_CHECKING:
 READER = "bob"
 DRIVER_MEMORY = "1g"
 LOOK_EVERY_S = 0.02
+FIRST_BATCH_SECONDS_MAX = 120.0
 # Of what is relayed, only events of this key go on, and what goes on begins like this.
 ALERT_KEY, ALERT_PREFIX = b"alert", b"alert: "
 
-Kind: TypeAlias = Literal["keep", "verified", "unverified", "parquet", "stream", "relay", "rest"]
+Kind: TypeAlias = Literal[
+    "keep", "verified", "unverified", "parquet", "stream", "relay", "portscan", "rest"
+]
 
 
 class SparkTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +58,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep         write the rows of a topic to Parquet, and say what both come to
     verified     read a topic, as a job does; unverified: without checks; parquet: what was kept
     stream       read it as a stream, up to where it ends now
-    relay        begin to publish what is urgent enough on the topic `alerts`; rest: end that
+    relay        begin to publish what is urgent enough on the topic `alerts`
+    portscan     begin to look for scanners on several topics, and to publish them on `alerts`
+    rest         end what was begun
     """
 
     kind: Kind
@@ -67,6 +75,8 @@ class Did(msgspec.Struct, frozen=True, kw_only=True):
     """How long it took, and what it came to where somebody counted."""
 
     seconds: float
+    # Of a stream, how long it took before its first batch and after its last.
+    start_s: float = 0.0
     # How many rows, and the sum of their hashes: of the topic, and of what was kept.
     from_topic: tuple[int, int] | None = None
     from_parquet: tuple[int, int] | None = None
@@ -81,27 +91,30 @@ class Jobs:
         self._spark = spark
         self._task = task
         self._directory = Path(task.directory)
-        self._relaying: StreamingQuery | None = None
+        self._begun: StreamingQuery | None = None
 
     def do(self, job: Job) -> Did:
         watch = _Watch() if job.is_watched else None
         watching: AbstractContextManager[object] = watch or nullcontext()
         counts: dict[str, tuple[int, int]] = {}
-        began_s = time.perf_counter()
+        began_s, start_s = time.perf_counter(), 0.0
         with watching:
             match job.kind:
                 case "keep":
                     counts = self._keep(job)
                 case "stream":
-                    self._read_stream(job)
+                    start_s = self._read_stream(job)
                 case "relay":
                     self._relay(job)
+                case "portscan":
+                    self._look_for_scanners(job)
                 case "rest":
                     self._rest()
                 case _:
                     _drop(self._frame(job))
-        seconds = time.perf_counter() - began_s
-        return Did(seconds=seconds, memory_mb_max=watch.mb_max if watch else 0.0, **counts)
+        seconds = time.perf_counter() - began_s - start_s
+        memory_mb_max = watch.mb_max if watch else 0.0
+        return Did(seconds=seconds, start_s=start_s, memory_mb_max=memory_mb_max, **counts)
 
     def _frame(self, job: Job) -> DataFrame:
         if job.kind == "parquet":
@@ -116,7 +129,9 @@ class Jobs:
         kept = self._spark.read.parquet(self._kept(job))
         return {"from_topic": _counted(frame), "from_parquet": _counted(kept)}
 
-    def _read_stream(self, job: Job) -> None:
+    def _read_stream(self, job: Job) -> float:
+        """How long it took besides its batches: Spark starts a Python process for each query."""
+        began_s = time.perf_counter()
         frame = self._from_topic(self._spark.readStream, job).load()
         query = (
             frame.writeStream.format("noop")
@@ -125,6 +140,9 @@ class Jobs:
             .start()
         )
         query.awaitTermination()
+        whole_s = time.perf_counter() - began_s
+        batches_ms = [int(each["durationMs"]["triggerExecution"]) for each in query.recentProgress]
+        return whole_s - sum(batches_ms) / 1000
 
     def _relay(self, job: Job) -> None:
         from pyspark.sql import functions
@@ -133,20 +151,39 @@ class Jobs:
         alerts = frame.where(functions.col("key") == functions.lit(ALERT_KEY)).select(
             functions.concat(functions.lit(ALERT_PREFIX), "value").alias("value"), "timestamp"
         )
-        self._relaying = (
+        self._begun = (
             alerts.writeStream.format("quorate")
             .options(cluster=self._task.cluster, identity=READER, topic=job.alerts)
             .option("checkpointLocation", self._checkpoint())
+            .queryName("relay")
             .trigger(processingTime="0 seconds")
             .start()
         )
 
+    def _look_for_scanners(self, job: Job) -> None:
+        """As `quorate pipeline run portscan` does; its first batch takes longer than any other."""
+        from quorate.pipeline.jobs.portscan import JOB, PortscanConfig
+
+        pipes = Pipes(
+            spark=self._spark,
+            cluster=self._task.cluster,
+            identity=READER,
+            checkpoint=self._checkpoint(),
+        )
+        config = PortscanConfig(topics=tuple(job.topic.split(",")), blacklist=job.alerts)
+        (self._begun,) = JOB.start(pipes, config)
+        deadline_s = time.monotonic() + FIRST_BATCH_SECONDS_MAX
+        while not has_read(self._begun):
+            if time.monotonic() > deadline_s:
+                raise BenchError(f"Spark read nothing within {FIRST_BATCH_SECONDS_MAX:g} s")
+            time.sleep(LOOK_EVERY_S)
+
     def _rest(self) -> None:
-        query = self._relaying
+        query = self._begun
         if query is None:
-            raise BenchError("nothing is being relayed")
+            raise BenchError("nothing was begun")
         if (error := query.exception()) is not None:
-            raise BenchError(f"relaying ended early: {error}")
+            raise BenchError(f"{query.name} ended early: {cause_of(error)}")
         query.stop()
 
     def _from_topic(self, reader: DataFrameReader | DataStreamReader, job: Job) -> Any:

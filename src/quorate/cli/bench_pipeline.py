@@ -9,7 +9,6 @@ from quorate.bench import pipeline as pipeline_run
 from quorate.bench import pipeline_report
 from quorate.cli.bench_options import (
     AsJson,
-    Quick,
     print_rows,
     print_table,
     told_steps,
@@ -19,7 +18,9 @@ from quorate.core.errors import ConfigError
 
 
 def pipeline(
-    quick: Quick = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only what matters most: about four minutes.")
+    ] = False,
     size: Annotated[
         list[int] | None, typer.Option(help="Only events of so many bytes; may be repeated.")
     ] = None,
@@ -33,9 +34,9 @@ def pipeline(
 ) -> None:
     """Spark reads a validated topic, verified and not, beside the same rows from Parquet.
 
-    Then alerts are timed from publishing to arrival, and the memory of Python's workers is looked
-    at. Exit code 1 says that rows were missing or not the same, or that alerts were; whether
-    targets are reached is in a table.
+    Then alerts are timed from publishing to arrival, the memory of Python's workers is looked at,
+    and scanners are looked for at four sites. Exit code 1 says that rows were missing or not the
+    same, or that alerts were; whether targets are reached is in a table.
     """
     plan = pipeline_run.QUICK if quick else pipeline_run.Plan()
     for each in size or ():

@@ -5,7 +5,6 @@ that "lost", "forged" and "duplicates" are counted and not claimed. Who is found
 silent is compared with what the generators know to be true.
 """
 
-import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 from quorate.client import Receipt
 from quorate.core.contract import Contract
 from quorate.core.errors import QuorateError
+from quorate.pipeline.data.found import Found
 from quorate.pipeline.running import Progress
 
 LATENCIES_KEPT = 2000
@@ -93,59 +93,6 @@ class Line:
             "promised": self.tolerates_lies,
             "p50_ms": round(self.percentile_ms(0.5), 2),
             "p99_ms": round(self.percentile_ms(0.99), 2),
-        }
-
-
-@dataclass(slots=True)
-class Found:
-    """Whom a job is to find, and whom each subscriber hears that it found."""
-
-    subscribers: tuple[str, ...]
-    # From when on each can be found, as Unix time.
-    truth: dict[str, float] = field(default_factory=dict)
-    # When each subscriber was told, by whom is found.
-    told: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def on_told(self, subscriber: str, name: str) -> bool:
-        """Whether the last of the subscribers knows by now, for the first time."""
-        told = self.told.setdefault(name, {})
-        is_new = subscriber not in told
-        told.setdefault(subscriber, time.time())
-        return is_new and len(told) == len(self.subscribers)
-
-    @property
-    def known(self) -> set[str]:
-        """Who is to be found, and of whom every subscriber knows."""
-        return {
-            name
-            for name, told in self.told.items()
-            if name in self.truth and len(told) == len(self.subscribers)
-        }
-
-    @property
-    def precision(self) -> float:
-        """Of those of whom any subscriber was told, who is rightly there."""
-        return len(self.told.keys() & self.truth.keys()) / len(self.told) if self.told else 1.0
-
-    @property
-    def recall(self) -> float:
-        return len(self.known) / len(self.truth) if self.truth else 1.0
-
-    def after_s(self, name: str) -> float:
-        """How long it took until everybody knew."""
-        return max(self.told[name].values()) - self.truth[name]
-
-    def result(self) -> dict[str, object]:
-        took = [self.after_s(name) for name in self.known]
-        return {
-            "there": len(self.truth),
-            "found": len(self.known),
-            "wrong": sorted(self.told.keys() - self.truth.keys()),
-            "missed": sorted(self.truth.keys() - self.known),
-            "precision": self.precision,
-            "recall": self.recall,
-            "p50_s": round(statistics.median(took), 2) if took else None,
-            "max_s": round(max(took), 2) if took else None,
         }
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.bench.drawing import COLOURS, INK, panels_for, require_matplotlib
-from quorate.cli.demo_books import Found, Scene
+from quorate.cli.demo_books import Scene
 from quorate.cli.demo_words import sentences
+from quorate.pipeline.data.found import Found
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from quorate.cli.demo_plot import Plan
-from quorate.pipeline.failures import cause_of
 from quorate.pipeline.jobs.archive import JOB as ARCHIVE
 from quorate.pipeline.jobs.job import Config, Pipes
 from quorate.pipeline.jobs.monitor import JOB as MONITOR
 from quorate.pipeline.jobs.portscan import JOB as PORTSCAN
-from quorate.pipeline.running import Progress, QueryError, follow, stop
+from quorate.pipeline.running import Progress, QueryError, follow, has_read, stop
 from quorate.pipeline.session import session
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ class Jobs:
     def _wait_for(self, queries: list[StreamingQuery]) -> None:
         """Until the first batch of each is done, which takes longer than any other."""
         deadline_s = time.monotonic() + WARM_S_MAX
-        while not all(map(_has_read, queries)):
+        while not all(map(has_read, queries)):
             if self._stopping.wait(LOOK_EVERY_S):
                 raise QueryError("the jobs were stopped before they ran")
             if time.monotonic() > deadline_s:
@@ -150,13 +149,6 @@ class Jobs:
             await asyncio.to_thread(stop, self._queries)
         else:
             await self._following
-
-
-def _has_read(query: StreamingQuery) -> bool:
-    failure = query.exception()
-    if failure is not None:
-        raise QueryError(cause_of(failure))
-    return any(each["numInputRows"] for each in query.recentProgress)
 
 
 def _session(logs: Path) -> SparkSession:

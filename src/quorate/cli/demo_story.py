@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from pyarrow import compute
 
-from quorate.cli.demo_books import Found, Line, Sample, Scene, Shown
+from quorate.cli.demo_books import Line, Sample, Scene, Shown
 from quorate.cli.demo_plot import ALERTS, BLACKLIST, Plan, now_us
 from quorate.cli.demo_spark import Jobs, running_jobs, running_session
 from quorate.client import Admin, Consumer, Producer, Receipt, Record
@@ -32,6 +32,7 @@ from quorate.crypto.checkpoint import Cosigner
 from quorate.crypto.checkpoint import read as read_checkpoint
 from quorate.crypto.proofs import Keys, verify_bytes
 from quorate.pipeline.archive import Archive, prove_archived
+from quorate.pipeline.data.found import Found
 from quorate.pipeline.data.hosts import SYSLOG
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR, make_local_cluster, write_local_cluster

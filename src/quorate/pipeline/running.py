@@ -71,6 +71,12 @@ def follow(
     return [tally.last for tally in tallies]
 
 
+def has_read(query: StreamingQuery) -> bool:
+    """Whether a batch with rows is done; raises what ended the query, if anything did."""
+    _raise_failure([query])
+    return any(each["numInputRows"] for each in query.recentProgress)
+
+
 def stop(queries: Sequence[StreamingQuery]) -> None:
     """End them all, also where one of them does not want to, or Java is gone already."""
     for query in queries:
