@@ -26,7 +26,7 @@ PACE = 0.4
 # With little time, a handshake that nobody answers is not waited for as long.
 SHORT_S, SHORT_TIMEOUT_S = 20.0, 2.0
 # The leader's death may hold up what one site publishes more than what another does.
-OVERTAKING_S = 4.0
+OVERTAKING_S = 2.0
 SILENT_PERIODS = 5
 OUTAGE_PERIODS = (8.0, 16.0)
 

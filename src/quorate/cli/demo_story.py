@@ -40,7 +40,7 @@ from quorate.runtime.ports import free_base_port
 
 Watch = Callable[[Scene], None]
 
-LINGER_MS = 20
+LINGER_MS = 100
 LOOK_EVERY_S = 0.25
 # What is under way at the end has so much time to arrive and to be found.
 CATCH_UP_S = 60.0
