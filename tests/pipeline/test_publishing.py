@@ -24,11 +24,14 @@ from quorate.pipeline.staging import Manifest, Staging
 pytestmark = pytest.mark.xdist_group("processes")
 
 PLAIN, PROVEN, CLOSED, LOST = "plain", "proven", "closed", "lost"
+BOTH, EMPTY = "both", "empty"
 TOPICS: dict[str, dict[str, object]] = {
     PLAIN: {"order": "total", "partitions": 2},
     PROVEN: {"order": "total", "validated": True, "event_proofs": True},
     CLOSED: {"order": "total", "publish": ["bob"]},
     LOST: {"order": "total"},
+    BOTH: {"order": "total"},
+    EMPTY: {"order": "total"},
 }
 QUERY = "query"
 # More than are noted at a time, so that the notes matter.
@@ -130,6 +133,50 @@ def test_a_batch_stays_what_it_was_when_it_was_first_committed(
 
     assert values_on(cluster, PLAIN, 1) == [value_of(PLAIN, n) for n in range(6)]
     assert values_on(cluster, PLAIN, 0) == [value_of(PLAIN, n) for n in range(100, 103)]
+
+
+class Late(Staging):
+    """Sees no manifest, as one who looked just before another driver wrote it."""
+
+    def manifest(self, batch: int) -> Manifest | None:
+        return None
+
+
+def test_of_two_drivers_that_commit_at_the_same_time_both_publish_what_one_of_them_has(
+    cluster: TestCluster, tmp_path: Path
+) -> None:
+    staging, late = Staging(str(tmp_path), QUERY), Late(str(tmp_path), QUERY)
+    mine = staging.write(0, iter([part(BOTH, 0, 0)]))
+    theirs = late.write(0, iter([part(BOTH, 0, 500)]))
+    began = staging.begin(Manifest(batch=0, time_us=1, files=[mine], next={}))
+
+    publish(options(cluster, tmp_path), late, 0, [theirs])
+
+    assert began.files == [mine]
+    assert values_on(cluster, BOTH) == [value_of(BOTH, n) for n in range(ROWS)]
+
+
+def test_a_batch_without_rows_needs_no_cluster_but_what_was_begun_is_published(
+    cluster: TestCluster, tmp_path: Path
+) -> None:
+    nowhere = SinkOptions(cluster="nowhere", identity="alice", staging=str(tmp_path))
+    staging = Staging(str(tmp_path), QUERY)
+    publish(nowhere, staging, 0, [])
+    assert list(tmp_path.iterdir()) == []
+
+    begun = staging.write(1, iter([part(EMPTY, 0, 0)]))
+    staging.begin(Manifest(batch=1, time_us=1, files=[begun], next={}))
+    publish(options(cluster, tmp_path), staging, 1, [])
+
+    assert values_on(cluster, EMPTY) == [value_of(EMPTY, n) for n in range(ROWS)]
+
+
+def test_who_a_query_is_stays_as_the_first_of_two_said(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as drivers:
+        states = drivers.map(lambda _: Staging(str(tmp_path), QUERY).state("local"), range(32))
+
+    assert len({state.session for state in states}) == 1
+    assert [path.name for path in (tmp_path / QUERY).iterdir()] == ["state.json"]
 
 
 def test_what_may_not_be_published_waits_until_it_may(cluster: TestCluster, tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ FIRST_NUMBER = 1
 
 def publish(options: SinkOptions, staging: Staging, batch: int, files: list[str]) -> None:
     """Have a batch published that has these files, unless it is published, or known as another."""
+    if not files and staging.manifest(batch) is None:
+        # Most batches of a query that looks for something rare: nobody need be connected with.
+        return
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_Publishing(options, staging).publish(batch, files))
 
@@ -65,9 +68,9 @@ class _Publishing:
         if known is not None:
             return known
         now_us = time.time_ns() // 1000
-        manifest = Manifest(batch=batch, time_us=now_us, files=files, next=state.next)
-        self._staging.begin(manifest)
-        return manifest
+        return self._staging.begin(
+            Manifest(batch=batch, time_us=now_us, files=files, next=state.next)
+        )
 
     async def _send(self, producer: ResumingProducer, manifest: Manifest) -> Numbers:
         """Hand in what has no receipt on record; says which numbers come next."""

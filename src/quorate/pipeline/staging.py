@@ -15,6 +15,7 @@ follows from it to the byte (`client/resuming.py`), and replicas take each numbe
 It may be any place that Arrow knows, if the driver and all executors share it.
 """
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -94,12 +95,12 @@ class Staging:
         """What is known of this query; of a new one, who it is from now on."""
         found = self._load("state.json", State)
         if found is None:
-            found = State(
+            new = State(
                 cluster=cluster,
                 session=1 + secrets.randbelow(SESSION_MAX),
                 secret=secrets.token_bytes(SECRET_BYTES),
             )
-            self._save("state.json", found)
+            found = self._first("state.json", new)
         if found.cluster != cluster:
             raise ConfigError(
                 f"{self._root} has what was published on cluster {found.cluster}, and this is "
@@ -110,9 +111,12 @@ class Staging:
     def manifest(self, batch: int) -> Manifest | None:
         return self._load(f"manifest-{batch}.json", Manifest)
 
-    def begin(self, manifest: Manifest) -> None:
-        """From now on this is what the batch is."""
-        self._save(f"manifest-{manifest.batch}.json", manifest)
+    def begin(self, manifest: Manifest) -> Manifest:
+        """From now on this is what the batch is, unless somebody else has just said so.
+
+        What a driver has under way may go on for a moment after it was killed.
+        """
+        return self._first(f"manifest-{manifest.batch}.json", manifest)
 
     def progress(self, batch: int) -> Progress | None:
         return self._load(f"progress-{batch}.json", Progress)
@@ -170,13 +174,36 @@ class Staging:
 
     def _save(self, name: str, content: msgspec.Struct) -> None:
         """The whole of it or nothing: what is there under this name was written to its end."""
+        self._files.move(self._draft(name, content), f"{self._root}/{name}")
+        self._sync(self._root)
+
+    def _first(self, name: str, content: _Kind) -> _Kind:
+        """Of all who save something under this name for the first time, what one of them saved.
+
+        Places other than a disk of our own have no way to tell who came first. There, it must be
+        seen to that a driver has ended before the next one starts, as those do who run a cluster.
+        """
+        draft, path = self._draft(name, content), f"{self._root}/{name}"
+        if isinstance(self._files, fs.LocalFileSystem):
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+            os.unlink(draft)
+        elif self._files.get_file_info(path).type is fs.FileType.NotFound:
+            self._files.move(draft, path)
+        else:
+            self._files.delete_file(draft)
+        self._sync(self._root)
+        found = self._load(name, type(content))
+        assert found is not None
+        return found
+
+    def _draft(self, name: str, content: msgspec.Struct) -> str:
         self._files.create_dir(self._root, recursive=True)
-        path, draft = f"{self._root}/{name}", f"{self._root}/.{name}.{secrets.token_hex(4)}"
+        draft = f"{self._root}/.{name}.{secrets.token_hex(4)}"
         with self._files.open_output_stream(draft) as file:
             file.write(msgspec.json.encode(content))
         self._sync(draft)
-        self._files.move(draft, path)
-        self._sync(self._root)
+        return draft
 
     def _sync(self, path: str) -> None:
         """On a disk of our own, have it written before anything rests on it."""
