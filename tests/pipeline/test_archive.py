@@ -427,11 +427,13 @@ def test_rows_go_by_the_day_of_their_batch_wherever_spark_divides_them(tmp_path:
 def test_killed_before_the_entry_nothing_has_happened(tmp_path: Path) -> None:
     added(tmp_path, rows(range(2)))
     [*stage(str(tmp_path), {}, [rows(range(2, 4))])]
+    (tmp_path / "_archive" / "log" / ".1.json.draft").write_text('{"added": [')
 
     assert offsets_in(tmp_path) == both(range(2))
     added(tmp_path, rows(range(2, 4)))
     assert offsets_in(tmp_path) == both(range(4))
     assert [*(tmp_path / "_archive" / "staged").iterdir()] == []
+    assert {path.name for path in (tmp_path / "_archive" / "log").iterdir()} == {"0.json", "1.json"}
 
 
 def test_killed_after_the_entry_all_has_happened(tmp_path: Path) -> None:

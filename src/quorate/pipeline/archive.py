@@ -36,8 +36,8 @@ from quorate.client.proving import shown
 from quorate.core.errors import LocalProtocolError, QuorateError
 from quorate.crypto.merkle import HASH_BYTES, inclusion_in_runs
 from quorate.crypto.proofs import Keys, Proof, verify
+from quorate.pipeline.places import file_system
 from quorate.pipeline.proofs import written
-from quorate.pipeline.quarantine import file_system
 
 LOG = "_archive/log"
 STAGED = "_archive/staged"

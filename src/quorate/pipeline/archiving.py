@@ -16,7 +16,6 @@ into a larger one, and exchanges them with one entry.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -40,7 +39,7 @@ from quorate.pipeline.archive import (
     Next,
     View,
 )
-from quorate.pipeline.quarantine import file_system
+from quorate.pipeline.places import file_system, is_there, remove_drafts, save_first, sync
 
 # Rows are put together to groups of this size before they are written.
 GROUP_BYTES = 16 * 1024 * 1024
@@ -60,9 +59,10 @@ class Archiver:
         if view.entries:
             self._bring(self.archive.entry(view.entries - 1))
         staged = f"{self._root}/{STAGED}"
-        if self._files.get_file_info(staged).type is not fs.FileType.NotFound:
+        if is_there(self._files, staged):
             # What tasks wrote that were given up.
             self._files.delete_dir_contents(staged)
+        remove_drafts(self._files, f"{self._root}/{LOG}")
         return view
 
     def add(self, files: list[File]) -> None:
@@ -105,11 +105,11 @@ class Archiver:
         """Old files go before new ones come: who looks at the directory sees no row twice."""
         for file in entry.removed:
             path = f"{self._root}/{file.path}"
-            if self._files.get_file_info(path).type is not fs.FileType.NotFound:
+            if is_there(self._files, path):
                 self._files.delete_file(path)
         for file in entry.added:
             path, staged = f"{self._root}/{file.path}", f"{self._root}/{file.staged}"
-            if self._files.get_file_info(path).type is fs.FileType.NotFound:
+            if not is_there(self._files, path):
                 self._files.create_dir(path.rpartition("/")[0], recursive=True)
                 try:
                     self._files.move(staged, path)
@@ -118,29 +118,16 @@ class Archiver:
                         f"the archive {self.archive.directory} lacks {file.path}, which became "
                         "part of it last; somebody else moved or removed it"
                     ) from None
-                _sync(self._files, path.rpartition("/")[0])
+                sync(self._files, path.rpartition("/")[0])
 
     def _save(self, number: int, entry: Entry) -> None:
         """The whole of it or nothing, and nothing where there is one of this number."""
-        directory = f"{self._root}/{LOG}"
-        self._files.create_dir(directory, recursive=True)
-        path, draft = f"{directory}/{number}.json", f"{directory}/.{secrets.token_hex(8)}"
-        with self._files.open_output_stream(draft) as file:
-            file.write(msgspec.json.encode(entry))
-        _sync(self._files, draft)
-        if isinstance(self._files, fs.LocalFileSystem):
-            try:
-                os.link(draft, path)
-            except FileExistsError:
-                raise ArchiveError(
-                    f"somebody else adds to the archive {self.archive.directory} at the same "
-                    "time; one query at a time may"
-                ) from None
-            finally:
-                os.unlink(draft)
-        else:
-            self._files.move(draft, path)
-        _sync(self._files, directory)
+        path = f"{self._root}/{LOG}/{number}.json"
+        if not save_first(self._files, path, msgspec.json.encode(entry)):
+            raise ArchiveError(
+                f"somebody else adds to the archive {self.archive.directory} at the same time; "
+                "one query at a time may"
+            )
 
 
 def whole_path(directory: str) -> str:
@@ -273,7 +260,7 @@ class _Writer:
         self._flush()
         self._writer.close()
         path = f"{self._root}/{self._staged}"
-        _sync(self._files, path)
+        sync(self._files, path)
         topic, partition, date = self._key
         name = f"{partition}-{self._first}-{self._token}.parquet"
         return File(
@@ -309,13 +296,3 @@ def _divided(
     for start, end in pairwise(bounds):
         topic, partition, day = (key[start].as_py() for key in keys)
         yield topic, partition, day.isoformat(), part.slice(start, end - start)
-
-
-def _sync(files: fs.FileSystem, path: str) -> None:
-    """On a disk of our own, have it written before anything rests on it."""
-    if isinstance(files, fs.LocalFileSystem):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

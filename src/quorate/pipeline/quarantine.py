@@ -5,12 +5,11 @@ A task that runs again writes the same file again.
 """
 
 import base64
-import re
 
 import msgspec
-from pyarrow import fs
 
 from quorate.client.ranges import UnverifiedError
+from quorate.pipeline.places import file_system
 
 
 def quarantine(directory: str, error: UnverifiedError) -> None:
@@ -23,14 +22,6 @@ def quarantine(directory: str, error: UnverifiedError) -> None:
     ]
     with filesystem.open_output_stream(f"{path}/{_name(error)}.jsonl") as file:
         file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-
-
-def file_system(directory: str) -> tuple[fs.FileSystem, str]:
-    """Where a directory is, by its path or by an address that Arrow knows (s3:, hdfs:, gs:)."""
-    if re.match(r"[a-z][a-z0-9+.-]+:", directory):
-        filesystem, path = fs.FileSystem.from_uri(directory)
-        return filesystem, path
-    return fs.LocalFileSystem(), directory
 
 
 def _name(error: UnverifiedError) -> str:

@@ -15,8 +15,6 @@ follows from it to the byte (`client/resuming.py`), and replicas take each numbe
 It may be any place that Arrow knows, if the driver and all executors share it.
 """
 
-import contextlib
-import os
 import secrets
 from collections.abc import Iterator
 from typing import TypeVar
@@ -28,7 +26,7 @@ from pyarrow import fs, ipc
 from quorate.client.resuming import SECRET_BYTES
 from quorate.core.errors import ConfigError, QuorateError
 from quorate.core.ids import SESSION_MAX
-from quorate.pipeline.quarantine import file_system
+from quorate.pipeline.places import file_system, is_there, remove_drafts, save, save_first, sync
 
 # By topic and partition, the number of the next batch.
 Numbers = dict[str, dict[int, int]]
@@ -86,7 +84,7 @@ class Staging:
             stream.write_batch(first)
             for part in parts:
                 stream.write_batch(part)
-        self._sync(f"{self._root}/{name}")
+        sync(self._files, f"{self._root}/{name}")
         return name
 
     # On the driver
@@ -131,11 +129,8 @@ class Staging:
 
     def collect(self, through: int) -> None:
         """Remove what is left of batches up to this one, also of tasks that were given up."""
+        remove_drafts(self._files, self._root)
         for info in self._files.get_file_info(fs.FileSelector(self._root, allow_not_found=True)):
-            if info.base_name.startswith("."):
-                # Whoever was about to write it was killed.
-                self._files.delete_file(info.path)
-                continue
             kind, _, number = info.base_name.removesuffix(".json").rpartition("-")
             if not number.isdecimal() or int(number) > through:
                 continue
@@ -148,11 +143,11 @@ class Staging:
         """These files are of no use any more; some may be gone already."""
         for name in names:
             path = f"{self._root}/{name}"
-            if self._files.get_file_info(path).type is not fs.FileType.NotFound:
+            if is_there(self._files, path):
                 self._files.delete_file(path)
 
     def remove_all(self) -> None:
-        if self._files.get_file_info(self._root).type is not fs.FileType.NotFound:
+        if is_there(self._files, self._root):
             self._files.delete_dir(self._root)
 
     def parts(self, manifest: Manifest) -> Iterator[pyarrow.RecordBatch]:
@@ -163,7 +158,7 @@ class Staging:
 
     def _load(self, name: str, kind: type[_Kind]) -> _Kind | None:
         path = f"{self._root}/{name}"
-        if self._files.get_file_info(path).type is fs.FileType.NotFound:
+        if not is_there(self._files, path):
             return None
         with self._files.open_input_stream(path) as file:
             data = file.read()
@@ -173,43 +168,12 @@ class Staging:
             raise QuorateError(f"{path} is not what was written there: {error}") from None
 
     def _save(self, name: str, content: msgspec.Struct) -> None:
-        """The whole of it or nothing: what is there under this name was written to its end."""
-        self._files.move(self._draft(name, content), f"{self._root}/{name}")
-        self._sync(self._root)
+        save(self._files, f"{self._root}/{name}", msgspec.json.encode(content))
 
     def _first(self, name: str, content: _Kind) -> _Kind:
-        """Of all who save something under this name for the first time, what one of them saved.
-
-        Places other than a disk of our own have no way to tell who came first. There, it must be
-        seen to that a driver has ended before the next one starts, as those do who run a cluster.
-        """
-        draft, path = self._draft(name, content), f"{self._root}/{name}"
-        if isinstance(self._files, fs.LocalFileSystem):
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, path)
-            os.unlink(draft)
-        elif self._files.get_file_info(path).type is fs.FileType.NotFound:
-            self._files.move(draft, path)
-        else:
-            self._files.delete_file(draft)
-        self._sync(self._root)
+        """Of all who save something under this name for the first time, what one of them saved."""
+        if save_first(self._files, f"{self._root}/{name}", msgspec.json.encode(content)):
+            return content
         found = self._load(name, type(content))
         assert found is not None
         return found
-
-    def _draft(self, name: str, content: msgspec.Struct) -> str:
-        self._files.create_dir(self._root, recursive=True)
-        draft = f"{self._root}/.{name}.{secrets.token_hex(4)}"
-        with self._files.open_output_stream(draft) as file:
-            file.write(msgspec.json.encode(content))
-        self._sync(draft)
-        return draft
-
-    def _sync(self, path: str) -> None:
-        """On a disk of our own, have it written before anything rests on it."""
-        if isinstance(self._files, fs.LocalFileSystem):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
