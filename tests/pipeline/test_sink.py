@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import seeing
 from clusters import TestCluster, running_cluster
-from quorate.client import Producer
+from quorate.client import Consumer, Producer
 from quorate.client.producer import partition_of
-from quorate.client.ranges import RangeReader
+from seeing import IN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-IN, OUT, OTHER = "in", "out", "other"
+OUT, OTHER = "out", "other"
 TOPICS: dict[str, dict[str, object]] = {
     IN: {"order": "total", "validated": True},
     OUT: {"order": "total", "validated": True, "partitions": 3},
@@ -26,18 +27,7 @@ TOPICS: dict[str, dict[str, object]] = {
     "live": {"broadcast": "vote"},
 }
 ROWS = 2000
-# A driver of its own, which reads, changes and publishes until it is through, or is killed.
-DRIVER = """
-import sys
-from quorate.pipeline.session import session
-cluster, checkpoint, topic = sys.argv[1:]
-spark = session("local[2]", settings={"spark.driver.memory": "1g"})
-given = {"cluster": cluster, "identity": "bob"}
-rows = spark.readStream.format("quorate").options(topics="in", max_rows="500", **given).load()
-query = rows.selectExpr("key", "concat('seen ', cast(value as string)) as value").writeStream
-query = query.format("quorate").options(topic=topic, checkpointLocation=checkpoint, **given)
-query.trigger(availableNow=True).start().awaitTermination()
-"""
+PATIENCE_S = 180.0
 
 
 @pytest.fixture(scope="module")
@@ -112,28 +102,30 @@ def test_a_driver_that_is_killed_goes_on_and_publishes_each_row_once(
     spark: "SparkSession", cluster: TestCluster, tmp_path: Path
 ) -> None:
     before = len(published(spark, cluster, OTHER))
-    checkpoint = str(tmp_path / "checkpoint")
-    command = [sys.executable, "-c", DRIVER, str(cluster.directory), checkpoint, OTHER]
-    driver = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
-    asyncio.run(some_more(cluster, OTHER, driver))
-    driver.kill()
-    driver.communicate()
+    given = str(cluster.directory), str(tmp_path / "checkpoint"), OTHER
+    command = [sys.executable, seeing.__file__, *given]
+    asyncio.run(killed_when_it_has_published(cluster, OTHER, command))
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    seeing.see(spark, *given)
 
-    assert done.returncode == 0, done.stderr
     rows = published(spark, cluster, OTHER)
     values = Counter(bytes(row.value) for row in rows if bytes(row.value).startswith(b"seen"))
     assert values == Counter(b"seen %d" % number for number in range(ROWS))
     assert len(rows) == before + ROWS
 
 
-async def some_more(cluster: TestCluster, topic: str, driver: "subprocess.Popen[bytes]") -> None:
-    """Wait until something was published; nobody is through by then."""
-    async with RangeReader(cluster.directory, "bob") as reader, asyncio.timeout(180):
-        before = await reader.end(topic, 0)
-        while await reader.end(topic, 0) < before + 1:
+async def killed_when_it_has_published(at: TestCluster, topic: str, command: list[str]) -> None:
+    """Run a driver until something of it arrives; nobody is through by then."""
+    async with Consumer(at.directory, "bob") as consumer:
+        consumer.subscribe([topic])
+        await consumer.subscribed()
+        driver = subprocess.Popen(command, stderr=subprocess.PIPE)  # noqa: ASYNC220
+        try:
+            assert await consumer.poll(timeout_s=PATIENCE_S) is not None
             assert driver.poll() is None, "it ended before it could be killed"
+        finally:
+            driver.kill()
+            driver.communicate()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 import asyncio
 import shutil
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from clusters import quorate, quorate_process
+from clusters import quorate, quorate_process, until
 from quorate.client import Consumer, Producer
 from quorate.runtime.ports import free_ports
 
@@ -49,7 +50,16 @@ def test_parties_that_share_only_public_files_form_a_cluster(tmp_path: Path) -> 
         for name in REPLICAS:
             arguments = ("replica", name, "run", "--directory", tmp_path / name)
             stack.enter_context(quorate_process(*arguments))
+        until(lambda: all(map(_is_up, ports)))
         assert asyncio.run(asyncio.wait_for(_send(tmp_path), 30)) == b"hello"
+
+
+def _is_up(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 async def _send(folder: Path) -> bytes | None:
