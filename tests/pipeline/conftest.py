@@ -34,6 +34,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
         settings={
             "spark.driver.memory": "1g",
             "spark.sql.shuffle.partitions": "2",
+            # Queries of a few rows are over before what is compiled for them pays.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.driver.extraJavaOptions": QUICK_TO_START,
         },
         log_directory=tmp_path_factory.mktemp("spark-logs"),

@@ -365,6 +365,20 @@ def test_a_replica_that_is_down_is_named_and_the_others_are_enough(
     assert lines[-1] == "All is well with cluster local."
 
 
+def test_with_too_few_replicas_the_audit_cannot_be_finished(audited: Audited) -> None:
+    for name in ("r1", "r2"):
+        audited.cluster.launcher.stop(name)
+    try:
+        ended = JOB.run(audited.pipes(), AuditConfig(topics=("sealed",)))
+    finally:
+        audited.cluster.revive()
+
+    assert ended.code == 3
+    of_replicas = [line for line in ended.lines if "did not answer" in line]
+    assert [line.split()[0] for line in of_replicas] == ["r1", "r2"]
+    assert not any("All is well" in line for line in ended.lines)
+
+
 def test_a_store_that_was_altered_and_a_producer_that_signed_twice_are_named(
     audited: Audited,
 ) -> None:

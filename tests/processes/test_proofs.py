@@ -256,6 +256,7 @@ def keys_of_before(name: str) -> dict[str, Any]:
 
 
 LIES = [["content"], ["sequence"], ["publisher"], []]
+ROUNDS_MAX = 5
 
 
 @pytest.mark.parametrize("fields", LIES, ids=["content", "sequence", "publisher", "anything"])
@@ -276,7 +277,11 @@ def test_a_replica_that_lies_neither_prevents_nor_forges_a_proof_and_is_named(
                 assert batch.endswith(b"true")
 
     reports: dict[str, int] = {}
-    asyncio.run(story())
+    for _ in range(ROUNDS_MAX):
+        asyncio.run(story())
+        # What is altered may be drawn, and be something that does no harm here.
+        if any("bad-proof" in kind for kind in reports):
+            break
     assert any("bad-proof" in kind for kind in reports), reports
 
 

@@ -2,8 +2,7 @@
 
 The process becomes pytest, so that its exit code, its closing line and its answer to Ctrl-C
 are its own. Tests that start real replicas carry `@pytest.mark.xdist_group("processes")`:
-they run one after another on one worker, while the others use the rest of the machine. There is one
-worker more than there are cores, because those who wait for processes leave some of a core unused.
+they run one after another on one worker, while the others use the rest of the machine.
 """
 
 import os
@@ -33,7 +32,7 @@ def test(context: typer.Context) -> None:
     """
     root = _source_checkout()
     _require_tools()
-    workers = min(max((os.cpu_count() or 1) + 1, WORKERS_MIN), WORKERS_MAX)
+    workers = min(max(os.cpu_count() or 1, WORKERS_MIN), WORKERS_MAX)
     parallel = ["-n", str(workers), "--dist", "loadgroup"]
     os.chdir(root)
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *parallel, *context.args])

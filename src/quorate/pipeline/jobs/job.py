@@ -10,9 +10,10 @@ A `BatchJob` ends by itself: `run` comes back when its work is done, with what t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+# What Spark says of a query that has yet to start what it reads from.
+INITIALIZING: Final = "Initializing sources"
+SOURCE_S_MAX: Final = 20.0
+LOOK_EVERY_S: Final = 0.05
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +78,20 @@ class Pipes:
             writer = writer.trigger(availableNow=True)
         elif self.every is not None:
             writer = writer.trigger(processingTime=self.every)
-        return writer.start()
+        query = writer.start()
+        _wait_for_its_source(query)
+        return query
+
+
+def _wait_for_its_source(query: StreamingQuery) -> None:
+    """Spark starts a Python process for each query, and gives it ten seconds: one after the other,
+    so that those of a job with many queries do not keep each other from starting."""
+    deadline_s = time.monotonic() + SOURCE_S_MAX
+    while query.isActive and query.status["message"] == INITIALIZING:
+        if time.monotonic() > deadline_s:
+            # It says itself what it lacks, if it ends for that.
+            return
+        time.sleep(LOOK_EVERY_S)
 
 
 @dataclass(frozen=True)
