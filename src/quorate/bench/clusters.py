@@ -28,7 +28,7 @@ from quorate.runtime.ports import is_free
 
 # Below the ports that systems give to outgoing connections: while a replica is down, the port
 # that it will want again must not go to somebody who dials.
-_PORTS = range(12_000, 31_000, 10)
+_PORTS = range(20_000, 31_000, 10)
 _PORT_ATTEMPTS = 50
 _DOWN_SECONDS = 1.0
 _UP_SECONDS = 2.0
