@@ -89,8 +89,15 @@ class StandaloneCluster:
     _page: str
 
     def alive(self) -> int:
-        """How many workers the master counts on."""
-        with contextlib.suppress(OSError), urllib.request.urlopen(self._page, timeout=5) as answer:
+        """How many workers the master counts on; none while it starts.
+
+        A master that has just begun to listen answers every address with its front page, until
+        it has the page asked for: that is no JSON, and it counts on nobody yet.
+        """
+        with (
+            contextlib.suppress(OSError, json.JSONDecodeError),
+            urllib.request.urlopen(self._page, timeout=5) as answer,
+        ):
             state: dict[str, Any] = json.load(answer)
             return int(state["aliveworkers"])
         return 0
