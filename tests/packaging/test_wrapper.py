@@ -83,3 +83,15 @@ def test_a_set_up_that_fails_says_why_and_leaves_nothing_behind(checkout: Path) 
     assert result.stderr.startswith("Setting up Quorate in .venv")
     assert "No matching distribution found" in result.stderr
     assert sorted(checkout.iterdir()) == before
+
+
+@pytest.mark.skipif(not (ROOT / ".venv/quorate-stamp").exists(), reason="needs to be set up")
+def test_what_python_compiles_is_kept_even_where_it_should_not_be_kept_beside_sources(
+    tmp_path: Path,
+) -> None:
+    told = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+
+    result = call(ROOT / "quorate", "--version", **told)
+
+    assert result.returncode == 0, result.stderr
+    assert [*tmp_path.rglob("src/quorate/cli/main.*.pyc")]
