@@ -1,4 +1,9 @@
-"""One Spark for all tests of the pipeline: to start it takes longer than most of them."""
+"""One Spark for all tests of the pipeline: to start it takes longer than most of them.
+
+It is a standalone cluster of several processes, so that every job and both ends of a topic are
+tried on one. What runs on a local master is what the command line, the demo and the tests of Java
+start.
+"""
 
 import os
 from collections.abc import Iterator
@@ -8,6 +13,8 @@ import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from standalone import StandaloneCluster
 
 # What runs for seconds gains nothing from what the better compiler takes time for. Drivers that are
 # processes of their own and what runs a Spark cluster have it from here.
@@ -24,20 +31,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+def standalone() -> Iterator["StandaloneCluster"]:
+    """Two workers, with room for a driver beside the one that all tests share."""
+    from standalone import standalone_cluster
+
+    with standalone_cluster(workers=2, drivers=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def spark(
+    standalone: "StandaloneCluster", tmp_path_factory: pytest.TempPathFactory
+) -> Iterator["SparkSession"]:
     from quorate.pipeline.session import session
 
     before = dict(os.environ)
     made = session(
-        "local[2]",
+        standalone.url,
         app_name="tests",
         settings={
+            **standalone.settings,
             "spark.driver.memory": "1g",
             "spark.sql.shuffle.partitions": "2",
             # Queries of a few rows are over before what is compiled for them pays.
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-            "spark.driver.extraJavaOptions": QUICK_TO_START,
         },
         log_directory=tmp_path_factory.mktemp("spark-logs"),
     )

@@ -2,8 +2,6 @@
 
 import asyncio
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,6 +38,7 @@ from quorate.protocol.ordering.ranges import RangeProof, Settled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 VALIDATED, VOTES, CRASH = "validated", "votes", "crash"
 TOPICS: dict[str, dict[str, object]] = {
@@ -53,26 +52,6 @@ COMPRESSED = 4
 TIME_US = 1_700_000_000_000_000
 DAY_US = 86_400_000_000
 PATIENCE_S = 120.0
-
-DRIVER = """
-import sys
-
-from quorate.pipeline.jobs.archive import JOB, ArchiveConfig
-from quorate.pipeline.jobs.job import Pipes
-from quorate.pipeline.session import session
-
-cluster, directory, checkpoint, *topics = sys.argv[1:]
-options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-settings = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": options}
-pipes = Pipes(
-    spark=session("local[1]", settings=settings),
-    cluster=cluster, identity="bob", checkpoint=checkpoint, available_now=True,
-)
-config = ArchiveConfig(
-    topics=tuple(topics), directory=directory, rows_at_once=40, compaction=False
-)
-JOB.start(pipes, config)[0].awaitTermination()
-"""
 
 
 def event_of(topic: str, partition: int, number: int, index: int) -> Event:
@@ -119,45 +98,40 @@ class Archived:
 
 @pytest.fixture(scope="module")
 def archived(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Archived:
-    """The work of three drivers: one was killed, and one has lost its checkpoint."""
+    """The work of three jobs: one was stopped in the middle, and one has lost its checkpoint."""
     folder = tmp_path_factory.mktemp("archives")
     found = Archived(folder / "cluster.toml", folder / "archive")
     with running_cluster(topics=TOPICS) as cluster:
         shutil.copy(cluster.directory / "cluster.toml", found.keys_file)
         asyncio.run(fill(cluster))
-        kill_in_the_middle(cluster, found.directory, folder / "checkpoint")
-        go_on(spark, cluster, found.directory, folder / "checkpoint")
-        go_on(spark, cluster, found.directory, folder / "another checkpoint")
+        query = start(spark, cluster, found.directory, folder / "checkpoint", available_now=False)
+        until(lambda: Archive(str(found.directory)).numbers(), seconds=PATIENCE_S)
+        query.stop()
+        for name in ("checkpoint", "another checkpoint"):
+            start(spark, cluster, found.directory, folder / name).awaitTermination()
     return found
 
 
-def kill_in_the_middle(cluster: TestCluster, directory: Path, checkpoint: Path) -> None:
-    """At its first entry, so that Spark most likely does not know yet that this batch is done."""
-    places = [str(each) for each in (cluster.directory, directory, checkpoint)]
-    with subprocess.Popen([sys.executable, "-c", DRIVER, *places, *TOPICS]) as driver:
-        try:
-            until(
-                lambda: Archive(str(directory)).numbers() or driver.poll() is not None,
-                seconds=PATIENCE_S,
-            )
-        finally:
-            driver.kill()
-    assert driver.returncode == -9, "it came to its end before it was killed"
-
-
-def go_on(spark: "SparkSession", cluster: TestCluster, directory: Path, checkpoint: Path) -> None:
+def start(
+    spark: "SparkSession",
+    cluster: TestCluster,
+    directory: Path,
+    checkpoint: Path,
+    *,
+    available_now: bool = True,
+) -> "StreamingQuery":
     pipes = Pipes(
         spark=spark,
         cluster=str(cluster.directory),
         identity="bob",
         checkpoint=str(checkpoint),
-        available_now=True,
+        available_now=available_now,
     )
     config = ArchiveConfig(
         topics=tuple(TOPICS), directory=str(directory), rows_at_once=40, compaction=False
     )
     (query,) = JOB.start(pipes, config)
-    query.awaitTermination()
+    return query
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
@@ -177,7 +151,9 @@ def events_of(directory: Path) -> dict[tuple[str, int], list[Event]]:
     return found
 
 
-def test_each_row_is_archived_once_though_the_driver_was_killed(archived: Archived) -> None:
+def test_each_row_is_archived_once_though_the_job_was_stopped_and_lost_its_checkpoint(
+    archived: Archived,
+) -> None:
     assert events_of(archived.directory) == expected()
 
 

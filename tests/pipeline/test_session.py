@@ -20,6 +20,7 @@ from quorate.pipeline.session import (
     session,
 )
 from quorate.runtime.ports import free_ports
+from standalone import StandaloneCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,13 +129,15 @@ def test_its_messages_are_in_a_file_and_not_on_the_terminal(
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_session_that_runs_is_handed_out_again(spark: "SparkSession") -> None:
-    assert session("local[2]").sparkContext is spark.sparkContext
+def test_the_session_that_runs_is_handed_out_again(
+    spark: "SparkSession", standalone: StandaloneCluster
+) -> None:
+    assert session(standalone.url).sparkContext is spark.sparkContext
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_second_session_elsewhere_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"has a Spark session on local\[2\] already"):
+def test_a_second_session_elsewhere_is_refused(standalone: StandaloneCluster) -> None:
+    with pytest.raises(ConfigError, match=f"has a Spark session on {standalone.url} already"):
         session("local[1]")
 
 

@@ -1,8 +1,6 @@
 """Topics are a sink for Spark: every row is published once, in its partition."""
 
 import asyncio
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,24 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import seeing
 from clusters import TestCluster, running_cluster
-from quorate.client import Consumer, Producer
+from quorate.client import Producer
 from quorate.client.producer import partition_of
-from seeing import IN
+from reading import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-OUT, OTHER = "out", "other"
+IN, OUT, OTHER = "in", "out", "other"
 TOPICS: dict[str, dict[str, object]] = {
     IN: {"order": "total", "validated": True},
     OUT: {"order": "total", "validated": True, "partitions": 3},
     OTHER: {"order": "total"},
     "live": {"broadcast": "vote"},
 }
-ROWS = 2000
-PATIENCE_S = 180.0
+ROWS, ROWS_AT_ONCE = 2000, 500
 
 
 @pytest.fixture(scope="module")
@@ -98,34 +94,25 @@ def test_a_frame_with_a_name_is_published_once_however_often_it_is_written(
     )
 
 
-def test_a_driver_that_is_killed_goes_on_and_publishes_each_row_once(
+def test_a_query_that_is_stopped_goes_on_and_publishes_each_row_once(
     spark: "SparkSession", cluster: TestCluster, tmp_path: Path
 ) -> None:
     before = len(published(spark, cluster, OTHER))
-    given = str(cluster.directory), str(tmp_path / "checkpoint"), OTHER
-    command = [sys.executable, seeing.__file__, *given]
-    asyncio.run(killed_when_it_has_published(cluster, OTHER, command))
+    given = {"cluster": str(cluster.directory), "identity": "bob"}
+    reader = spark.readStream.format("quorate").options(topics=IN, **given)
+    rows = reader.option("max_rows", str(ROWS_AT_ONCE)).load()
+    seen = rows.selectExpr("key", "concat('seen ', cast(value as string)) as value").writeStream
+    seen = seen.format("quorate").options(topic=OTHER, checkpointLocation=str(tmp_path), **given)
 
-    seeing.see(spark, *given)
+    query = seen.start()
+    wait_for(cluster.directory, OTHER, before + 1)
+    query.stop()
+    seen.trigger(availableNow=True).start().awaitTermination()
 
-    rows = published(spark, cluster, OTHER)
-    values = Counter(bytes(row.value) for row in rows if bytes(row.value).startswith(b"seen"))
+    found = published(spark, cluster, OTHER)
+    values = Counter(bytes(row.value) for row in found if bytes(row.value).startswith(b"seen"))
     assert values == Counter(b"seen %d" % number for number in range(ROWS))
-    assert len(rows) == before + ROWS
-
-
-async def killed_when_it_has_published(at: TestCluster, topic: str, command: list[str]) -> None:
-    """Run a driver until something of it arrives; nobody is through by then."""
-    async with Consumer(at.directory, "bob") as consumer:
-        consumer.subscribe([topic])
-        await consumer.subscribed()
-        driver = subprocess.Popen(command, stderr=subprocess.PIPE)  # noqa: ASYNC220
-        try:
-            assert await consumer.poll(timeout_s=PATIENCE_S) is not None
-            assert driver.poll() is None, "it ended before it could be killed"
-        finally:
-            driver.kill()
-            driver.communicate()
+    assert len(found) == before + ROWS
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Jobs on a Spark cluster of several processes, none of which lives to see the end.
 
-Workers have no package of their own: it is sent to them.
+A driver is a process of its own, and sends the package to its executors. When all workers and then
+the driver were killed, the Spark that the tests share goes on with what is in the checkpoints.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow
@@ -23,11 +25,16 @@ from naive_trading import orders_of
 from quorate.client import Producer
 from quorate.pipeline.archive import Archive
 from quorate.pipeline.data.ticks import Market, draw
+from quorate.pipeline.jobs import archive, trading
+from quorate.pipeline.jobs.archive import ArchiveConfig
+from quorate.pipeline.jobs.job import Pipes
 from quorate.pipeline.jobs.rules import Rule
+from quorate.pipeline.jobs.trading import TradingConfig
 from reading import everything_on, wait_for
-from standalone import PATIENCE_S, StandaloneCluster, standalone_cluster
+from standalone import PATIENCE_S, StandaloneCluster
 
-pytestmark = pytest.mark.xdist_group("spark")
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PRICES, LINES, ORDERS = "prices", "lines", "orders"
 TOPICS: dict[str, dict[str, object]] = {
@@ -41,7 +48,7 @@ RULES = (
 )
 LATENESS_US = 2_000_000
 
-# Runs both jobs until it is told to end, and then says where executors have the package from.
+# Says where executors have the package from, and then runs both jobs for as long as it lives.
 DRIVER = """
 import json, sys, threading
 
@@ -55,29 +62,16 @@ from quorate.pipeline.session import session
 
 given = json.loads(sys.argv[1])
 spark = session(given["master"], settings=given["settings"], ship_package=True)
+tasks = spark.sparkContext.parallelize(range(4), 4)
+print(json.dumps(tasks.map(lambda _: quorate.__file__).distinct().collect()), flush=True)
 pipes = Pipes(
     spark=spark, cluster=given["cluster"], identity="bob", checkpoint=given["checkpoint"]
 )
 queries = []
 for job in (archive.JOB, trading.JOB):
     queries += job.start(pipes, msgspec.convert(given[job.name], job.config))
-stopping = threading.Event()
-
-def listen():
-    sys.stdin.read()
-    stopping.set()
-
-threading.Thread(target=listen, daemon=True).start()
-follow(queries, stopping, lambda progress: None)
-tasks = spark.sparkContext.parallelize(range(4), 4)
-print(json.dumps(tasks.map(lambda _: quorate.__file__).distinct().collect()))
+follow(queries, threading.Event(), lambda progress: None)
 """
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[StandaloneCluster]:
-    with standalone_cluster(workers=2, cores=1) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +80,37 @@ def cluster() -> Iterator[TestCluster]:
         yield running
 
 
+@dataclass(frozen=True)
+class Task:
+    """What the jobs are told, whoever runs them."""
+
+    cluster: TestCluster
+    directory: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.directory / "checkpoint"
+
+    @property
+    def archive(self) -> ArchiveConfig:
+        directory = str(self.directory / "archive")
+        return ArchiveConfig(topics=(PRICES, LINES), directory=directory, rows_at_once=400)
+
+    @property
+    def trading(self) -> TradingConfig:
+        return TradingConfig(rules=RULES)
+
+
 @dataclass
 class Driver:
     """The driver while it runs, and how many ticks were published for its jobs."""
 
-    cluster: TestCluster
-    directory: Path
+    task: Task
     process: "subprocess.Popen[str]"
     published: int = 0
 
     def publish(self, ticks: pyarrow.Table) -> None:
-        asyncio.run(_publish(self.cluster, ticks, self.published))
+        asyncio.run(_publish(self.task.cluster, ticks, self.published))
         self.published += ticks.num_rows
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -105,14 +119,13 @@ class Driver:
 
     def until_archived(self) -> None:
         """All ticks, and the lines beside them."""
-        archive = Archive(str(self.directory / "archive"))
+        archive = Archive(self.task.archive.directory)
         self.until(lambda: sum(file.rows for file in archive.view().files) >= 2 * self.published)
 
     def is_at_work(self, query: str) -> bool:
         """Whether a batch of a query has begun and has not ended."""
-        checkpoint = self.directory / "checkpoint" / query
         begun, ended = (
-            {path.name for path in (checkpoint / log).glob("[0-9]*")}
+            {path.name for path in (self.task.checkpoint / query / log).glob("[0-9]*")}
             for log in ("offsets", "commits")
         )
         return len(begun) > len(ended)
@@ -128,32 +141,39 @@ async def _publish(cluster: TestCluster, ticks: pyarrow.Table, first: int) -> No
         await producer.flush()
 
 
-def test_archives_and_orders_have_each_row_once_though_workers_are_killed(
-    workers: StandaloneCluster, cluster: TestCluster, tmp_path: Path
+def test_archives_and_orders_have_each_row_once_though_workers_and_the_driver_are_killed(
+    spark: "SparkSession", standalone: StandaloneCluster, cluster: TestCluster, tmp_path: Path
 ) -> None:
     market = draw(Market(seed=3, seconds=110, interval_ms=400, late=0.1, too_late=0.01)).table
-    size = -(-market.num_rows // 3)
+    size = -(-market.num_rows // 4)
     wanted = orders_of(market, RULES, LATENESS_US)
+    task = Task(cluster, tmp_path)
 
-    with driven(workers, cluster, tmp_path) as driver:
-        driver.publish(market.slice(0, size))
-        driver.until_archived()
-        for number, query in enumerate(("archive", "trading"), 1):
+    with driven(standalone, task) as driver:
+        assert driver.process.stdout is not None
+        # Executors have the package that was sent to them, and not one that happened to be there.
+        packages = json.loads(driver.process.stdout.readline())
+        assert packages
+        assert all(".zip/quorate/" in package for package in packages)
+        for number, query in enumerate(("archive", "trading")):
             driver.publish(market.slice(number * size, size))
             driver.until(partial(driver.is_at_work, query))
-            killed = workers.workers[number - 1]
+            killed = standalone.workers[number]
             killed.kill()
             driver.until_archived()
             killed.start()
-            driver.until(lambda: workers.alive() == 2)
-        wait_for(cluster.directory, ORDERS, len(wanted))
-        out, _ = driver.process.communicate(timeout=PATIENCE_S)
+            driver.until(lambda: standalone.alive() == 2)
+        known = len(everything_on(cluster.directory, ORDERS))
+        driver.publish(market.slice(2 * size, size))
+        # Most likely, Spark does not know yet that what is published now is done.
+        wait_for(cluster.directory, ORDERS, known + 1)
+        driver.process.kill()
+        driver.publish(market.slice(3 * size))
+    until(lambda: standalone.drivers() == 1, seconds=PATIENCE_S)
+    go_on(spark, task)
 
-    assert driver.process.returncode == 0
-    # Executors have the package that was sent to them, and not one that happened to be there.
-    assert all(".zip/quorate/" in package for package in json.loads(out))
     lines = [b"line %d" % number for number in range(market.num_rows)]
-    rows = Archive(str(tmp_path / "archive")).table(columns=["value"])
+    rows = Archive(task.archive.directory).table(columns=["value"])
     assert Counter(rows["value"].to_pylist()) == Counter([*market["value"].to_pylist(), *lines])
     names = ("rule", "watched", "at", "since", "number", "price")
     given = (json.loads(record.value) for record in everything_on(cluster.directory, ORDERS))
@@ -161,21 +181,31 @@ def test_archives_and_orders_have_each_row_once_though_workers_are_killed(
 
 
 @contextmanager
-def driven(workers: StandaloneCluster, cluster: TestCluster, directory: Path) -> Iterator[Driver]:
-    archive = {"topics": [PRICES, LINES], "directory": str(directory / "archive")}
+def driven(standalone: StandaloneCluster, task: Task) -> Iterator[Driver]:
     given = {
-        "master": workers.url,
-        "settings": workers.settings,
-        "cluster": str(cluster.directory),
-        "checkpoint": str(directory / "checkpoint"),
-        "archive": {**archive, "rows_at_once": 400},
-        "trading": {"rules": msgspec.to_builtins(RULES)},
+        "master": standalone.url,
+        "settings": standalone.settings,
+        "cluster": str(task.cluster.directory),
+        "checkpoint": str(task.checkpoint),
+        "archive": msgspec.to_builtins(task.archive),
+        "trading": msgspec.to_builtins(task.trading),
     }
     command = [sys.executable, "-c", DRIVER, json.dumps(given)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield Driver(cluster, directory, process)
+            yield Driver(task, process)
         finally:
             process.kill()
+
+
+def go_on(spark: "SparkSession", task: Task) -> None:
+    """Do what is left."""
+    pipes = Pipes(
+        spark=spark,
+        cluster=str(task.cluster.directory),
+        identity="bob",
+        checkpoint=str(task.checkpoint),
+        available_now=True,
+    )
+    for query in (*archive.JOB.start(pipes, task.archive), *trading.JOB.start(pipes, task.trading)):
+        assert query.awaitTermination(round(PATIENCE_S)), f"{query.name} did not end"

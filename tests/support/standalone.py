@@ -1,6 +1,6 @@
 """A Spark standalone cluster on the loopback: a master and workers, each a process.
 
-    with standalone_cluster(workers=2, cores=1) as cluster:
+    with standalone_cluster(workers=2, drivers=1) as cluster:
         spark = session(cluster.url, settings=cluster.settings)
         cluster.workers[0].kill()
 
@@ -29,7 +29,7 @@ from quorate.runtime.ports import free_ports
 
 HOST = "127.0.0.1"
 # The least that an executor starts with is somewhat above 450 MB.
-EXECUTOR_MEMORY = "512m"
+EXECUTOR_MB = 512
 # None of them lives long enough for what it would gain by compiling more, and cores are few.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 PATIENCE_S = 120.0
@@ -89,23 +89,34 @@ class StandaloneCluster:
     _page: str
 
     def alive(self) -> int:
-        """How many workers the master counts on; none while it starts.
+        """How many workers the master counts on; none while it starts."""
+        return int(self._state().get("aliveworkers", 0))
 
-        A master that has just begun to listen answers every address with its front page, until
-        it has the page asked for: that is no JSON, and it counts on nobody yet.
+    def drivers(self) -> int:
+        """How many programs have executors here."""
+        return len(self._state().get("activeapps", ()))
+
+    def _state(self) -> dict[str, Any]:
+        """What the master tells on its page, which it may not have yet.
+
+        When it has just begun to listen, it answers every address with its front page, and that
+        is no JSON.
         """
         with (
             contextlib.suppress(OSError, json.JSONDecodeError),
             urllib.request.urlopen(self._page, timeout=5) as answer,
         ):
             state: dict[str, Any] = json.load(answer)
-            return int(state["aliveworkers"])
-        return 0
+            return state
+        return {}
 
 
 @contextlib.contextmanager
-def standalone_cluster(*, workers: int = 2, cores: int = 1) -> Iterator[StandaloneCluster]:
-    """A cluster whose workers are all known to the master."""
+def standalone_cluster(*, workers: int, drivers: int) -> Iterator[StandaloneCluster]:
+    """A cluster whose workers are all known to the master.
+
+    Each of so many drivers at a time has an executor of one core with each of the workers.
+    """
     port, page = free_ports(2)
     url = f"spark://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="quorate-spark-") as folder, _guard() as guard:
@@ -119,7 +130,7 @@ def standalone_cluster(*, workers: int = 2, cores: int = 1) -> Iterator[Standalo
         )
         members = [
             Process(
-                _worker(url, cores, directory / f"work-{number}"),
+                _worker(url, drivers, directory / f"work-{number}"),
                 environment,
                 directory / f"worker-{number}.log",
                 guard,
@@ -127,10 +138,10 @@ def standalone_cluster(*, workers: int = 2, cores: int = 1) -> Iterator[Standalo
             for number in range(workers)
         ]
         settings = {
-            "spark.cores.max": str(workers * cores),
+            "spark.cores.max": str(workers),
             "spark.driver.extraJavaOptions": JAVA_OPTIONS,
             "spark.executor.extraJavaOptions": JAVA_OPTIONS,
-            "spark.executor.memory": EXECUTOR_MEMORY,
+            "spark.executor.memory": f"{EXECUTOR_MB}m",
         }
         cluster = StandaloneCluster(url, members, settings, f"http://{HOST}:{page}/json/")
         try:
@@ -157,10 +168,10 @@ def _environment(directory: Path) -> dict[str, str]:
     }
 
 
-def _worker(url: str, cores: int, directory: Path) -> list[str]:
+def _worker(url: str, executors: int, directory: Path) -> list[str]:
+    room = ("--cores", executors, "--memory", f"{executors * EXECUTOR_MB}m")
     # A port of its own choosing for the page that nobody looks at.
-    options = ("--webui-port", 0, "--cores", cores, "--memory", EXECUTOR_MEMORY)
-    return _class("worker.Worker", *options, "--work-dir", directory, url)
+    return _class("worker.Worker", "--webui-port", 0, *room, "--work-dir", directory, url)
 
 
 def _class(name: str, *options: object) -> list[str]:
