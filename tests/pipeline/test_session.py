@@ -1,6 +1,7 @@
 """A Spark session: where it runs, what it was told, and how it says that it cannot."""
 
 import socket
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -143,9 +144,35 @@ def test_a_second_session_elsewhere_is_refused(standalone: StandaloneCluster) ->
 
 def test_the_package_can_be_sent_along(tmp_path: Path) -> None:
     with zipfile.ZipFile(packed(tmp_path)) as archive:
-        names = archive.namelist()
+        names = set(archive.namelist())
 
-    assert {"quorate/__init__.py", "quorate/core/codec.py", "quorate/pipeline/session.py"} <= set(
-        names
+    wanted = {"quorate/__init__.py", "quorate/core/codec.py", "quorate/pipeline/patterns.toml"}
+    assert wanted <= names
+    assert not [name for name in names if "__pycache__" in name]
+
+
+@pytest.mark.parametrize("is_same_python", [True, False])
+def test_what_is_sent_along_is_compiled_for_those_who_have_the_same_python(
+    tmp_path: Path, is_same_python: bool
+) -> None:
+    """A worker with another Python has other first bytes in what it compiles, and reads sources."""
+    package = packed(tmp_path)
+    other = (
+        "" if is_same_python else "import _frozen_importlib_external as e\ne.MAGIC_NUMBER = b'-'"
     )
-    assert not [name for name in names if name.endswith(".pyc")]
+    code = f"""{other}
+import builtins, sys
+compile, compiled = builtins.compile, []
+def counted(source, name, *rest, **options):
+    compiled.append(name)
+    return compile(source, name, *rest, **options)
+builtins.compile = counted
+sys.path.insert(0, sys.argv[1])
+import quorate.core.cluster
+assert ".zip/quorate/" in quorate.__file__
+print(len([name for name in compiled if ".zip/quorate/" in name]))
+"""
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code, package], capture_output=True, text=True, check=True
+    )
+    assert (int(found.stdout) == 0) is is_same_python

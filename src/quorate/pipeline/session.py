@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import py_compile
 import re
 import socket
 import sys
@@ -25,6 +26,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -44,6 +46,7 @@ ANSWER_S_MAX: Final = 5.0
 # Each shuffle partition of a stateful query is a store of its own for as long as its checkpoint
 # lives, so Spark's 200 are too many unless somebody asked for them.
 REMOTE_PARTITIONS: Final = 16
+POLLING_DELAY: Final = "50ms"
 SPARK_LOG: Final = "spark.log"
 # What Java and Python workers write to their standard error.
 PROCESS_LOG: Final = "processes.log"
@@ -171,13 +174,31 @@ def session(
 
 
 def packed(directory: Path) -> Path:
-    """This package as a file that Python can import from, for `--py-files`."""
+    """This package as a file that Python can import from, for `--py-files`.
+
+    Beside each source is what this Python compiles from it, since nobody keeps what was compiled
+    from such a file: each worker would do it again. Another Python passes over it.
+    """
     source = Path(quorate.__file__).parent
     target = directory / f"quorate-{quorate.__version__}.zip"
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
         for path in sorted(source.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                archive.write(path, Path("quorate", path.relative_to(source)))
+            if not path.is_file() or "__pycache__" in path.parts:
+                continue
+            name = Path("quorate", path.relative_to(source))
+            archive.write(path, name)
+            if path.suffix == ".py":
+                compiled = py_compile.compile(
+                    str(path),
+                    str(Path(scratch, "compiled")),
+                    dfile=str(name),
+                    doraise=True,
+                    invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
+                )
+                archive.write(str(compiled), name.with_suffix(".pyc"))
     return target
 
 
@@ -203,6 +224,9 @@ def _defaults(master: Master, settings: Mapping[str, str]) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(master.cores or remote),
         "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        # How soon a query without anything to do asks again what is new. Spark's 10 ms cost a fifth
+        # of a core for each query that waits.
+        "spark.sql.streaming.pollingDelay": POLLING_DELAY,
         # Otherwise a query that does not end keeps whoever stops it waiting for ever.
         "spark.sql.streaming.stopTimeout": "60s",
     }
