@@ -31,7 +31,6 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
-import msgspec
 import pandas
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -47,6 +46,7 @@ from quorate.core.errors import ConfigError
 from quorate.pipeline.jobs.checks import check_lateness, check_names
 from quorate.pipeline.jobs.job import Config, Job, Pipes
 from quorate.pipeline.jobs.matching import Pattern, Run, Runs, Seen
+from quorate.pipeline.jobs.waking import Waking
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -188,8 +188,7 @@ class Matcher(StatefulProcessor):
         self._patterns = patterns
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._handle = handle
-        self._state = handle.getValueState("runs", "runs binary, timer bigint")
+        self._state = Waking(handle, "runs", Runs)
 
     def handleInputRows(  # noqa: N802
         self,
@@ -216,33 +215,12 @@ class Matcher(StatefulProcessor):
     def _go_on(
         self, key: tuple[str, bytes], seen: list[Seen], time: TimerValues
     ) -> Iterator[pandas.DataFrame]:
-        runs, timer_ms = self._read()
+        runs, timer_ms = self._state.read()
         runs.hear(seen)
         found = runs.advance(self._patterns, time.getCurrentWatermarkInMs() * 1000)
-        self._write(runs, timer_ms)
+        self._state.write(runs, runs.next_us(self._patterns), timer_ms)
         if found:
             yield pandas.DataFrame([_row(key, pattern, run) for pattern, run in found])
-
-    def _read(self) -> tuple[Runs, int | None]:
-        kept = self._state.get()
-        if kept is None:
-            return Runs(), None
-        written, timer_ms = kept
-        return msgspec.msgpack.decode(written, type=Runs), timer_ms
-
-    def _write(self, runs: Runs, old_timer_ms: int | None) -> None:
-        next_us = runs.next_us(self._patterns)
-        # A timer is due when the watermark is beyond it, and not when it is there.
-        timer_ms = None if next_us is None else -(-next_us // 1000) - 1
-        if timer_ms != old_timer_ms:
-            if old_timer_ms is not None:
-                self._handle.deleteTimer(old_timer_ms)
-            if timer_ms is not None:
-                self._handle.registerTimer(timer_ms)
-        if timer_ms is None:
-            self._state.clear()
-        else:
-            self._state.update((msgspec.msgpack.encode(runs), timer_ms))
 
 
 def _row(key: tuple[str, bytes], pattern: str, run: Run) -> dict[str, object]:

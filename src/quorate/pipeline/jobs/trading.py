@@ -22,7 +22,6 @@ after a crash, it has the same orders with the same ids, so whoever reads them c
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
 import pandas
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -38,6 +37,7 @@ from quorate.core.errors import ConfigError
 from quorate.pipeline.jobs.checks import check_lateness, check_names
 from quorate.pipeline.jobs.job import Config, Job, Pipes
 from quorate.pipeline.jobs.rules import PRICE_UNIT, Order, Rule, Watch
+from quorate.pipeline.jobs.waking import Waking
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -132,9 +132,7 @@ class Trader(StatefulProcessor):
         self._lateness_us = lateness_us
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._handle = handle
-        # One value, since each read and write is a round trip to the JVM.
-        self._state = handle.getValueState("watch", "watch binary, timer bigint")
+        self._state = Waking(handle, "watch", Watch)
 
     def handleInputRows(  # noqa: N802
         self,
@@ -161,33 +159,12 @@ class Trader(StatefulProcessor):
     def _go_on(
         self, instrument: str, ticks: list[tuple[int, int]], time: TimerValues
     ) -> Iterator[pandas.DataFrame]:
-        watch, timer_ms = self._read()
+        watch, timer_ms = self._state.read()
         watch.hear(ticks, lateness_us=self._lateness_us)
         found = watch.advance(instrument, self._rules, time.getCurrentWatermarkInMs() * 1000)
-        self._write(watch, timer_ms)
+        self._state.write(watch, watch.next_us(self._rules), timer_ms)
         if found:
             yield pandas.DataFrame([_row(order) for order in found])
-
-    def _read(self) -> tuple[Watch, int | None]:
-        kept = self._state.get()
-        if kept is None:
-            return Watch(), None
-        written, timer_ms = kept
-        return msgspec.msgpack.decode(written, type=Watch), timer_ms
-
-    def _write(self, watch: Watch, old_timer_ms: int | None) -> None:
-        next_us = watch.next_us(self._rules)
-        # A timer is due when the watermark is beyond it, and not when it is there.
-        timer_ms = None if next_us is None else -(-next_us // 1000) - 1
-        if timer_ms != old_timer_ms:
-            if old_timer_ms is not None:
-                self._handle.deleteTimer(old_timer_ms)
-            if timer_ms is not None:
-                self._handle.registerTimer(timer_ms)
-        if timer_ms is None:
-            self._state.clear()
-        else:
-            self._state.update((msgspec.msgpack.encode(watch), timer_ms))
 
 
 def _row(order: Order) -> dict[str, object]:
