@@ -23,11 +23,16 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_TO_START)
 os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", QUICK_TO_START)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks who belongs together
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever uses it runs on the worker that has it."""
+    """Whoever uses it runs on the worker that has it.
+
+    Workers are killed first of all, while nobody else has executors there that start again.
+    """
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        if {"spark", "standalone"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group("spark"))
+    items.sort(key=lambda item: item.path.name != "test_standalone.py")
 
 
 @pytest.fixture(scope="session")

@@ -142,12 +142,16 @@ async def _publish(cluster: TestCluster, ticks: pyarrow.Table, first: int) -> No
 
 
 def test_archives_and_orders_have_each_row_once_though_workers_and_the_driver_are_killed(
-    spark: "SparkSession", standalone: StandaloneCluster, cluster: TestCluster, tmp_path: Path
+    standalone: StandaloneCluster,
+    cluster: TestCluster,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     market = draw(Market(seed=3, seconds=110, interval_ms=400, late=0.1, too_late=0.01)).table
     size = -(-market.num_rows // 4)
     wanted = orders_of(market, RULES, LATENESS_US)
     task = Task(cluster, tmp_path)
+    others = standalone.drivers()
 
     with driven(standalone, task) as driver:
         assert driver.process.stdout is not None
@@ -169,8 +173,8 @@ def test_archives_and_orders_have_each_row_once_though_workers_and_the_driver_ar
         wait_for(cluster.directory, ORDERS, known + 1)
         driver.process.kill()
         driver.publish(market.slice(3 * size))
-    until(lambda: standalone.drivers() == 1, seconds=PATIENCE_S)
-    go_on(spark, task)
+    until(lambda: standalone.drivers() == others, seconds=PATIENCE_S)
+    go_on(request.getfixturevalue("spark"), task)
 
     lines = [b"line %d" % number for number in range(market.num_rows)]
     rows = Archive(task.archive.directory).table(columns=["value"])
