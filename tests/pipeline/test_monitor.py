@@ -71,6 +71,14 @@ def said(frame: DataFrame) -> list[dict[str, Any]]:
     return [json.loads(row.value) for row in frame.collect()]
 
 
+def said_by(stream: DataFrame, name: str) -> list[dict[str, Any]]:
+    """What a stream says of all that is there."""
+    writer = stream.writeStream.format("memory").queryName(name)
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(WAIT_S)
+    return said(stream.sparkSession.table(name))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Directories(Pipes):
     """Topics that are directories of Parquet files: real streams, without a cluster."""
@@ -289,11 +297,27 @@ def test_alerts_are_the_same_if_all_comes_at_once(
 ) -> None:
     write(tmp_path, recording.table(), files=1)
     stream = spark.readStream.schema(EVENTS).parquet(str(tmp_path))
-    writer = monitor.silences(stream, CONFIG).writeStream.format("memory").queryName("alerts")
-    query = writer.trigger(availableNow=True).start()
 
-    assert query.awaitTermination(WAIT_S)
-    assert sorted(map(_line, said(spark.table("alerts")))) == sorted(map(_line, job_said["alerts"]))
+    alerts = said_by(monitor.silences(stream, CONFIG), "alerts")
+
+    assert sorted(map(_line, alerts)) == sorted(map(_line, job_said["alerts"]))
+
+
+def test_a_job_that_was_slow_does_not_report_itself(
+    spark: SparkSession,
+    recording: Recording,
+    job_said: dict[str, list[dict[str, Any]]],
+    tmp_path: Path,
+) -> None:
+    """One of the hosts that fall silent is taken to be the job itself."""
+    own = next(row["host"] for row in job_said["alerts"] if row["kind"] == "back")
+    write(tmp_path, recording.table(), files=1)
+    stream = spark.readStream.schema(EVENTS).parquet(str(tmp_path))
+
+    alerts = said_by(monitor.silences(stream, CONFIG, own=own), "others")
+
+    others = [row for row in job_said["alerts"] if row["host"] != own]
+    assert sorted(map(_line, alerts)) == sorted(map(_line, others))
 
 
 def test_windows_of_a_stream_are_those_of_all_at_once_but_for_what_is_not_over(
@@ -318,11 +342,10 @@ def test_a_window_of_lines_is_over_when_time_goes_on_though_no_line_follows(
     beats = table.filter(pc.equal(table["topic"], HEARTBEATS))
     write(tmp_path, pa.concat_tables([table.slice(place, 1), beats]), files=1)
     stream = spark.readStream.schema(EVENTS).parquet(str(tmp_path))
-    writer = monitor.unknown_lines(stream, CONFIG).writeStream.format("memory").queryName("rare")
-    query = writer.trigger(availableNow=True).start()
 
-    assert query.awaitTermination(WAIT_S)
-    assert [row["template"] for row in said(spark.table("rare"))] == [first.template]
+    unknown = said_by(monitor.unknown_lines(stream, CONFIG), "rare")
+
+    assert [row["template"] for row in unknown] == [first.template]
 
 
 def _line(row: dict[str, Any]) -> str:

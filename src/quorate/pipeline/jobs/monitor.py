@@ -17,6 +17,7 @@ others than `delay_s` is too late to count.
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal, get_args
 
@@ -98,8 +99,12 @@ def unknown_lines(events: DataFrame, config: MonitorConfig) -> DataFrame:
     return _published("unknown", found, F.col("template"))
 
 
-def silences(events: DataFrame, config: MonitorConfig) -> DataFrame:
-    """Alerts and all-clears: `silent`, `back` and `forgotten`."""
+def silences(events: DataFrame, config: MonitorConfig, *, own: str | None = None) -> DataFrame:
+    """Alerts and all-clears: `silent`, `back` and `forgotten`.
+
+    `own` is the host as which this job is heard itself. Its heartbeats move time on, and come late
+    when the job is slow, which is nothing to be alarmed about.
+    """
     heard = (
         seen(events, config)
         .where("is_heartbeat")
@@ -111,6 +116,8 @@ def silences(events: DataFrame, config: MonitorConfig) -> DataFrame:
         outputMode="Append",
         timeMode="EventTime",
     )
+    if own is not None:
+        changes = changes.where(F.col("host") != own)
     value = F.to_json(F.struct("kind", "host", "since_ms", "at_ms"))
     return changes.select(
         F.col("host").cast("binary").alias("key"),
@@ -140,8 +147,9 @@ def ticks(spark: SparkSession, config: MonitorConfig) -> DataFrame:
 def start(pipes: Pipes, config: MonitorConfig) -> list[StreamingQuery]:
     both = (config.heartbeats, config.syslog)
     beats = config.heartbeats
+    own = f"{pipes.identity}/{MONITOR}"
     programs = (
-        ("silences", silences, (beats,), config.alerts),
+        ("silences", partial(silences, own=own), (beats,), config.alerts),
         ("rates", rates, both, config.metrics),
         ("balance", balance, both, config.metrics),
         ("heartbeats", heartbeats, (beats,), config.metrics),
