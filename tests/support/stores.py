@@ -489,13 +489,6 @@ def fill(disk: Disk, rounds: int = 6) -> None:
         disk.decide({LINES[0]: 2, LINES[1]: 2, LINES[2]: 1 + number % 2, LINES[3]: 1})
 
 
-def somewhere_in(begin: int, end: int) -> list[int]:
-    """Each byte near both ends of what was being written, and each seventh between."""
-    near = 64
-    between = range(begin + near, end - near, 7)
-    return [*range(begin, begin + near), *between, *range(end - near, end)]
-
-
 def journal_files(disk: Disk) -> int:
     return len(list(disk.directory.glob("journal-*")))
 
