@@ -171,6 +171,7 @@ def test_archives_and_orders_have_each_row_once_though_workers_and_the_driver_ar
         driver.publish(market.slice(2 * size, size))
         # Most likely, Spark does not know yet that what is published now is done.
         wait_for(cluster.directory, ORDERS, known + 1)
+        assert driver.process.poll() is None, "it ended before it could be killed"
         driver.process.kill()
         driver.publish(market.slice(3 * size))
     until(lambda: standalone.drivers() == others, seconds=PATIENCE_S)
