@@ -67,6 +67,34 @@ def test_no_event_moves_the_time_of_a_job_beyond_now(spark: SparkSession, tmp_pa
         assert datetime.fromtimestamp(0, UTC) < latest <= datetime.now(UTC), job
 
 
+def test_events_of_a_clock_that_is_ahead_keep_their_times_as_far_as_they_may_be_late(
+    spark: SparkSession,
+) -> None:
+    """Cut off at now, which is another moment in each batch, they would change places."""
+    lateness_us = 3_600_000_000
+    now_us = round(time.time() * 1e6)
+    ahead_us = [now_us + lateness_us // 2 + number for number in range(3)]
+    kinds = ["e", "e'", "e''"]
+    table = pyarrow.table(
+        {
+            "key": pyarrow.array([b"IBM"] * 3, pyarrow.binary()),
+            "value": [b'{"price":100,"type":"%s"}' % kind.encode() for kind in kinds],
+            "timestamp": pyarrow.array(ahead_us, pyarrow.timestamp("us", "UTC")),
+        }
+    )
+    frame = spark.createDataFrame(as_events(table, "events"))
+
+    ticks = trading.ticks(frame, lateness_us)
+    assert sorted(row.at_us for row in ticks.collect()) == ahead_us
+    assert all(row.timestamp.timestamp() <= time.time() for row in ticks.collect())
+
+    mine = frame.withColumn("consumer", F.lit("one"))
+    (match,) = patterns.matches(
+        mine, (patterns.EXAMPLE,), order="log", lateness=f"{lateness_us}us"
+    ).collect()
+    assert (match["first"], match["last"]) == (ahead_us[0], ahead_us[-1])
+
+
 def test_a_host_that_claims_what_cannot_be_ends_no_query(
     spark: SparkSession, tmp_path: Path
 ) -> None:

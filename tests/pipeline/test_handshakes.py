@@ -170,6 +170,18 @@ def test_state_survives_being_packed() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(source), type=Handshakes) == source
 
 
+def test_what_a_packet_claims_of_a_time_to_come_ends_no_time_out_before_it_is_over() -> None:
+    source = Handshakes()
+    source.on_packets(packets(["SYN", "SYN-ACK"], at_us=0), RULES)
+    liar = packets(["SYN"], at_us=1_000, site="south")
+
+    source.on_packets(liar, RULES, now_us=3)
+    assert not source.probes
+
+    source.on_packets(liar, RULES, now_us=4)
+    assert len(source.probes) == 1
+
+
 @st.composite
 def handshakes(draw: st.DrawFn) -> list[Packet]:
     """Packets of one connection, more often than not in an order that occurs."""

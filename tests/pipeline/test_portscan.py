@@ -165,7 +165,36 @@ def test_state_is_forgotten(spark: "SparkSession", tmp_path: Path) -> None:
     assert found.kept[-1] == 1
 
 
-def test_what_is_no_packet_is_left_out_and_no_packet_is_from_later_than_now(
+def test_packets_of_a_site_whose_clock_is_ahead_keep_their_order_across_batches(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Smallest case of an innocent who was listed, and of a scanner who was not.
+
+    All times were cut off at now, so that an ACK of one batch seemed to be from before the SYN-ACK
+    of the next, and a reset too.
+    """
+    config = msgspec.structs.replace(
+        CONFIG, threshold=2, timeout_s=3600.0, watermark_delay_s=3600.0
+    )
+    ahead_s = time.time() + 600 - START_US / SECOND_US
+
+    def batch(source: str, **packets: float) -> list[Packet]:
+        return [
+            packet(kind.replace("_", "-"), ahead_s + at_s, source=source, site=site)
+            for site in ("north", "east")
+            for kind, at_s in packets.items()
+        ]
+
+    innocent, scanner = "198.18.0.1", "198.18.0.2"
+    first = batch(innocent, SYN=0, ACK=0.02) + batch(scanner, SYN=0, RST=0.02)
+    second = batch(innocent, SYN_ACK=0.01, RST=0.03) + batch(scanner, SYN_ACK=0.01)
+
+    found = run(spark, tmp_path, [first, second], config)
+
+    assert found.sources == [scanner]
+
+
+def test_what_is_no_packet_is_left_out_and_no_packet_moves_time_beyond_now(
     spark: "SparkSession",
 ) -> None:
     now_us = time.time_ns() // 1000
@@ -181,12 +210,15 @@ def test_what_is_no_packet_is_left_out_and_no_packet_is_from_later_than_now(
         [("north", value) for value in values], "topic string, value binary"
     )
 
-    packets = seen(events).select("kind", "at_us").collect()
+    packets = seen(events, SECOND_US).select("kind", "at", "at_us").collect()
 
-    (kind, at_us), (late_kind, late_us) = packets
+    (kind, at, at_us), (late_kind, late, late_us) = packets
     assert (KINDS[kind], at_us) == ("SYN-ACK", START_US + SECOND_US)
+    assert round(at.timestamp() * SECOND_US) == at_us
     assert KINDS[late_kind] == "RST"
-    assert now_us <= late_us < START_US + century_s * SECOND_US
+    # It moves time no further than to now, and is remembered no longer than a delay would allow.
+    assert now_us <= late.timestamp() * SECOND_US <= time.time() * SECOND_US
+    assert round(late.timestamp() * SECOND_US) + SECOND_US == late_us
 
 
 def test_the_job_says_what_it_needs() -> None:

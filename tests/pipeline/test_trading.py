@@ -64,6 +64,14 @@ def test_orders_are_those_of_the_naive_interpreter_in_any_split(
     assert len({row.id for row in sink.rows}) == len(given)
 
 
+def test_a_tick_that_claims_a_time_to_come_makes_no_other_too_late() -> None:
+    watch = Watch()
+    watch.hear([(10 * S, 1)], lateness_us=LATENESS_US, now_us=5 * S)
+    watch.hear([(3 * S, 1), (4 * S, 1)], lateness_us=LATENESS_US, now_us=5 * S)
+
+    assert watch.waiting == [(4 * S, 1), (10 * S, 1)]
+
+
 def test_each_jump_is_found_once_and_nothing_else(
     market: Ticks, wanted: set[tuple[object, ...]]
 ) -> None:

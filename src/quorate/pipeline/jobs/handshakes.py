@@ -12,7 +12,8 @@ that lies makes no scanner of a source that has left nothing incomplete elsewher
 
 Time is that of the packets. The clock of a source is a watermark: the latest time that is known,
 less the delay by which packets may come late. What its own packets show of the time counts at once,
-so that the verdict does not hang on how the packets were cut into batches.
+so that the verdict does not hang on how the packets were cut into batches; but what they claim of a
+time to come moves the clock to now and no further.
 
 - An ACK or a reset from before the SYN-ACK says nothing: whoever sends one to seem harmless is
   none the less a scanner.
@@ -144,14 +145,17 @@ class Handshakes(msgspec.Struct, array_like=True):
     due_us: int = FOREVER_US
     was_found: bool = False
 
-    def on_packets(self, packets: Iterable[Packet], rules: Rules) -> list[Found]:
+    def on_packets(
+        self, packets: Iterable[Packet], rules: Rules, *, now_us: int = FOREVER_US
+    ) -> list[Found]:
         """Packets of one batch, which may come in any order and span any time."""
         found = []
         for packet in sorted(packets):
+            known_us = min(packet.at_us, now_us)
             if self.was_found:
                 # In a batch that spans more than the forgetting time, nobody wakes us.
-                self._forget(packet.at_us - rules.delay_us, rules)
-            self.latest_us = max(self.latest_us, packet.at_us)
+                self._forget(known_us - rules.delay_us, rules)
+            self.latest_us = max(self.latest_us, known_us)
             if not self.was_found:
                 found.append(self._settle(NEVER_US, rules) or self._follow(packet, rules))
         return [each for each in found if each is not None]

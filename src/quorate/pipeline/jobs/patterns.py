@@ -23,7 +23,7 @@ position as the order asks. Events are told apart by topic, offset and index, an
 `producer` too if the frame has them. A live topic has no offsets: there, `offset` is the batch's
 sequence number, which counts for each producer.
 
-No event is taken to be from later than now. Whoever claims a time to come would else move the
+No event moves time beyond now (`clocks.py`): whoever claims a time to come would else move the
 watermark beyond the events of all others, which Spark then passes over.
 """
 
@@ -44,6 +44,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from quorate.core.durations import parse
 from quorate.core.errors import ConfigError
 from quorate.pipeline.jobs.checks import check_lateness, check_names
+from quorate.pipeline.jobs.clocks import happened_us, moves_time
 from quorate.pipeline.jobs.job import Config, Job, Pipes
 from quorate.pipeline.jobs.matching import Pattern, Run, Runs, Seen
 from quorate.pipeline.jobs.waking import Waking
@@ -82,8 +83,11 @@ class PatternsConfig(Config, frozen=True, kw_only=True):
 def matches(
     frame: DataFrame, patterns: tuple[Pattern, ...], *, order: Order, lateness: str = "2s"
 ) -> DataFrame:
-    """What each consumer finds, as `MATCHES` has it; only a stream asks for `lateness`."""
-    seen = _seen(frame, patterns, order)
+    """What each consumer finds, as `MATCHES` has it.
+
+    Clocks may be ahead of ours by `lateness`; and in a stream, events may be late by it.
+    """
+    seen = _seen(frame, patterns, order, parse(lateness))
     if frame.isStreaming:
         return _streamed(seen, patterns, lateness)
     return reduce(DataFrame.union, [_windowed(seen, pattern) for pattern in patterns])
@@ -113,16 +117,17 @@ def published(found: DataFrame) -> DataFrame:
     )
 
 
-def _seen(frame: DataFrame, patterns: tuple[Pattern, ...], order: Order) -> DataFrame:
+def _seen(
+    frame: DataFrame, patterns: tuple[Pattern, ...], order: Order, lateness_us: int
+) -> DataFrame:
     """Of the events, what matching asks for; those of no step are passed over here."""
     kind = F.from_json(F.col("value").cast("string"), "type string")["type"]
     identity = [F.col(name).cast("string") for name in _IDENTITY if name in frame.columns]
-    at = F.least("timestamp", F.current_timestamp())
     seen = frame.select(
         "consumer",
         "key",
-        at.alias("timestamp"),
-        F.unix_micros(at).alias("at_us"),
+        moves_time(F.col("timestamp")).alias("timestamp"),
+        happened_us(F.unix_micros("timestamp"), lateness_us).alias("at_us"),
         _major(frame, order).alias("major"),
         F.col("index").alias("minor"),
         F.concat_ws("/", *identity).alias("event"),

@@ -19,15 +19,16 @@ over when packets of anybody, at any site, are later than it by the watermark de
 there is traffic at all that takes the delay and one or two triggers. A reset is not waited for: it
 is counted in the batch that has it.
 
-The watermark is the latest time that any site has claimed. A site whose clock is ahead, or that
-lies about the time, could end the time-outs of all others at once, so no packet is taken to be from
-later than now. Spark drops nothing as late here: a packet that comes after the watermark still
-counts for its connection, or begins one, as far as it is of use.
+The watermark is the latest time that any site has claimed. A site that lies about the time could
+end the time-outs of all others at once, so no packet moves time beyond now (`clocks.py`). Packets
+of one connection are of one site, and are compared by the clock of that site. Spark drops nothing
+as late here: a packet that comes after the watermark still counts for its connection, or begins
+one, as far as it is of use.
 
 Bounds: for each source from which a packet was seen within the forgetting time, at most
 `connections_max` connections that are not decided, each for at most the time-out and the watermark
-delay, and at most `threshold` probes for each site. A source that was reported is one mark, and one
-that was silent for the forgetting time is nothing.
+delay (twice the delay, if its site is ahead), and at most `threshold` probes for each site. A
+source that was reported is one mark, and one that was silent for the forgetting time is nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from msgspec import Meta
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from quorate.pipeline.jobs.clocks import happened_us, moves_time, now_us
 from quorate.pipeline.jobs.handshakes import KINDS, Found, Handshakes, Packet, Rules
 from quorate.pipeline.jobs.job import Config, Job, Pipes
 
@@ -107,11 +109,12 @@ class PortscanConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def blacklist(events: DataFrame, config: PortscanConfig) -> DataFrame:
     """Who is found to scan, as events for the blacklist."""
-    packets = seen(events).withWatermark("at", f"{config.rules.delay_us} microseconds")
+    delay_us = config.rules.delay_us
+    packets = seen(events, delay_us).withWatermark("at", f"{delay_us} microseconds")
     bucket = F.pmod(F.xxhash64("source"), F.lit(config.buckets)).cast("int")
     found = (
         # Without the column of the watermark, Spark has nothing to drop late packets by.
-        packets.select(bucket.alias("bucket"), "source", *PACKET)
+        packets.select(bucket.alias("bucket"), "source", now_us().alias("now_us"), *PACKET)
         .groupBy("bucket")
         .transformWithStateInPandas(_Buckets(config.rules), FOUND, "append", "eventTime")
     )
@@ -124,7 +127,7 @@ def blacklist(events: DataFrame, config: PortscanConfig) -> DataFrame:
     )
 
 
-def seen(events: DataFrame) -> DataFrame:
+def seen(events: DataFrame, delay_us: int) -> DataFrame:
     """The packets that sites have seen; what is none is left out."""
     said = F.from_json(F.col("value").cast("string"), SEEN).alias("said")
     kinds = F.array(*(F.lit(kind) for kind in KINDS))
@@ -134,8 +137,8 @@ def seen(events: DataFrame) -> DataFrame:
         .where(F.col("kind").isin(*KINDS) & _is_address("source") & _is_address("destination"))
         .where("destination_port is not null and source_port is not null and time is not null")
         .withColumn("kind", (F.array_position(kinds, F.col("kind")) - 1).cast("int"))
-        .withColumn("at", F.least(F.timestamp_micros("time"), F.current_timestamp()))
-        .withColumn("at_us", F.unix_micros("at"))
+        .withColumn("at", moves_time(F.timestamp_micros("time")))
+        .withColumn("at_us", happened_us(F.col("time"), delay_us))
     )
 
 
@@ -169,7 +172,9 @@ class _Buckets(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pandas.DataFrame]:
         packets: defaultdict[str, list[Packet]] = defaultdict(list)
+        now_us = 0
         for frame in rows:
+            now_us = int(frame["now_us"].iloc[0])
             columns = (frame[name].tolist() for name in PACKET)
             for source, packet in zip(frame["source"], map(Packet, *columns), strict=True):
                 packets[source].append(packet)
@@ -177,7 +182,8 @@ class _Buckets(StatefulProcessor):
         found: list[tuple[str, Found]] = []
         for source, of_source in packets.items():
             handshakes = bucket.sources.setdefault(source, Handshakes())
-            found += ((source, each) for each in handshakes.on_packets(of_source, self._rules))
+            crossings = handshakes.on_packets(of_source, self._rules, now_us=now_us)
+            found += ((source, each) for each in crossings)
         self._store(bucket)
         yield from _reports(found)
 

@@ -47,6 +47,7 @@ from quorate.core.errors import ConfigError, ContractError
 
 ANY: Final = "any"
 PRICE_UNIT: Final = 1_000_000
+FOREVER_US: Final = 2**63 - 1
 _PARTS: Final = 1_000_000
 _PERCENT_MIN: Final = 0.0001
 _PERCENT_MAX: Final = 10_000
@@ -152,7 +153,7 @@ class Watch(msgspec.Struct, array_like=True):
 
     # Up to here everything was looked at.
     done_us: int = -1
-    # The latest time of a tick that arrived.
+    # The latest time of a tick that arrived, but not later than it arrived.
     latest_us: int = -1
     # Ticks that were looked at and count for averages, by time.
     times: list[int] = []
@@ -162,13 +163,15 @@ class Watch(msgspec.Struct, array_like=True):
     # By the rule's name.
     episodes: dict[str, Episode] = {}
 
-    def hear(self, ticks: list[tuple[int, int]], *, lateness_us: int) -> None:
-        """Ticks as time and price, in the order of arrival."""
+    def hear(
+        self, ticks: list[tuple[int, int]], *, lateness_us: int, now_us: int = FOREVER_US
+    ) -> None:
+        """Ticks as time and price, in the order of arrival; none makes another late before now."""
         for tick in ticks:
             at_us = tick[0]
             if at_us > max(self.done_us, self.latest_us // 1000 * 1000 - lateness_us):
                 self.waiting.append(tick)
-            self.latest_us = max(self.latest_us, at_us)
+            self.latest_us = max(self.latest_us, min(at_us, now_us))
         # The sort is stable: ticks of one time stay as they arrived.
         self.waiting.sort(key=_time_of)
 

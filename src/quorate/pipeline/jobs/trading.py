@@ -12,7 +12,7 @@ all instruments. Then they are looked at by time, and what is due by then is ord
 that brings the next ticks, or by a timer where an instrument has none. So an order is given about
 `lateness` after its time, and in exchange no tick that is less late than that is missed. If clocks
 of instruments are further apart than `lateness`, Spark passes over ticks of the one behind. So no
-tick is taken to be from later than now: whoever claims a time to come could else end the time of
+tick moves time beyond now (`clocks.py`): whoever claims a time to come could else end the time of
 all others.
 
 An order is found once: state and batch are committed together. Should a batch be done once more
@@ -35,6 +35,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from quorate.core.durations import parse
 from quorate.core.errors import ConfigError
 from quorate.pipeline.jobs.checks import check_lateness, check_names
+from quorate.pipeline.jobs.clocks import happened_us, moves_time, now_us
 from quorate.pipeline.jobs.job import Config, Job, Pipes
 from quorate.pipeline.jobs.rules import PRICE_UNIT, Order, Rule, Watch
 from quorate.pipeline.jobs.waking import Waking
@@ -79,15 +80,15 @@ class TradingConfig(Config, frozen=True, kw_only=True):
         check_lateness(self.lateness)
 
 
-def ticks(events: DataFrame) -> DataFrame:
+def ticks(events: DataFrame, lateness_us: int) -> DataFrame:
     """Events as ticks; the price in millionths."""
     value = F.from_json(F.col("value").cast("string"), "price decimal(18, 6)")
-    at = F.least("timestamp", F.current_timestamp())
     return (
         events.select(
             F.col("key").cast("string").alias("instrument"),
-            at.alias("timestamp"),
-            F.unix_micros(at).alias("at_us"),
+            moves_time(F.col("timestamp")).alias("timestamp"),
+            happened_us(F.unix_micros("timestamp"), lateness_us).alias("at_us"),
+            now_us().alias("now_us"),
             (value["price"] * PRICE_UNIT).cast("bigint").alias("price"),
             "topic",
             "partition",
@@ -103,7 +104,7 @@ def orders(events: DataFrame, config: TradingConfig) -> DataFrame:
     """The orders that the rules give for these events, as `ORDERS` has them."""
     lateness_us = parse(config.lateness)
     return (
-        ticks(events)
+        ticks(events, lateness_us)
         .withWatermark("timestamp", f"{lateness_us // 1000} milliseconds")
         .groupBy("instrument")
         .transformWithStateInPandas(
@@ -143,7 +144,7 @@ class Trader(StatefulProcessor):
         # A batch has no order of its own after the shuffle.
         heard = pandas.concat(list(rows)).sort_values(["topic", "partition", "offset", "index"])
         ticks = list(zip(heard["at_us"].tolist(), heard["price"].tolist(), strict=True))
-        return self._go_on(key[0], ticks, timerValues)
+        return self._go_on(key[0], ticks, int(heard["now_us"].iloc[0]), timerValues)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -151,16 +152,16 @@ class Trader(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[pandas.DataFrame]:
-        return self._go_on(key[0], [], timerValues)
+        return self._go_on(key[0], [], 0, timerValues)
 
     def close(self) -> None:
         pass
 
     def _go_on(
-        self, instrument: str, ticks: list[tuple[int, int]], time: TimerValues
+        self, instrument: str, ticks: list[tuple[int, int]], now_us: int, time: TimerValues
     ) -> Iterator[pandas.DataFrame]:
         watch, timer_ms = self._state.read()
-        watch.hear(ticks, lateness_us=self._lateness_us)
+        watch.hear(ticks, lateness_us=self._lateness_us, now_us=now_us)
         found = watch.advance(instrument, self._rules, time.getCurrentWatermarkInMs() * 1000)
         self._state.write(watch, watch.next_us(self._rules), timer_ms)
         if found:
