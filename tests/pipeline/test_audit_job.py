@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ from pyarrow import parquet
 
 from altering import alter_payloads, flipped, signed_again
 from clusters import TestCluster, quorate, running_cluster
+from logs import until_signed
 from quorate.cli.pipeline import _run as run_job
 from quorate.client import Admin, Producer
 from quorate.core.errors import ConfigError, LocalProtocolError
@@ -410,6 +412,50 @@ def altered(alice: Identity, held: HeldHead, number: int, payload: bytes) -> byt
     if held.topic == topic_id("sealed"):
         return signed_again(alice, "sealed", MARK, held, number, payload)
     return flipped(held, number, payload)
+
+
+def test_replicas_that_signed_two_histories_are_proved_to_have(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Three went back to the beginning and decided otherwise, while the fourth was not looking."""
+    with running_cluster(topics={"plain": LOG}) as cluster:
+        launcher = cluster.launcher
+        *turncoats, witness = cluster.names
+        asyncio.run(decide(cluster, b"one", by=4))
+        launcher.signal(witness, SIGSTOP)
+        launcher.stop_all(turncoats)
+        for name in turncoats:
+            shutil.rmtree(cluster.directory / "data" / name)
+            launcher.start(name)
+        asyncio.run(decide(cluster, b"other", by=3))
+        launcher.signal(witness, SIGCONT)
+        audited = Audited(spark, cluster, tmp_path)
+
+        report = audit_replicas(audited)
+
+        # Of many alike, a few are examples, and not the same ones.
+        assert {*sentences(report)} == {*said_by_command(audited, 1)}
+    proofs = [
+        each.evidence
+        for pile in report.findings
+        for each in pile.examples
+        if each.kind == "two-heads"
+    ]
+    keys = Keys.of(launcher.cluster)
+    proved = [verify_evidence(each, keys).name for each in proofs if each is not None]
+    # Two quorums of three have two in common.
+    assert len(proofs) == len(proved) == len({*proved}) >= 2
+    assert {*proved} <= {*turncoats}
+    assert ("other-history", witness) in sentences(report)
+
+
+async def decide(cluster: TestCluster, value: bytes, *, by: int) -> None:
+    """As many batches every time, and a quorum signs them."""
+    async with Producer(cluster.directory, "alice") as producer:
+        for number in range(BATCHES):
+            await producer.send_batch("plain", [Event(b"key", b"%s %d" % (value, number), (), 1)])
+    async with Admin(cluster.directory, OPERATOR) as admin:
+        await until_signed(admin, "byzantine", replicas=by)
 
 
 async def misbehave(cluster: TestCluster, replica: str, behaviour: str, **how: Any) -> None:

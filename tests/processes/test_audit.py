@@ -11,7 +11,7 @@ import pytest
 
 from altering import alter_payloads, signed_again
 from clusters import TestCluster, quorate, running_cluster
-from logs import LogTraffic, batches, groups
+from logs import LogTraffic, batches, until_signed
 from quorate.client import Admin, Producer
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition
@@ -48,7 +48,7 @@ def sound() -> Iterator[TestCluster]:
     """A cluster without faults whose topics were filled; one more topic is for whoever goes on."""
     with running_cluster(topics={**TOPICS, "growing": {**LOG, "partitions": 2}}) as running:
         asyncio.run(fill(running, *TOPICS))
-        asyncio.run(until_signed(running))
+        asyncio.run(until_all_is_signed(running))
         yield running
 
 
@@ -62,32 +62,18 @@ async def fill(cluster: TestCluster, *topics: str) -> None:
                 await producer.send(topic, bytes(10_000), key=b"large")
 
 
+async def until_all_is_signed(cluster: TestCluster) -> None:
+    async with Admin(cluster.directory, OPERATOR) as admin:
+        for protection in ("byzantine", "crash", "none"):
+            await until_signed(admin, protection)
+
+
 async def until_all_have(cluster: TestCluster, protection: str, count: int) -> None:
     async with Admin(cluster.directory, OPERATOR) as admin:
         await eventually(
             lambda: batches(admin, protection),
             lambda seen: len(seen) == 4 and min(seen.values()) >= count,
         )
-
-
-async def until_signed(cluster: TestCluster) -> None:
-    """Of all logs a quorum has signed what was decided by now, and every replica knows it."""
-    async with Admin(cluster.directory, OPERATOR) as admin:
-        for protection in ("byzantine", "crash", "none"):
-            decided = await batches(admin, protection)
-            await eventually(
-                partial(signed, admin, protection), partial(reach, max(decided.values()))
-            )
-
-
-async def signed(admin: Admin, protection: str) -> list[int]:
-    """Of each replica, how much of a log its checkpoint covers."""
-    notes = [seen["checkpoint"] for seen in (await groups(admin, protection)).values()]
-    return [int(note.split("\n")[1]) if note else 0 for note in notes]
-
-
-def reach(goal: int, sizes: list[int]) -> bool:
-    return min(sizes, default=0) >= goal
 
 
 def audit(cluster: TestCluster, *options: object, code: int) -> dict[str, Any]:

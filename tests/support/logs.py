@@ -408,3 +408,16 @@ async def agreed(admin: Admin, protection: str, topic: str) -> None:
         return {name: (each["batches"], each["root"]) for name, each in seen.items()}
 
     await eventually(states, lambda seen: len(seen) == members and len(set(seen.values())) == 1)
+
+
+async def until_signed(admin: Admin, protection: str, *, replicas: int = 1) -> None:
+    """A quorum has signed all that was decided by now, and so many know it, and all who answer."""
+    goal = max((await batches(admin, protection)).values())
+
+    async def covered() -> list[int]:
+        notes = [seen["checkpoint"] for seen in (await groups(admin, protection)).values()]
+        return [int(note.split("\n")[1]) if note else 0 for note in notes]
+
+    await eventually(
+        covered, lambda sizes: len(sizes) >= replicas and min(sizes, default=0) >= goal
+    )
