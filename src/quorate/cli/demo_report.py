@@ -66,6 +66,8 @@ def _topics(result: dict[str, Any]) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, float):
+        return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else html.escape(str(value))
 
 
@@ -111,6 +113,7 @@ def _draw_events(axes: "Axes", scene: Scene) -> None:
             (at_s, 0.98), xycoords=("data", "axes fraction"),
             xytext=(-3, 0), textcoords="offset points",
             fontsize=7, rotation=90, ha="right", va="top",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )  # fmt: skip
     axes.set_xlabel("seconds")
     axes.set_ylabel("events")
