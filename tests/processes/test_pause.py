@@ -10,7 +10,8 @@ from signal import Signals
 import pytest
 
 from clusters import TestCluster, running_cluster
-from quorate.client import Admin
+from flows import PATIENCE_S
+from quorate.client import Admin, Consumer, Producer
 from quorate.core.limits import WINDOW_BATCHES
 from quorate.runtime.local import OPERATOR
 from traffic import EVERY_KIND, Traffic, eventually, lag_of, lead_of, serving
@@ -94,3 +95,33 @@ def test_a_replica_that_slept_through_more_than_anybody_keeps_for_it_is_of_use_a
             traffic.check()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("topic", ["authenticated", "chain", "vote"])
+def test_what_has_a_receipt_arrives_though_its_publisher_leaves_while_one_replica_is_late(
+    cluster: TestCluster, topic: str
+) -> None:
+    """And another one lies: whoever has not heard of the publisher is needed too."""
+    values = [b"%d" % number for number in range(5)]
+
+    async def story() -> list[bytes]:
+        async with (
+            Admin(cluster.directory, OPERATOR) as admin,
+            Consumer(cluster.directory, "bob") as subscriber,
+        ):
+            subscriber.subscribe([topic])
+            await subscriber.subscribed()
+            members = subscriber.cluster.placement(topic)
+            liar, sleeper = (subscriber.cluster.member(each).name for each in members[1:3])
+            await admin.misbehave(liar, "lie", fields=["content"])
+            cluster.launcher.signal(sleeper, Signals.SIGSTOP)
+            async with Producer(cluster.directory, "alice") as producer:
+                for value in values:
+                    await producer.submit(topic, value)
+                await producer.flush()
+                cluster.launcher.signal(sleeper, Signals.SIGCONT)
+            records = [await subscriber.poll(PATIENCE_S) for _ in values]
+            await admin.misbehave(liar, "behave")
+            return [record.value for record in records if record is not None]
+
+    assert asyncio.run(story()) == values

@@ -63,6 +63,9 @@ UNDER_WAY_BATCHES = 2
 OVERDUE_S_MAX = 1.0
 CHECK_EVERY_S = 0.25
 GIVE_BACK_S_MAX = 2.0
+# Whoever leaves waits so long for replicas that are late, and looks so often.
+LEAVE_S_MAX = 3.0
+LOOK_EVERY_S = 0.01
 
 # An event without headers has this one, which is the only empty tuple there is.
 _NO_HEADERS: tuple[tuple[str, bytes], ...] = ()
@@ -468,6 +471,7 @@ class Producer(Session):
             return
         if self._driver is not None and flush:
             await self.flush()
+            await self._take_leave()
         if self._checker is not None:
             self._checker.cancel()
         if self._driver is not None and flush:
@@ -477,6 +481,20 @@ class Producer(Session):
         # Whoever publishes from now on has to register, and hears that we are closed.
         self._outlets.clear()
         await super().close()
+
+    async def _take_leave(self) -> None:
+        """Stay until those replicas have what was published on live topics that are a bit late.
+
+        With a receipt, too few may have it for a subscriber to whom one of them lies.
+        """
+        self._source.conclude()
+        self.driver.wake()
+        for _ in range(round(LEAVE_S_MAX / LOOK_EVERY_S)):
+            replicas = (replica.number for replica in self.cluster.replicas)
+            there = {each for each in replicas if not self.transport.why_unreached(each)}
+            if self._source.is_done(there):
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def _give_back(self) -> None:
         """Others need not wait for our lease to end before they take our place."""

@@ -7,7 +7,7 @@ Batches are kept for replicas that lag, within bounds, and sent again when a lin
 acknowledgement stays out. A stream that goes through a chain is in `chain_outgoing`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from quorate.core.ids import SEQUENCE_MAX, NodeId, Sequence, Stream
 from quorate.core.messages import Ack, Publish, Status
@@ -131,6 +131,11 @@ class Outgoing:
     def sent_before(self) -> Sequence:
         """Everything below this has been sent to somebody."""
         return max(peer.next for peer in self.peers.values())
+
+    def has_reached(self, replicas: Collection[NodeId]) -> bool:
+        """Do all of these have everything that was published?"""
+        acked = (peer.acked for replica, peer in self.peers.items() if replica in replicas)
+        return min(acked, default=self.next) >= self.next - 1
 
     def add(self, payload: bytes, urgent: bool, events: int) -> Sequence:
         sequence = self.next

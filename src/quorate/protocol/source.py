@@ -11,7 +11,7 @@ and none is ever given twice.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +83,11 @@ class Histories:
         history = History(self._first, tuple(self._digests))
         self._ends[self.outgoing.add(history.encode(), False, 0)] = history.end
         self._first, self._digests = history.end, []
+
+    @property
+    def are_delivered(self) -> bool:
+        """Does a delivered history name everything that was published so far?"""
+        return not self._digests and not self._ends
 
     def flush(self, can_send: Callable[[NodeId], bool]) -> None:
         """A history follows its batches and never overtakes them."""
@@ -220,6 +225,28 @@ class Source:
         topics = {topic.name: replace(topic, fsync=self._fsync) for topic in topics_of(cluster)}
         self._topics = self._topics | topics
         self._by_id = by_id(self._topics.values())
+
+    def conclude(self) -> None:
+        """Nothing more will be published for now: the last batches get their history at once."""
+        for histories in self._histories.values():
+            histories.close()
+
+    def is_done(self, there: Collection[NodeId]) -> bool:
+        """May we leave, and everybody gets what was published on live topics all the same?
+
+        A receipt promises that f + 1 correct replicas have a batch. Where a subscriber needs more
+        of them, those that are late have it from a history, or from us alone if there is none.
+        What has no receipt is not waited for: whoever leaves then has given it up.
+        """
+        return all(
+            outgoing.in_flight
+            or (
+                self._histories[topic].are_delivered
+                if topic in self._histories
+                else outgoing.has_reached(there)
+            )
+            for topic, outgoing in self._streams.items()
+        )
 
     def replies(self, number: int) -> Mapping[NodeId, str]:
         """Who has answered a request so far, and what."""
