@@ -102,10 +102,11 @@ def test_spark_is_told_what_it_would_guess_wrongly(spark: "SparkSession") -> Non
     assert spark.sparkContext.pythonExec == sys.executable
 
 
-def test_topics_are_a_format(spark: "SparkSession") -> None:
+def test_topics_are_a_format_of_any_session(spark: "SparkSession") -> None:
     """It is found, and only lacks options; another is not."""
-    assert "DATA_SOURCE_NOT_FOUND" in refusal(spark, "quorates")
-    assert "DATA_SOURCE_NOT_FOUND" not in refusal(spark, "quorate")
+    for each in (spark, spark.newSession()):
+        assert "DATA_SOURCE_NOT_FOUND" in refusal(each, "quorates")
+        assert "option 'cluster' is missing" in refusal(each, "quorate")
 
 
 def refusal(spark: "SparkSession", name: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 from clusters import TestCluster, running_cluster
 from quorate.client import Producer
 from quorate.client.producer import partition_of
+from quorate.pipeline.session import session
 from reading import wait_for
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ def test_a_frame_with_a_name_is_published_once_however_often_it_is_written(
     )
 
 
-def test_a_query_that_is_stopped_goes_on_and_publishes_each_row_once(
+def test_a_query_that_is_stopped_goes_on_in_another_thread_and_publishes_each_row_once(
     spark: "SparkSession", cluster: TestCluster, tmp_path: Path
 ) -> None:
     before = len(published(spark, cluster, OTHER))
@@ -107,7 +109,13 @@ def test_a_query_that_is_stopped_goes_on_and_publishes_each_row_once(
     query = seen.start()
     wait_for(cluster.directory, OTHER, before + 1)
     query.stop()
-    seen.trigger(availableNow=True).start().awaitTermination()
+
+    def go_on() -> None:
+        session(str(spark.sparkContext.master))
+        seen.trigger(availableNow=True).start().awaitTermination()
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(go_on).result()
 
     found = published(spark, cluster, OTHER)
     values = Counter(bytes(row.value) for row in found if bytes(row.value).startswith(b"seen"))

@@ -3,10 +3,10 @@
     spark = session("local[2]")
     spark.readStream.format("quorate").option("cluster", "cluster") ...
 
-Spark is told everything that it would otherwise guess wrongly on a machine like this one: which
-Java and which Python to run, that a cluster on the loopback stays there, that nobody watches its
-web pages, and that times are UTC. Its own messages go to files in a directory and not to the
-terminal of whoever runs a job.
+Any other session finds the format too (`pyspark_quorate`). This one is told all that it would
+otherwise guess wrongly on a machine like this one: which Java and which Python to run, that a
+cluster on the loopback stays there, that nobody watches its web pages, and that times are UTC. Its
+own messages go to files in a directory and not to the terminal of whoever runs a job.
 
 Executors elsewhere need this package and what it depends on. With `ship_package`, the package
 itself is sent along, and only what it depends on must be installed there.
@@ -136,11 +136,12 @@ def session(
     ship_package: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> SparkSession:
-    """The Spark session of this process, with topics as a format of its readers and writers.
+    """The Spark session of this process.
 
     `settings` are Spark's own, and go before what is set here. Without a directory for them,
     Spark's messages go when this process does. A process has one session at a time; asking for
-    the same master again hands out the one that runs. `tell` hears on which Java it runs.
+    the same master again hands out the one that runs. That is what a thread does that is to start
+    queries which publish. `tell` hears on which Java it runs.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -168,8 +169,10 @@ def session(
         spark = builder.getOrCreate()
         if ship_package:
             spark.sparkContext.addPyFile(str(packed(_own_directory())))
-        _register(spark)
         _have_logged(spark)
+        # Whoever starts a query looks for the format of its sink in the session of the thread.
+        jvm: Any = spark._jvm
+        jvm.SparkSession.setActiveSession(spark._jsparkSession)
     return spark
 
 
@@ -200,12 +203,6 @@ def packed(directory: Path) -> Path:
                 )
                 archive.write(str(compiled), name.with_suffix(".pyc"))
     return target
-
-
-def _register(spark: SparkSession) -> None:
-    from quorate.pipeline.source import QuorateSource
-
-    spark.dataSource.register(QuorateSource)
 
 
 def _have_logged(spark: SparkSession) -> None:
