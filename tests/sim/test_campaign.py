@@ -33,7 +33,7 @@ from quorate.sim.trace import is_about
 
 REAL = tuple(name for name in LIVE_PROTOCOLS if name != "broken")
 BYZANTINE = tuple(name for name in REAL if name != "first-answer")
-SEEDS, CHUNK = 100, 50
+SEEDS, CHUNK = 300, 50
 CHUNKS = [range(first, first + CHUNK) for first in range(0, SEEDS, CHUNK)]
 ACCIDENTS = {"crash", "restart", "pause", "partition", "cut", "loss", "lost"}
 

@@ -18,7 +18,7 @@ from quorate.sim.order_stage import OrderStage
 from quorate.sim.scenarios import Setting, adversaries_of
 
 CHUNK = 25
-SEEDS = {("ordering", 1): 100, ("ordering", 2): 25, ("crash-ordering", 1): 100}
+SEEDS = {("ordering", 1): 500, ("ordering", 2): 50, ("crash-ordering", 1): 500}
 CHUNKS = [
     (protocol, f, range(first, first + CHUNK))
     for (protocol, f), seeds in SEEDS.items()

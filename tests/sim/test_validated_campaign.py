@@ -23,7 +23,7 @@ from quorate.sim.validated_adversaries import (
 from quorate.sim.validated_stage import ValidatedStage
 
 CHUNK = 20
-SEEDS = {1: 240, 2: 20}
+SEEDS = {1: 460, 2: 40}
 CHUNKS = [
     (f, range(first, first + CHUNK))
     for f, seeds in SEEDS.items()
