@@ -14,7 +14,7 @@ it takes is said beside it. Of the processor time, starting is a part.
 
 Alerts are timed on topics of their own: a query filters and maps what is published at a small
 steady rate, and a consumer gets what it publishes. The memory of Python's workers is looked at
-while a stream is read, and one that is four times as long, by a session of its own each.
+while a stream is read, and one that is eight times as long, by a session of its own each.
 
 Then sites look for scanners together, as the job `portscan` does it, over the hard setting of its
 generator. What counts is how long it takes from the moment on at which a source has left too many
@@ -67,8 +67,8 @@ SCAN_SECONDS: Final = 120.0
 SCAN_SECONDS_QUICK: Final = 25.0
 SCANNERS: Final = 20
 PIPE_SECONDS: Final = 1.0
-# The shorter one of two streams whose memory is compared is this part of the longer one.
-SHORTER: Final = 1 / 4
+# Of two streams whose memory is compared, the shorter one is what was read, and this one so long.
+LONGER: Final = 8
 ONE_CORE, TWO_CORES = "local[1]", "local[2]"
 
 START_SECONDS_MAX: Final = 120.0
@@ -290,19 +290,23 @@ class _Here:
         self._cluster = str(launcher.directory)
         self._directory = directory
         self._tell_all = tell
-        self._batches = plan.batches(event_bytes)
-        self._events = self._batches * plan.events_per_batch
+        # What is published, and what of it every round reads.
+        self._batches = 0
+        self._events = plan.batches(event_bytes) * plan.events_per_batch
 
-    async def fill(self) -> None:
-        self._tell(f"publishing {self._events:,} events")
+    async def fill(self, times: int = 1) -> None:
+        """Have so many times on the topic what a round reads."""
+        batches = times * self._plan.batches(self._event_bytes) - self._batches
+        self._tell(f"publishing {batches * self._plan.events_per_batch:,} events")
         task = FillTask(
             cluster=self._cluster,
             topic=EVENTS,
             partitions=PARTITIONS,
-            batches=self._batches,
+            batches=batches,
             events_per_batch=self._plan.events_per_batch,
             event_bytes=self._event_bytes,
         )
+        self._batches += batches
         async with AsyncExitStack() as stack:
             filler = await started(stack, "quorate.bench.pipeline_clients", "fill", task)
             await filler.hear(FILL_SECONDS_MAX)
@@ -339,9 +343,9 @@ class _Here:
     async def memory(self) -> list[Memory]:
         experiment = self._plan.experiment(MEMORY, self._event_bytes, self._plan.events_per_batch)
         found = []
-        for part in (SHORTER, 1.0):
-            each = self._batches // PARTITIONS
-            start = each - max(1, round(part * each))
+        await self.fill(LONGER)
+        each = self._batches // PARTITIONS
+        for start in (each - each // LONGER, 0):
             events = PARTITIONS * (each - start) * self._plan.events_per_batch
             self._tell(f"looking at the memory, {events:,} events")
             offsets = json.dumps({EVENTS: dict.fromkeys(range(PARTITIONS), start)})
