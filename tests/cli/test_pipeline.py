@@ -113,6 +113,10 @@ def test_a_job_that_is_not_there_gets_a_suggestion(cluster: TestCluster, tmp_pat
     [
         (["--set", "rows=0"], "setting rows of the job counted: expected int >= 1"),
         (["--set", "rows=many"], "setting rows of the job counted: expected int, got str"),
+        (
+            ["--set", "names=a"],
+            "setting names of the job counted is a list, such as --set 'names=[",
+        ),
         (["--set", 'names=["a", 1]'], "setting names[1] of the job counted: expected str, got int"),
         (["--set", "rows"], "--set 'rows' is not of the form KEY=VALUE"),
         (["--set", "names=[1"], "--set names: [1 is not valid TOML"),

@@ -18,9 +18,11 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import functions as F
 
+from quorate.core.errors import ConfigError
 from quorate.pipeline.data.sites import HARD, SECOND_US, START_US, Packet, Seen, Traffic
 from quorate.pipeline.jobs.handshakes import KINDS
 from quorate.pipeline.jobs.portscan import JOB, PortscanConfig, blacklist, seen
+from quorate.pipeline.jobs.settings import read_settings
 from quorate.pipeline.schema import EVENTS, PUBLISHED
 from scans import scanners, sighting
 
@@ -222,8 +224,7 @@ def test_what_is_no_packet_is_left_out_and_no_packet_moves_time_beyond_now(
 
 
 def test_the_job_says_what_it_needs() -> None:
-    assert JOB.name == "portscan"
-    with pytest.raises(msgspec.ValidationError, match=r"Object missing required field `topics`"):
-        msgspec.convert({}, JOB.config)
-    with pytest.raises(msgspec.ValidationError, match=r"Expected `int` >= 1 - at `\$\.threshold`"):
-        msgspec.convert({"topics": ["north"], "threshold": 0}, JOB.config)
+    with pytest.raises(ConfigError, match="the job portscan needs the setting topics; give it"):
+        read_settings(JOB)
+    with pytest.raises(ConfigError, match="setting threshold of the job portscan: expected int >="):
+        read_settings(JOB, assignments=['topics=["north"]', "threshold=0"])

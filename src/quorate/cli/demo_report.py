@@ -128,6 +128,7 @@ def _draw_found(axes: "Axes", scene: Scene) -> None:
     ):
         names += _draw_spans(axes, scene, found, colour, label, len(names))
     axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set_xlim(left=0)
     axes.set_xlabel("seconds")
     axes.invert_yaxis()
     axes.legend(frameon=False, fontsize=8)

@@ -19,6 +19,8 @@ from quorate.core.errors import ConfigError
 from quorate.pipeline.jobs.job import ConfigT, Program
 
 _PLACE: Final = re.compile(r"^(?P<words>.*?)(?: - at `\$\.?(?P<place>.*)`)?$", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(?P<name>\w+)`")
+_NO_ARRAY: Final = re.compile(r"Expected `array`, got `\w+`")
 
 
 def read_settings(
@@ -67,6 +69,10 @@ def _assigned(text: str) -> tuple[str, Any]:
 def _sentence(job: str, said: str) -> str:
     found = _PLACE.match(said)
     words, place = (found["words"], found["place"]) if found else (said, None)
+    if not place and (missing := _MISSING.fullmatch(words)):
+        return f"the job {job} needs the setting {missing['name']}; give it with --set or --config"
+    if place and _NO_ARRAY.fullmatch(words):
+        return f'setting {place} of the job {job} is a list, such as --set \'{place}=["a", "b"]\''
     where = f" {place}" if place else ""
     return f"setting{where} of the job {job}: {words[:1].lower()}{words[1:]}".replace("`", "")
 
