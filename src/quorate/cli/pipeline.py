@@ -253,8 +253,9 @@ def _run_until_stopped(job: Job[Any], pipes: Pipes, settings: Any) -> None:
         except QueryError as error:
             raise _failed(job, pipes, str(error)) from error
     rows = sum(progress.rows for progress in done)
+    counted = "1 row" if rows == 1 else f"{rows:,} rows"
     on_stderr().print(
-        f"{job.name} {'stopped' if stopping.is_set() else 'is done'} after {rows:,} rows; the same "
+        f"{job.name} {'stopped' if stopping.is_set() else 'is done'} after {counted}; the same "
         f"command goes on from {pipes.checkpoint}.",
         markup=False,
     )
