@@ -64,7 +64,7 @@ OVERDUE_S_MAX = 1.0
 CHECK_EVERY_S = 0.25
 GIVE_BACK_S_MAX = 2.0
 # Whoever leaves waits so long for replicas that are late, and looks so often.
-LEAVE_S_MAX = 3.0
+LEAVE_S_MAX = 1.0
 LOOK_EVERY_S = 0.01
 
 # An event without headers has this one, which is the only empty tuple there is.
@@ -483,9 +483,9 @@ class Producer(Session):
         await super().close()
 
     async def _take_leave(self) -> None:
-        """Stay until those replicas have what was published on live topics that are a bit late.
+        """Stay a moment for replicas that do not have yet what was published on live topics.
 
-        With a receipt, too few may have it for a subscriber to whom one of them lies.
+        Those that made its receipts may be too few for a subscriber to whom one of them lies.
         """
         self._source.conclude()
         self.driver.wake()
