@@ -50,13 +50,16 @@ def test_a_store_that_forgets_is_proved_faulty_while_consumers_get_everything(
             async with Producer(cluster.directory, "alice", batch_events=1) as producer:
                 for number in range(EVENTS):
                     await producer.send(TOPIC, value_of(number))
-            async with Consumer(cluster.directory, "bob") as consumer:
-                consumer.subscribe([TOPIC], start="begin")
-                records = await next_records(consumer, EVENTS)
-            assert [record.value for record in records] == [*map(value_of, range(EVENTS))]
 
             async def look() -> list[tuple[str, str]]:
-                """Whoever lacks a batch has the receipts, and comes to have the evidence."""
+                """Whoever lacks a batch has the receipts, and comes to have the evidence.
+
+                A consumer to whom another store was connected first never asks this one.
+                """
+                async with Consumer(cluster.directory, "bob") as consumer:
+                    consumer.subscribe([TOPIC], start="begin")
+                    records = await next_records(consumer, EVENTS)
+                assert [record.value for record in records] == [*map(value_of, range(EVENTS))]
                 reports: Any = await admin.status()
                 return [
                     (name, text)
