@@ -471,7 +471,8 @@ class Producer(Session):
             return
         if self._driver is not None and flush:
             await self.flush()
-            await self._take_leave()
+            if not self._closed:
+                await self._take_leave()
         if self._checker is not None:
             self._checker.cancel()
         if self._driver is not None and flush:
