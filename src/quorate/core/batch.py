@@ -1,10 +1,10 @@
 """Batches: events in Arrow's columnar layout, behind a small fixed header.
 
 A batch is the unit of transport, signing, ordering and storage. It is written once by its
-producer, and replicas read no more of it than its header. `core/columns.py` has the format, and
-`core/table.py` the way to Arrow's tables and back.
+producer, and replicas read no more of it than its header (`core/header.py`). `core/columns.py` has
+the format, and `core/table.py` the way to Arrow's tables and back.
 
-`Batch` checks a payload before anything is wrapped or built; what is wrong raises
+`Batch` alone decides whether a payload, basic or signed, is what its header says. It checks it before anything is wrapped or built; what is wrong raises
 `RemoteProtocolError`. What a caller of the encoders got wrong raises `LocalProtocolError`. Arrow
 itself is imported only when a table or compression is asked for, since it alone would double the
 memory of a replica.
@@ -20,21 +20,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from quorate.core import table
 from quorate.core.columns import (
     COMPRESSIONS,
-    HEADER_BYTES,
     KEYS,
     MISUSES,
     URGENT,
-    VERSION,
     Columns,
     Parts,
-    Payload,
-    bad_count,
+    beginning_of,
     bitmap,
     booleans,
     checked_head,
     counted,
     is_even,
-    no_header,
     packed,
     packed_headers,
     read,
@@ -42,19 +38,17 @@ from quorate.core.columns import (
     slices,
     too_large,
 )
-from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.errors import LocalProtocolError
 from quorate.core.event import Event
-from quorate.core.limits import BATCH_BYTES_MAX, BATCH_EVENTS_MAX
+from quorate.core.header import VERSION, Payload
+from quorate.core.limits import BATCH_BYTES_MAX
 
 if TYPE_CHECKING:
     import pyarrow
 
 # The header and the offsets of a single event, without and with a key.
-_ONE = Struct("<BBBBIqIIIIIIii")
-_ONE_KEYED = Struct("<BBBBIqIIIIIIiiii")
-_COUNT = Struct("<I")
-_OLDEST = Struct("<q")
-_COUNT_AT, _OLDEST_AT = 4, 8
+_ONE = Struct("<BBHIIIBBHqIIIii")
+_ONE_KEYED = Struct("<BBHIIIBBHqIIIiiii")
 
 # Keys, values, headers, times, and whether it is urgent.
 EventColumns: TypeAlias = tuple[
@@ -159,40 +153,19 @@ class Gathering:
             yield Event(self._keys.get(place), value, self._headers.get(place, ()), time)
 
 
-def count_of(payload: Payload) -> int:
-    """How many events a payload says it has, read from its header alone."""
-    if len(payload) < HEADER_BYTES or payload[0] != VERSION:
-        raise no_header(payload)
-    count: int = _COUNT.unpack_from(payload, _COUNT_AT)[0]
-    if not 0 < count <= BATCH_EVENTS_MAX:
-        raise bad_count(count)
-    return count
-
-
 def urgent_of(payload: Payload) -> bool:
-    """Whether any event of a payload is urgent, read from its header alone."""
-    if len(payload) < HEADER_BYTES or payload[0] != VERSION:
-        raise no_header(payload)
-    return payload[1] & URGENT != 0
-
-
-def oldest_us_of(payload: Payload) -> int:
-    """The time of a payload's oldest event, read from its header alone."""
-    if len(payload) < HEADER_BYTES or payload[0] != VERSION:
-        raise no_header(payload)
-    oldest_us: int = _OLDEST.unpack_from(payload, _OLDEST_AT)[0]
-    return oldest_us
+    """Whether any event of a payload is urgent."""
+    return beginning_of(payload)[0] & URGENT != 0
 
 
 def compression_of(payload: Payload) -> str:
-    """How a payload's body is compressed, read from its header alone."""
-    if len(payload) < HEADER_BYTES or payload[0] != VERSION:
-        raise no_header(payload)
-    if payload[2] >= len(COMPRESSIONS):
-        raise RemoteProtocolError(
-            f"a batch with compression {payload[2]}; allowed are 0 to {len(COMPRESSIONS) - 1}"
-        )
-    return COMPRESSIONS[payload[2]]
+    """How the columns of a payload are compressed."""
+    return COMPRESSIONS[beginning_of(payload)[1]]
+
+
+def oldest_us_of(payload: Payload) -> int:
+    """The time of a payload's oldest event."""
+    return beginning_of(payload)[2]
 
 
 class Batch:
@@ -264,12 +237,12 @@ def _pack_one(key: bytes | None, value: bytes, time: int, flags: int) -> bytes:
     # fmt: off
     if key is None:
         return _ONE.pack(
-            VERSION, flags, 0, 0, 1, time, 0, size, 0, 0, 0, size + 8, 0, size
+            VERSION, 0, 0, 1, 0, size + 8, flags, 0, 0, time, 0, 0, 0, 0, size
         ) + value
     flags |= KEYS
     keyed = len(key)
     return _ONE_KEYED.pack(
-        VERSION, flags, 0, 0, 1, time, keyed, size, 0, 0, 0, keyed + size + 16, 0, keyed, 0, size
+        VERSION, 0, 0, 1, 0, keyed + size + 16, flags, 0, 0, time, keyed, 0, 0, 0, keyed, 0, size
     ) + key + value
     # fmt: on
 

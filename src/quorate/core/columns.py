@@ -1,12 +1,14 @@
-"""How a batch is laid out: a small fixed header, then Arrow's buffers.
+"""How a batch is laid out: a header of fixed size, then Arrow's buffers.
 
-Header, 40 bytes, little-endian like everything here:
+A payload begins with the header of 16 bytes (`core/header.py`), which says how many events and
+headers there are, and how many bytes the columns take before compression. In a signed batch the
+signature block follows, and a salt if the batch has a tree of events (`crypto/sids.py`). Then come
+24 bytes, little-endian like everything here:
 
-    u8 version   u8 flags   u8 compression   u8 zero   u32 count   i64 oldest timestamp
-    u32 key bytes   u32 value bytes   u32 headers   u32 header name bytes
-    u32 header value bytes   u32 bytes that follow
+    u8 flags   u8 compression   u16 zero   i64 oldest timestamp
+    u32 key bytes   u32 header name bytes   u32 header value bytes
 
-Body, perhaps compressed as a whole, with nothing in between:
+The columns, perhaps compressed as a whole, with nothing in between:
 
     timestamps     i64 x count           if they are not all equal to the oldest
     key offsets    i32 x (count + 1)     if any event has a key
@@ -38,19 +40,23 @@ from struct import error as StructError
 from typing import NamedTuple, TypeAlias
 
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.header import (
+    HEADER_BYTES,
+    PLAIN_BYTES_MAX,
+    Header,
+    Payload,
+    columns_at,
+    header_of,
+)
 from quorate.core.limits import BATCH_BYTES_MAX, BATCH_EVENTS_MAX
 
-VERSION = 1
 COMPRESSIONS = ("none", "zstd", "lz4")
-
-# What a compressed body may grow to. A header that promises more is refused unread.
-BODY_BYTES_MAX = 4 * BATCH_BYTES_MAX
 
 URGENT, KEYS, NULLS, HEADERS, TIMES, MIXED = (1 << bit for bit in range(6))
 _FLAGS = 2**6 - 1
 
-_HEADER = Struct("<BBBBIqIIIIII")
-HEADER_BYTES = _HEADER.size
+_BEGINNING = Struct("<BBHqIII")
+BEGINNING_BYTES = _BEGINNING.size
 
 # Offsets are checked in windows, so that a batch of a million events is not unfolded at once.
 _WINDOW = 4096
@@ -63,35 +69,34 @@ _BITS = tuple(tuple(bool(byte >> bit & 1) for bit in range(8)) for byte in range
 MISUSES = (TypeError, AttributeError, ValueError, OverflowError, StructError)
 
 Buffer: TypeAlias = "bytes | memoryview | array[int]"
-# What is read; it may be a part of something larger.
-Payload: TypeAlias = bytes | memoryview
 
 
 class Head(NamedTuple):
-    version: int
+    """What a payload says of itself before its columns."""
+
+    events: int
     flags: int
     compression: int
-    zero: int
-    events: int
     oldest_us: int
     key_bytes: int
     value_bytes: int
     headers: int
     name_bytes: int
     header_bytes: int
-    stored_bytes: int
+    plain_bytes: int
+    # Where the columns, or what they were compressed to, begin.
+    at: int
 
 
-def _body_bytes(head: Head) -> int:
-    """How long the body is, by the header alone, before it is compressed."""
-    flags, count = head.flags, head.events
-    size = 4 * count + 4 + head.key_bytes + head.value_bytes + head.name_bytes + head.header_bytes
+def _fixed_bytes(flags: int, count: int, headers: int) -> int:
+    """What the columns take beside the data of keys, values and headers."""
+    size = 4 * count + 4
     if flags & TIMES:
         size += 8 * count
     if flags & KEYS:
         size += 4 * count + 4
     if flags & HEADERS:
-        size += 4 * count + 4 + 8 * head.headers + 8
+        size += 4 * count + 4 + 8 * headers + 8
     if flags & NULLS:
         size += count + 7 >> 3
     if flags & MIXED:
@@ -148,7 +153,7 @@ _NO_HEADERS = PackedHeaders(bytes(4), 0, _NO_STRINGS, _NO_STRINGS)
 def packed(items: Sequence[bytes]) -> Packed:
     sizes = list(map(len, items))
     count, size = len(sizes), sizes[0] if sizes else 0
-    is_kept_ready = _EVEN_EVENTS_MIN <= count <= _EVEN_EVENTS_MAX and count * size <= BODY_BYTES_MAX
+    is_kept_ready = _EVEN_EVENTS_MIN <= count <= _EVEN_EVENTS_MAX and count * size <= PLAIN_BYTES_MAX
     if is_kept_ready and sizes.count(size) == count:
         return Packed(_even_offsets(count, size), count * size, items)
     offsets = tuple(accumulate(sizes, initial=0))
@@ -180,36 +185,40 @@ def seal(columns: Columns, count: int, compression: str) -> bytes:
             f"compression {compression!r} is unknown; allowed are {', '.join(COMPRESSIONS)}"
         )
     keys, headers = columns.keys or _NO_STRINGS, columns.headers or _NO_HEADERS
-    sizes = (
-        keys.size,
-        columns.values.size,
-        headers.entries,
-        headers.names.size,
-        headers.values.size,
+    flags = columns.flags
+    plain_bytes = (
+        _fixed_bytes(flags, count, headers.entries)
+        + keys.size
+        + columns.values.size
+        + headers.names.size
+        + headers.values.size
     )
-    head = Head(VERSION, columns.flags, 0, 0, count, columns.oldest_us, *sizes, 0)
-    body_bytes = _body_bytes(head)
-    if body_bytes > (BATCH_BYTES_MAX if compression == "none" else BODY_BYTES_MAX):
-        raise too_large(HEADER_BYTES + body_bytes)
-    plain = b"".join((_HEADER.pack(*head[:-1], body_bytes), *_pieces(columns)))
-    if len(plain) != HEADER_BYTES + body_bytes:
+    head_bytes = HEADER_BYTES + BEGINNING_BYTES
+    if plain_bytes > (BATCH_BYTES_MAX if compression == "none" else PLAIN_BYTES_MAX):
+        raise too_large(head_bytes + plain_bytes)
+    header = Header.of(count, headers.entries, plain_bytes).encode()
+    sizes = keys.size, headers.names.size, headers.values.size
+    beginning = _BEGINNING.pack(flags, 0, 0, columns.oldest_us, *sizes)
+    plain = b"".join((header, beginning, *_pieces(columns)))
+    if len(plain) != head_bytes + plain_bytes:
         raise TypeError("keys and values must be bytes")
-    payload = plain if compression == "none" else _compressed(head, plain, compression)
+    payload = plain if compression == "none" else _compressed(plain, compression)
     if len(payload) > BATCH_BYTES_MAX:
         raise too_large(len(payload))
     return payload
 
 
-def _compressed(head: Head, plain: bytes, compression: str) -> bytes:
-    """The same batch with its body compressed, or as it was where that saves nothing."""
+def _compressed(plain: bytes, compression: str) -> bytes:
+    """The same batch with its columns compressed, or as it was where that saves nothing."""
     import pyarrow
 
-    body = pyarrow.compress(memoryview(plain)[HEADER_BYTES:], codec=compression, asbytes=True)
-    if HEADER_BYTES + len(body) >= len(plain):
+    head_bytes = HEADER_BYTES + BEGINNING_BYTES
+    stored = pyarrow.compress(memoryview(plain)[head_bytes:], codec=compression, asbytes=True)
+    if head_bytes + len(stored) >= len(plain):
         return plain
-    used = head._replace(compression=COMPRESSIONS.index(compression), stored_bytes=len(body))
-    payload: bytes = _HEADER.pack(*used) + body
-    return payload
+    head = bytearray(plain[:head_bytes])
+    head[HEADER_BYTES + 1] = COMPRESSIONS.index(compression)
+    return bytes(head) + stored
 
 
 def _pieces(columns: Columns) -> list[Buffer]:
@@ -279,27 +288,56 @@ _Take: TypeAlias = Callable[[int], memoryview]
 
 
 def checked_head(payload: Payload) -> Head:
-    if not HEADER_BYTES <= len(payload) <= BATCH_BYTES_MAX or payload[0] != VERSION:
-        raise no_header(payload)
-    head = Head._make(_HEADER.unpack_from(payload))
-    if not 0 < head.events <= BATCH_EVENTS_MAX:
-        raise bad_count(head.events)
-    if head.flags > _FLAGS or head.compression >= len(COMPRESSIONS) or head.zero:
+    header = header_of(payload)
+    start = columns_at(payload)
+    at = start + BEGINNING_BYTES
+    if not at <= len(payload) <= start - HEADER_BYTES + BATCH_BYTES_MAX:
         raise RemoteProtocolError(
-            f"a batch with unknown flags {head.flags}, compression {head.compression} "
-            f"or reserved byte {head.zero}"
+            f"a batch of {len(payload)} bytes; allowed are {at} to "
+            f"{start - HEADER_BYTES + BATCH_BYTES_MAX}"
         )
-    body_bytes = len(payload) - HEADER_BYTES
-    if head.stored_bytes != body_bytes or not (head.compression or _body_bytes(head) == body_bytes):
+    flags, compression, zero, oldest_us, keys, names, values = _BEGINNING.unpack_from(payload, start)
+    if flags > _FLAGS or compression >= len(COMPRESSIONS) or zero:
         raise RemoteProtocolError(
-            f"a batch body of {body_bytes} bytes where its header says {head.stored_bytes} "
-            f"and its columns take {_body_bytes(head)}"
+            f"a batch with unknown flags {flags}, compression {compression} "
+            f"or reserved bytes {zero}"
         )
-    if not head.flags & KEYS and (head.key_bytes or head.flags & NULLS):
+    _, _, _, events, headers, plain_bytes = header
+    stored_bytes = len(payload) - at
+    if not compression and stored_bytes != plain_bytes:
+        raise RemoteProtocolError(
+            f"a batch of {stored_bytes} bytes where its header says {plain_bytes}"
+        )
+    value_bytes = plain_bytes - _fixed_bytes(flags, events, headers) - keys - names - values
+    if value_bytes < 0:
+        raise RemoteProtocolError(
+            f"a batch whose columns take {-value_bytes} bytes more than the {plain_bytes} that "
+            "its header says"
+        )
+    if not flags & KEYS and (keys or flags & NULLS):
         raise RemoteProtocolError("a batch with key data and no keys")
-    if not head.flags & HEADERS and (head.headers or head.name_bytes or head.header_bytes):
+    if not flags & HEADERS and (headers or names or values):
         raise RemoteProtocolError("a batch with header data and no headers")
-    return head
+    return Head(
+        events, flags, compression, oldest_us, keys, value_bytes, headers, names, values,
+        plain_bytes, at,
+    )  # fmt: skip
+
+
+def beginning_of(payload: Payload) -> tuple[int, int, int]:
+    """Flags, compression and oldest time, as a payload says before its columns."""
+    header_of(payload)
+    start = columns_at(payload)
+    if len(payload) < start + BEGINNING_BYTES:
+        raise RemoteProtocolError(
+            f"a batch of {len(payload)} bytes; allowed are {start + BEGINNING_BYTES} and more"
+        )
+    flags, compression, _, oldest_us, *_ = _BEGINNING.unpack_from(payload, start)
+    if compression >= len(COMPRESSIONS):
+        raise RemoteProtocolError(
+            f"a batch with compression {compression}; allowed are 0 to {len(COMPRESSIONS) - 1}"
+        )
+    return flags, compression, oldest_us
 
 
 def is_even(payload: Payload, head: Head) -> bool:
@@ -310,7 +348,7 @@ def is_even(payload: Payload, head: Head) -> bool:
     if head.flags > URGENT or head.compression:
         return False
     offsets = _even_offsets(head.events, size)
-    return bytes(payload[HEADER_BYTES : HEADER_BYTES + len(offsets)]) == offsets
+    return bytes(payload[head.at : head.at + len(offsets)]) == offsets
 
 
 def _even_offsets(count: int, size: int) -> bytes:
@@ -330,9 +368,9 @@ def read(payload: Payload, head: Head) -> Parts:
         _check_parts(head, parts)
         return parts
     # Values and nothing else is what most batches are, and they are worth a short way.
-    split = HEADER_BYTES + 4 * head.events + 4
+    split = head.at + 4 * head.events + 4
     view = memoryview(payload)
-    return Parts(_checked("value", view[HEADER_BYTES:split].cast("i"), view[split:]))
+    return Parts(_checked("value", view[head.at : split].cast("i"), view[split:]))
 
 
 def _taken_apart(head: Head, take: _Take) -> Parts:
@@ -363,18 +401,15 @@ def _check_parts(head: Head, parts: Parts) -> None:
 
 def _body(payload: Payload, head: Head) -> memoryview:
     if head.compression:
-        return _decompressed(payload, COMPRESSIONS[head.compression], _body_bytes(head))
-    return memoryview(payload)[HEADER_BYTES:]
+        return _decompressed(payload, head)
+    return memoryview(payload)[head.at :]
 
 
-def _decompressed(payload: Payload, compression: str, size: int) -> memoryview:
+def _decompressed(payload: Payload, head: Head) -> memoryview:
     import pyarrow
 
-    if size > BODY_BYTES_MAX:
-        raise RemoteProtocolError(
-            f"a batch that grows to {size} bytes; allowed are up to {BODY_BYTES_MAX}"
-        )
-    stored = pyarrow.py_buffer(payload)[HEADER_BYTES:]
+    compression, size = COMPRESSIONS[head.compression], head.plain_bytes
+    stored = pyarrow.py_buffer(payload)[head.at :]
     try:
         if compression == "zstd":
             body = pyarrow.decompress(stored, decompressed_size=size, codec=compression)
@@ -487,19 +522,3 @@ def too_large(size: int) -> LocalProtocolError:
     return LocalProtocolError(
         f"a batch of {size} bytes; allowed are up to {BATCH_BYTES_MAX}: send it in parts"
     )
-
-
-def bad_count(count: int) -> RemoteProtocolError:
-    return RemoteProtocolError(f"a batch of {count} events; allowed are 1 to {BATCH_EVENTS_MAX}")
-
-
-def no_header(payload: Payload) -> RemoteProtocolError:
-    if len(payload) < HEADER_BYTES:
-        return RemoteProtocolError(
-            f"a batch of {len(payload)} bytes, where its header alone takes {HEADER_BYTES}"
-        )
-    if len(payload) > BATCH_BYTES_MAX:
-        return RemoteProtocolError(
-            f"a batch of {len(payload)} bytes; allowed are up to {BATCH_BYTES_MAX}"
-        )
-    return RemoteProtocolError(f"a batch of version {payload[0]}; allowed is {VERSION}")

@@ -21,7 +21,7 @@ from quorate.core.limits import RUN_BATCHES_MAX, SEALED_BYTES_MAX
 
 DIGEST_BYTES = 32
 # What a batch of a validated topic has in front of it (`crypto/sids.py`).
-SEAL_BYTES = 274
+
 SIGNATURE_BYTES_MAX = 64
 VALUE_BYTES_MAX = 1024 * 1024
 STATE_BYTES_MAX = 1024 * 1024

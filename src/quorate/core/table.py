@@ -12,7 +12,6 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from quorate.core.columns import (
-    BODY_BYTES_MAX,
     MISUSES,
     Buffer,
     Columns,
@@ -26,6 +25,7 @@ from quorate.core.columns import (
     too_large,
 )
 from quorate.core.errors import LocalProtocolError
+from quorate.core.header import PLAIN_BYTES_MAX
 
 if TYPE_CHECKING:
     import pyarrow
@@ -65,7 +65,7 @@ def from_table(
 
     count = counted(table.num_rows)
     _check_names(table.column_names)
-    if table.nbytes > 4 * BODY_BYTES_MAX:
+    if table.nbytes > 4 * PLAIN_BYTES_MAX:
         raise too_large(table.nbytes)
     try:
         return seal(_table_columns(table, timestamp_us), count, compression)

@@ -3,42 +3,71 @@
 BLAKE3 is collision resistant, so whoever vouches for a digest vouches for one content; that is
 why a digest counts as a copy, and why payloads travel once.
 
-A sealed batch (`sids.py`) names the digest of its body in its seal. Its own digest is that of the
-seal, if the body is what the seal names: so whoever has the seal alone knows what the whole hashes
-to. Any other payload is hashed as it is. Both together are one collision-resistant function: seals
-are hashed in a mode of BLAKE3 that shares no digests with the plain one, and two sealed batches
-with one digest have one seal, and so one body.
+The digest is a hash, in a mode of BLAKE3 of its own, over the batch's *descriptor*: its header
+(`core/header.py`) and the digest of what follows. Of a basic batch that is the body as it is; of a
+signed one it is the signature block, which names the digest of the body behind it (`sids.py`). So
+a descriptor says how many events a batch has without its payload, and a seal (header and signature
+block) leads to the descriptor of the whole. The header says which of both a batch is, and signature
+blocks are hashed in a mode of their own, so no batch of one kind has the digest of the other.
 """
 
 from blake3 import blake3
 
+from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, is_signed
 from quorate.core.ids import Digest
-from quorate.core.ordering import SEAL_BYTES
 
 DIGEST_BYTES = 32
-SEAL_MAGIC = b"qsd2"
-_SEAL_CONTEXT = "quorate 2026-11-16 the seal of a batch"
+_BATCH_CONTEXT = "quorate 2026-11-19 the digest of a batch"
+_SIGNATURE_CONTEXT = "quorate 2026-11-19 the signature block of a batch"
+_OTHER_CONTEXT = "quorate 2026-11-19 a signed batch with another body"
 # Where a seal has the digest of the body.
-_NAMED = slice(16, 16 + DIGEST_BYTES)
+_NAMED = slice(HEADER_BYTES + 8, HEADER_BYTES + 8 + DIGEST_BYTES)
 
 
 def digest(payload: bytes | memoryview) -> Digest:
-    """What stands for this payload, sealed or not."""
-    if payload[:4] == SEAL_MAGIC and len(payload) >= SEAL_BYTES:
-        seal = bytes(payload[:SEAL_BYTES])
-        if payload_digest(memoryview(payload)[SEAL_BYTES:]) == seal[_NAMED]:
-            return seal_digest(seal)
-    return blake3(payload).digest()
+    """What stands for this batch."""
+    return digest_of(descriptor(payload))
 
 
-def payload_digest(payload: bytes | memoryview) -> Digest:
-    """The digest of these bytes, whatever they begin with."""
-    return blake3(payload).digest()
+def digest_of(described: bytes) -> Digest:
+    """What stands for the batch with this descriptor."""
+    return blake3(described, derive_key_context=_BATCH_CONTEXT).digest()
+
+
+def descriptor(payload: bytes | memoryview) -> bytes:
+    """The header of this batch and the digest of what follows it.
+
+    A signed batch whose body is not what its signature block names gets one that no seal leads to.
+    """
+    header = bytes(payload[:HEADER_BYTES]).ljust(HEADER_BYTES, b"\0")
+    if not is_signed(payload):
+        return header + payload_digest(memoryview(payload)[HEADER_BYTES:])
+    seal = bytes(payload[:SEAL_BYTES])
+    if payload_digest(memoryview(payload)[SEAL_BYTES:]) == seal[_NAMED]:
+        return seal_descriptor(seal)
+    return header + blake3(payload, derive_key_context=_OTHER_CONTEXT).digest()
+
+
+def seal_descriptor(seal: bytes) -> bytes:
+    """The descriptor of the batch behind this seal."""
+    block = blake3(seal[HEADER_BYTES:], derive_key_context=_SIGNATURE_CONTEXT)
+    return seal[:HEADER_BYTES] + block.digest()
 
 
 def seal_digest(seal: bytes) -> Digest:
-    """What a batch behind this seal hashes to."""
-    return blake3(seal, derive_key_context=_SEAL_CONTEXT).digest()
+    """What the batch behind this seal hashes to."""
+    return digest_of(seal_descriptor(seal))
+
+
+def payload_digest(data: bytes | memoryview) -> Digest:
+    """The digest of these bytes, whatever they are."""
+    return blake3(data).digest()
+
+
+def cut(descriptors: bytes) -> list[bytes]:
+    """Descriptors that are laid end to end, one by one."""
+    size = DESCRIPTOR_BYTES
+    return [descriptors[at : at + size] for at in range(0, len(descriptors), size)]
 
 
 def link(before: Digest, content: Digest) -> Digest:

@@ -14,15 +14,13 @@ from struct import Struct
 
 from blake3 import blake3
 
-from quorate.core.batch import Batch, count_of
-from quorate.core.columns import HEADER_BYTES
+from quorate.core.batch import Batch
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.event import Event
-from quorate.core.ordering import SEAL_BYTES
+from quorate.core.header import SALT_BYTES
 from quorate.crypto.merkle import Hash, Tree, leaf_hash
-from quorate.crypto.sids import SALT_BYTES, Seal, batch_of, body_of
+from quorate.crypto.sids import Seal, body_of
 
-_BEGINNING_BYTES = SEAL_BYTES + SALT_BYTES + HEADER_BYTES
 _HEAD = Struct("<qB")
 _LENGTH = Struct("<I")
 _URGENT, _KEYED = 1, 2
@@ -63,21 +61,13 @@ def events_root(salt: bytes, events: Iterable[Event]) -> Hash:
 
 
 def check_events(payload: bytes) -> int:
-    """How many events a sealed batch has, if they are those of its seal; or `RemoteProtocolError`.
+    """How many events a signed batch has, if its tree is that of its seal; or `RemoteProtocolError`.
 
     Who signed the seal, and whether the body is the one that it names, the caller knows.
     """
     seal = Seal.decode(payload)
-    # The header is enough to count, and the whole too much to copy.
-    count = count_of(batch_of(payload[:_BEGINNING_BYTES]))
-    if count != seal.events:
-        raise RemoteProtocolError(f"a batch of {count} events with a seal of {seal.events}")
     if seal.has_event_proofs:
         salt = body_of(payload)[:SALT_BYTES]
-        if len(salt) < SALT_BYTES or _root_of(salt, payload) != seal.root:
+        if len(salt) < SALT_BYTES or events_root(salt, Batch(payload).events()) != seal.root:
             raise RemoteProtocolError("a batch whose tree of events is not the one in its seal")
-    return count
-
-
-def _root_of(salt: bytes, payload: bytes) -> Hash:
-    return events_root(salt, Batch(batch_of(payload)).events())
+    return seal.events

@@ -8,18 +8,19 @@ how many events it has, and when it was signed. Kabis signs a concatenation that
 events may share, without a number; this one has a single way to be written, and a number that
 replicas take once and in order.
 
-A batch travels behind its *seal*, 274 bytes that have all of the SID which does not follow from
+A batch begins with its *seal*, 288 bytes: the header that every batch has (`core/header.py`), which
+says how many events there are, and a signature block with all of the SID that does not follow from
 where the batch stands:
 
-    "qsd2", u32 events, i64 time, digest (32), root (32), u8 size of its sheaf, u8 leaf,
+    header (16), i64 time, digest (32), root (32), u8 size of its sheaf, u8 leaf, zeros (6),
     path (96), public key (32), signature (64)
 
 A SID is written in one way (little-endian, names in UTF-8):
 
-    "quorate sid v1", newline,
+    "quorate sid v2", newline,
     u16 length of the cluster's name, that name, u16 length of the topic's name, that name,
     u16 partition, u32 producer, u32 session, u64 number of the batch in the producer's line,
-    u32 events, i64 time in microseconds, digest (32), root (32), public key (32)
+    header (16), i64 time in microseconds, digest (32), root (32), public key (32)
 
 A signature covers a *sheaf*: up to eight batches that a producer publishes at the same moment, on
 whatever lines. Their SIDs are the leaves of a Merkle tree (RFC 6962), and what is signed is
@@ -41,8 +42,8 @@ Whoever has no need of the payload has the seal only, and knows what the sealed 
 
 Rules:
 - all names have their lengths before them, all numbers fixed widths: no two SIDs share their bytes;
-- the size of a sheaf is signed, the leaf follows from the way up, and zeros fill the path: nobody
-  but the producer can make a second seal out of one;
+- the size of a sheaf is signed, the leaf follows from the way up, and zeros fill block and path:
+  nobody but the producer can make a second seal out of one;
 - one library decides on signatures, for all who must agree on that. It refuses keys and signatures
   that are not canonical (docs/decisions/0017-sids.md);
 - a seal says nothing about who may publish, or which number is next: the order log does.
@@ -58,26 +59,32 @@ from nacl.bindings import crypto_sign_open
 from nacl.exceptions import CryptoError
 
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.header import (
+    HEADER_BYTES,
+    NO_ROOT,
+    SALT_BYTES,
+    SEAL_BYTES,
+    SIGNED,
+    Header,
+    header_of,
+)
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of, session_of
-from quorate.core.ordering import SEAL_BYTES
-from quorate.crypto.digests import SEAL_MAGIC, payload_digest, seal_digest
+from quorate.crypto.digests import payload_digest, seal_digest
 from quorate.crypto.merkle import HASH_BYTES, Tree, inclusion_proof, leaf_hash, node_hash, way_up
 
-NO_ROOT = bytes(32)
-SALT_BYTES = 32
 # So many batches share one signature at most: a path of three hashes.
 SHEAF_MAX = 8
 NO_PATH = bytes(3 * HASH_BYTES)
 # So many signatures are remembered: those of what is under way at the same time.
 CHECKED_MAX = 1024
 
-_CONTEXT = b"quorate sid v1\n"
+_CONTEXT = b"quorate sid v2\n"
 _SHEAF_CONTEXT = b"quorate sheaf v1\n"
-_SEAL = Struct("<4sIq32s32sBB96s32s64s")
-# partition, producer, session, sequence, events, time, digest, root, public key
-_NUMBERS = Struct("<HIIQIq32s32s32s")
+_BLOCK = Struct("<q32s32sBB6s96s32s64s")
+_ZEROS = bytes(6)
+# partition, producer, session, sequence, header, time, digest, root, public key
+_NUMBERS = Struct(f"<HIIQ{HEADER_BYTES}sq32s32s32s")
 _LENGTH = Struct("<H")
-_EVENTS = Struct("<I")
 
 _WAYS = {
     (size, index): way_up(index, size) for size in range(1, SHEAF_MAX + 1) for index in range(size)
@@ -103,7 +110,7 @@ class Place(NamedTuple):
 class Seal(NamedTuple):
     """What a producer says of a batch, and its signature."""
 
-    events: int
+    header: Header
     time_us: int
     digest: Digest
     root: bytes
@@ -115,32 +122,46 @@ class Seal(NamedTuple):
     path: bytes = NO_PATH
 
     @property
+    def events(self) -> int:
+        return self.header.events
+
+    @property
     def has_event_proofs(self) -> bool:
         return self.root != NO_ROOT
 
     def encode(self) -> bytes:
-        return _SEAL.pack(
-            SEAL_MAGIC, self.events, self.time_us, self.digest, self.root,
-            self.sheaf, self.leaf, self.path, self.public_key, self.signature,
+        return self.header.encode() + _BLOCK.pack(
+            self.time_us, self.digest, self.root,
+            self.sheaf, self.leaf, _ZEROS, self.path, self.public_key, self.signature,
         )  # fmt: skip
 
     @staticmethod
     def decode(data: bytes) -> "Seal":
         """The seal that these bytes begin with."""
-        if len(data) < SEAL_BYTES or data[: len(SEAL_MAGIC)] != SEAL_MAGIC:
-            raise RemoteProtocolError("a batch without a seal, on a validated topic")
-        (
-            _, events, time_us, digest, root, sheaf, leaf, path, public_key, signature,
-        ) = _SEAL.unpack_from(data)  # fmt: skip
-        return Seal(events, time_us, digest, root, public_key, signature, sheaf, leaf, path)
+        header = header_of(data)
+        if len(data) < SEAL_BYTES or not header.is_signed:
+            raise RemoteProtocolError("a batch without a seal, where a signed one is due")
+        time_us, digest, root, sheaf, leaf, zeros, path, public_key, signature = (
+            _BLOCK.unpack_from(data, HEADER_BYTES)
+        )
+        if zeros != _ZEROS:
+            raise RemoteProtocolError("a seal whose reserved bytes are not zero")
+        return Seal(header, time_us, digest, root, public_key, signature, sheaf, leaf, path)
+
+
+def unsealed(batch: bytes, salt: bytes, *, time_us: int, root: bytes, public_key: bytes) -> Seal:
+    """The seal of this basic batch before it is signed; `salt` goes between both."""
+    digest = payload_digest(salt + batch[HEADER_BYTES:])
+    header = header_of(batch)._replace(kind=SIGNED)
+    return Seal(header, time_us, digest, root, public_key)
 
 
 def sid(place: Place, sequence: Sequence, seal: Seal) -> bytes:
     """What a producer says: the one way to write all of it."""
     cluster, topic, partition, producer, session = place
-    events, time_us, content, root, public_key, *_ = seal
+    header, time_us, content, root, public_key, *_ = seal
     numbers = _NUMBERS.pack(
-        partition, producer, session, sequence, events, time_us, content, root, public_key
+        partition, producer, session, sequence, header.encode(), time_us, content, root, public_key
     )
     return _CONTEXT + named(cluster, topic) + numbers
 
@@ -195,18 +216,18 @@ def sign_together(batches: Seq[tuple[Place, Sequence, Seal]], sign: Sign) -> lis
 def sealed(
     place: Place,
     sequence: Sequence,
-    body: bytes,
+    batch: bytes,
     *,
-    events: int,
     time_us: int,
+    salt: bytes = b"",
     root: bytes = NO_ROOT,
     public_key: bytes,
     sign: Sign,
 ) -> bytes:
-    """The body behind a seal of its own, as it travels and is stored."""
-    unsigned = Seal(events, time_us, payload_digest(body), root, public_key)
+    """This basic batch signed by itself, as it travels and is stored."""
+    unsigned = unsealed(batch, salt, time_us=time_us, root=root, public_key=public_key)
     (seal,) = sign_together([(place, sequence, unsigned)], sign)
-    return seal.encode() + body
+    return seal.encode() + salt + batch[HEADER_BYTES:]
 
 
 class Checked:
@@ -249,12 +270,6 @@ def check_seal(
         ) from None
 
 
-def events_of(payload: bytes) -> int:
-    """How many events the seal says there are, of a batch that has one."""
-    (events,) = _EVENTS.unpack_from(payload, len(SEAL_MAGIC))
-    return int(events)
-
-
 def _signed(size: int, root: bytes) -> bytes:
     return _SHEAF_CONTEXT + bytes((size,)) + root
 
@@ -262,12 +277,6 @@ def _signed(size: int, root: bytes) -> bytes:
 def body_of(payload: bytes) -> bytes:
     """What is behind the seal."""
     return payload[SEAL_BYTES:]
-
-
-def batch_of(payload: bytes) -> memoryview:
-    """The batch as its producer made it, on the same memory."""
-    has_salt = payload[_ROOT_AT : _ROOT_AT + len(NO_ROOT)] != NO_ROOT
-    return memoryview(payload)[SEAL_BYTES + SALT_BYTES if has_salt else SEAL_BYTES :]
 
 
 def is_sealed(payload: bytes, content: Digest) -> bool:
@@ -279,6 +288,3 @@ def check_body(payload: bytes, content: Digest) -> None:
     """The same, or `RemoteProtocolError`."""
     if not is_sealed(payload, content):
         raise RemoteProtocolError("a sealed batch whose body is not what its seal names")
-
-
-_ROOT_AT = Struct("<4sIq32s").size

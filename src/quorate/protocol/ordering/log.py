@@ -1,7 +1,7 @@
 """The order log: what the decided slots add up to.
 
 Decisions are applied in the order of slots, alike on every replica. A decision gives each of its
-batches the next offset of its partition, a leaf in the group's Merkle tree (RFC 6962), and a link
+batches the next offsets of its partition, a leaf in the group's Merkle tree (RFC 6962), and a link
 in the partition's chain, by which readers know that they see what others see.
 
 The state is small, whatever the length of the log: per line the next sequence number and chain,
@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from quorate.core.ids import MARKER, Digest, MemberId, Sequence, member_of
+from quorate.core.header import events_in
+from quorate.core.ids import Digest, MemberId, Sequence, member_of
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.merkle import Tree
@@ -34,7 +35,7 @@ LINES_PER_MEMBER_MAX = 4096
 
 
 class Position(NamedTuple):
-    """Consecutive batches of a line, and the offsets that they got."""
+    """Consecutive batches of a line, and the offset of their first event."""
 
     first: Sequence
     batches: int
@@ -43,12 +44,12 @@ class Position(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The batches of one span: their digests, and which of their payloads are not here.
+    """The batches of one span: their descriptors, and which of their payloads are not here.
 
     Of a validated topic also who signed that they have those, and the chain before the first.
     """
 
-    digests: list[Digest]
+    descriptors: list[bytes]
     lacking: list[int]
     before: Digest = b""
     receipts: tuple[Receipted, ...] = ()
@@ -64,9 +65,10 @@ class LineState(msgspec.Struct):
 
 
 class PartitionState(msgspec.Struct):
-    """Where a partition goes on."""
+    """Where a partition goes on: after so many events, in so many batches."""
 
     end: int = 0
+    batches: int = 0
     chain: Digest = CHAIN_START
 
 
@@ -160,18 +162,18 @@ class OrderLog:
         return Snapshot(self.group, self.state.slot, state, regency)
 
     def _place(self, slot: int, span: Span, time_us: int, content: Content) -> Placed:
-        digests = content.digests
+        descriptors = content.descriptors
         line, partition = self._line(span.line), self._partition(span.line.target)
         offset, leaf = partition.end, self.tree.size
-        leaves = leaves_of(span.line, span.first, offset, time_us, digests)
+        leaves = leaves_of(span.line, span.first, offset, time_us, descriptors)
         for leaf_hash in leaves:
             self.tree.append(leaf_hash)
         chains = chained(partition.chain, leaves)
-        partition.end += span.batches
+        partition.end += sum(map(events_in, descriptors))
+        partition.batches += span.batches
         partition.chain = chains[-1]
         line.next, line.chain, line.used_in_slot = span.end, span.chain, slot
-        if span.publisher != MARKER:
-            line.recent.append(Position(span.first, span.batches, offset, time_us))
+        line.recent.append(Position(span.first, span.batches, offset, time_us))
         while line.recent and _end(line.recent[0]) + RECENT_BATCHES_MIN < line.next:
             del line.recent[0]
         return Placed(
@@ -179,7 +181,7 @@ class OrderLog:
             span.first,
             offset,
             leaf,
-            b"".join(digests),
+            b"".join(descriptors),
             b"".join(leaves),
             b"".join(chains),
             content.lacking,
@@ -194,8 +196,7 @@ class OrderLog:
         if state is None:
             state = LineState()
             self._lines_of[member] += 1
-            # Marks would begin anew.
-            if self._lines_of[member] > LINES_PER_MEMBER_MAX and line.publisher != MARKER:
+            if self._lines_of[member] > LINES_PER_MEMBER_MAX:
                 self._forget_oldest(member)
         lines[line] = state
         return state

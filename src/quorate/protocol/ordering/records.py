@@ -12,15 +12,13 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from quorate.core.header import DESCRIPTOR_BYTES, events_in
 from quorate.core.ids import Digest, NodeId, Sequence, TopicId
 from quorate.core.ordering import Entries, Partition
+from quorate.crypto.digests import cut
+from quorate.protocol.ordering.value import offsets_of
 
 DIGEST_BYTES = 32
-
-
-def cut(digests: bytes) -> list[Digest]:
-    """Digests that are laid end to end, one by one."""
-    return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
 
 
 class Held(msgspec.Struct, frozen=True, gc=False, tag="held"):
@@ -72,13 +70,13 @@ class Dropped(msgspec.Struct, frozen=True, gc=False, tag="dropped"):
 
 
 class Named(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Consecutive batches of one publisher, by their digests, which are laid end to end."""
+    """Consecutive batches of one publisher, by their descriptors, which are laid end to end."""
 
     publisher: NodeId
     topic: TopicId
     partition: int
     first: Sequence
-    digests: bytes
+    descriptors: bytes
 
 
 class Voted(msgspec.Struct, frozen=True, gc=False, tag="voted"):
@@ -120,7 +118,8 @@ class Receipted(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Consecutive batches of one publisher got consecutive offsets, and leaves in the order log.
 
-    Digests, hashes of leaves, and the partition's chain after each batch are laid end to end.
+    `offset` is that of the first event. Descriptors, hashes of leaves, and the partition's chain
+    after each batch are laid end to end.
     """
 
     publisher: NodeId
@@ -129,7 +128,7 @@ class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     first: Sequence
     offset: int
     leaf: int
-    digests: bytes
+    descriptors: bytes
     leaves: bytes
     chains: bytes
     # Which of them, from 0, this replica does not have the payloads of, whatever it holds.
@@ -140,7 +139,17 @@ class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def count(self) -> int:
-        return len(self.digests) // DIGEST_BYTES
+        """How many batches these are."""
+        return len(self.descriptors) // DESCRIPTOR_BYTES
+
+    @property
+    def offsets(self) -> list[int]:
+        """The first offset of each batch, and the one after the last."""
+        return offsets_of(self.offset, cut(self.descriptors))
+
+    @property
+    def end(self) -> int:
+        return self.offsets[-1]
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False, tag="decided"):
@@ -198,7 +207,8 @@ Record: TypeAlias = Held | Dropped | Voted | Decided | Snapshot | Certified | In
 class Stretch(msgspec.Struct, frozen=True, gc=False):
     """Consecutive batches of one publisher as they stand in a partition.
 
-    `before` is the partition's chain before the first of them, `chains` those behind each.
+    `offset` is that of the first event of the first batch, `before` the partition's chain before
+    it, and `chains` has those behind each.
     """
 
     publisher: NodeId
@@ -208,6 +218,15 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
     before: Digest
     chains: bytes
     payloads: list[bytes]
+
+    @property
+    def offsets(self) -> list[int]:
+        """The first offset of each batch, and the one after the last."""
+        return offsets_of(self.offset, self.payloads)
+
+    @property
+    def end(self) -> int:
+        return self.offset + sum(map(events_in, self.payloads))
 
     def entries(self, partition: Partition, batches: int) -> Entries:
         """The first of them, as readers get them."""
@@ -220,20 +239,26 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Spot(NamedTuple):
-    """Whose batch stands at an offset, when that was decided, and its leaf in the order log."""
+    """The batch that has an offset: whose it is, when it was decided, its leaf in the order log,
+    and the offsets of its first event and after its last."""
 
     publisher: NodeId
     sequence: Sequence
     time_us: int
     leaf: int
+    offset: int
+    end: int
 
 
 class Store(Protocol):
-    """What a machine may ask of the disk. Its records take effect here when they are written."""
+    """What a machine may ask of the disk. Its records take effect here when they are written.
+
+    Offsets are those of events. Where one lies inside a batch, that batch is meant.
+    """
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
-        """What stands there from this offset on: at least one batch if it is here, up to about so
-        many bytes. It ends before the first batch whose payload this replica does not have.
+        """What stands there, from the batch of this offset on: at least one batch if it is here, up
+        to about so many bytes. It ends before the first batch whose payload this replica lacks.
         """
 
     def is_fetching(self, partition: Partition, offset: int) -> bool:
@@ -243,15 +268,23 @@ class Store(Protocol):
         """Whether the payload there is kept outside, and not known to be lost: it may yet be had,
         be it that nobody answers there for now."""
 
-    def chain(self, partition: Partition, offset: int) -> Digest | None:
-        """The partition's chain before this offset, if that is still known."""
+    def chain(self, partition: Partition, offset: int) -> tuple[int, Digest] | None:
+        """Where the batch of this offset begins, and the partition's chain before it, if that is
+        still known. At the end there is a chain as well."""
+
+    def behind(self, partition: Partition, offset: int, batches: int) -> int:
+        """The offset after so many batches from that of this offset on, or so many before it if the
+        number is negative; no further than what is kept."""
 
     def spot(self, partition: Partition, offset: int) -> Spot | None:
         """Whose batch stands there, if this offset is kept."""
 
-    def runs(self, partition: Partition, offset: int, count: int) -> list[tuple[int, Spot]]:
-        """The same of so many offsets from this one on, as far as they are kept: how many batches
-        have consecutive numbers and leaves, and the spot of the first of them."""
+    def runs(self, partition: Partition, offset: int, batches: int) -> list[tuple[int, Spot]]:
+        """The same of so many batches from that of this offset on, as far as they are kept: how
+        many have consecutive numbers and leaves, and the spot of the first of them."""
+
+    def descriptors(self, partition: Partition, offset: int, batches: int) -> list[bytes]:
+        """What is known of so many batches without their payloads, from that of this offset on."""
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""
@@ -263,7 +296,7 @@ class Store(Protocol):
         """The first offset that was decided at this time or later; the end if there is none."""
 
     def absent(self) -> list[tuple[Partition, int, int]]:
-        """Offsets, and how many from each on, whose payloads are not here."""
+        """Offsets, and how many batches from each on, whose payloads are not here."""
 
     def placed_at(self, group: int, partition: Partition, offset: int) -> tuple[int, Placed] | None:
         """When this offset was decided, and what was put there together, if it is still known."""

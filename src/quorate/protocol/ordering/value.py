@@ -5,10 +5,12 @@ its last batch says which they are, and, since a chain covers the whole line, th
 left out or done twice. So a slot orders hundreds of batches in some seventy bytes a publisher.
 
 Everything that follows from a decision is computed here, alike on every replica and by every
-reader: the leaf of a batch in the order log, and the chain of a partition.
+reader: the offsets of a batch, its leaf in the order log, and the chain of a partition. A batch
+takes as many offsets as its descriptor says it has events (`core/header.py`).
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from functools import lru_cache
 from hashlib import sha256
 from itertools import accumulate
@@ -18,9 +20,10 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.header import events_in
 from quorate.core.ids import Digest, NodeId, Sequence, TopicId
 from quorate.core.ordering import Line
-from quorate.crypto.digests import link
+from quorate.crypto.digests import digest_of, link
 from quorate.crypto.leaves import LEAF, LEAF_VERSION
 
 DIGEST_BYTES = 32
@@ -88,16 +91,22 @@ def chained(before: Digest, digests: Iterable[Digest]) -> list[Digest]:
     return list(accumulate(digests, link, initial=before))[1:]
 
 
+def offsets_of(offset: int, descriptors: Iterable[bytes]) -> list[int]:
+    """The first offset of each of these batches, and the one after the last."""
+    return list(accumulate(map(events_in, descriptors), initial=offset))
+
+
 def leaves_of(
-    line: Line, first: Sequence, offset: int, time_us: int, digests: Iterable[Digest]
+    line: Line, first: Sequence, offset: int, time_us: int, descriptors: Seq[bytes]
 ) -> list[bytes]:
-    """The leaf hashes, in the order log's tree, of consecutive batches at consecutive offsets."""
+    """The leaf hashes, in the order log's tree, of consecutive batches from this offset on."""
     publisher, topic, partition = line
     pack, version = LEAF.pack, LEAF_VERSION
     return [
         sha256(
-            b"\x00"
-            + pack(version, topic, partition, offset + at, publisher, first + at, time_us, digest)
+            b"\x00" + pack(version, topic, partition, at, publisher, sequence, time_us, content)
         ).digest()
-        for at, digest in enumerate(digests)
+        for sequence, (at, content) in enumerate(
+            zip(offsets_of(offset, descriptors), map(digest_of, descriptors), strict=False), first
+        )
     ]
