@@ -16,12 +16,11 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from quorate.core.header import DESCRIPTOR_BYTES, SEAL_BYTES
 from quorate.core.ids import NodeId, TopicId
 from quorate.core.limits import RUN_BATCHES_MAX, SEALED_BYTES_MAX
 
 DIGEST_BYTES = 32
-# What a batch of a validated topic has in front of it (`crypto/sids.py`).
-
 SIGNATURE_BYTES_MAX = 64
 VALUE_BYTES_MAX = 1024 * 1024
 STATE_BYTES_MAX = 1024 * 1024

@@ -283,9 +283,6 @@ class Store(Protocol):
         """The same of so many batches from that of this offset on, as far as they are kept: how
         many have consecutive numbers and leaves, and the spot of the first of them."""
 
-    def descriptors(self, partition: Partition, offset: int, batches: int) -> list[bytes]:
-        """What is known of so many batches without their payloads, from that of this offset on."""
-
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""
 
