@@ -153,7 +153,9 @@ _NO_HEADERS = PackedHeaders(bytes(4), 0, _NO_STRINGS, _NO_STRINGS)
 def packed(items: Sequence[bytes]) -> Packed:
     sizes = list(map(len, items))
     count, size = len(sizes), sizes[0] if sizes else 0
-    is_kept_ready = _EVEN_EVENTS_MIN <= count <= _EVEN_EVENTS_MAX and count * size <= PLAIN_BYTES_MAX
+    is_kept_ready = (
+        _EVEN_EVENTS_MIN <= count <= _EVEN_EVENTS_MAX and count * size <= PLAIN_BYTES_MAX
+    )
     if is_kept_ready and sizes.count(size) == count:
         return Packed(_even_offsets(count, size), count * size, items)
     offsets = tuple(accumulate(sizes, initial=0))
@@ -202,7 +204,7 @@ def seal(columns: Columns, count: int, compression: str) -> bytes:
     plain = b"".join((header, beginning, *_pieces(columns)))
     if len(plain) != head_bytes + plain_bytes:
         raise TypeError("keys and values must be bytes")
-    payload = plain if compression == "none" else _compressed(plain, compression)
+    payload: bytes = plain if compression == "none" else _compressed(plain, compression)
     if len(payload) > BATCH_BYTES_MAX:
         raise too_large(len(payload))
     return payload
@@ -218,7 +220,7 @@ def _compressed(plain: bytes, compression: str) -> bytes:
         return plain
     head = bytearray(plain[:head_bytes])
     head[HEADER_BYTES + 1] = COMPRESSIONS.index(compression)
-    return bytes(head) + stored
+    return bytes(head) + bytes(stored)
 
 
 def _pieces(columns: Columns) -> list[Buffer]:
@@ -296,7 +298,9 @@ def checked_head(payload: Payload) -> Head:
             f"a batch of {len(payload)} bytes; allowed are {at} to "
             f"{start - HEADER_BYTES + BATCH_BYTES_MAX}"
         )
-    flags, compression, zero, oldest_us, keys, names, values = _BEGINNING.unpack_from(payload, start)
+    flags, compression, zero, oldest_us, keys, names, values = _BEGINNING.unpack_from(
+        payload, start
+    )
     if flags > _FLAGS or compression >= len(COMPRESSIONS) or zero:
         raise RemoteProtocolError(
             f"a batch with unknown flags {flags}, compression {compression} "

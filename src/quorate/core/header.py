@@ -3,18 +3,19 @@
     u8 version   u8 kind   u16 zero   u32 events   u32 headers   u32 plain bytes
 
 It has 16 bytes, little-endian, and every payload begins with it. The kind is *basic*, or *signed*:
-then a signature block and perhaps a salt stand between the header and the events (`crypto/sids.py`).
-*Plain bytes* are those of the columns before compression (`core/columns.py`). How long a header is
-follows from its version.
+then a signature block and perhaps a salt stand between the header and the events
+(`crypto/sids.py`). *Plain bytes* are those of the columns before compression (`core/columns.py`).
+How long a header is follows from its version.
 
-The digest of a batch covers the header and the digest of what follows it (`crypto/digests.py`). Both
-together are its *descriptor*: whoever has that knows how many offsets the batch takes, whether its
-producer signed it and what it costs, and needs no payload for it.
+The digest of a batch covers the header and the digest of what follows it (`crypto/digests.py`).
+Both together are its *descriptor*: whoever has that knows how many offsets the batch takes, whether
+its producer signed it and what it costs, and needs no payload for it.
 
 A header that cannot be true (no events, more than fit, fewer plain bytes than the events take) is
 refused wherever it comes from, with its payload or without.
 """
 
+from collections.abc import Iterable
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
@@ -31,8 +32,8 @@ EVENT_BYTES_MIN = 4
 # What compressed columns may grow to. A header that promises more is refused unread.
 PLAIN_BYTES_MAX = 4 * BATCH_BYTES_MAX
 
-# What stands between the header and the events of a signed batch: the signature block, and a salt if
-# the root that the block names is not zero.
+# What stands between the header and the events of a signed batch: the signature block, and a salt
+# if the root that the block names is not zero.
 SEAL_BYTES = HEADER_BYTES + 272
 SALT_BYTES = 32
 NO_ROOT = bytes(32)
@@ -72,7 +73,7 @@ def header_of(payload: Payload) -> Header:
             f"a batch of {len(payload)} bytes, where its header alone takes {HEADER_BYTES}"
         )
     header = Header._make(_HEADER.unpack_from(payload))
-    version, kind, zero, events, headers, plain_bytes = header
+    version, kind, zero, events, _, plain_bytes = header
     if version != VERSION or kind >= len(KINDS) or zero:
         raise RemoteProtocolError(
             f"a batch of version {version} and kind {kind}; allowed are version {VERSION} and "
@@ -88,6 +89,22 @@ def header_of(payload: Payload) -> Header:
             f"{EVENT_BYTES_MIN * events} to {PLAIN_BYTES_MAX}"
         )
     return header
+
+
+def are_possible(batches: Iterable[Payload]) -> bool:
+    """Whether all of these headers may be true, of payloads or descriptors."""
+    try:
+        return all([header_of(each) for each in batches])
+    except RemoteProtocolError:
+        return False
+
+
+def are_basic(payloads: Iterable[Payload]) -> bool:
+    """Whether all of these headers may be true where nobody signs."""
+    try:
+        return not any([header_of(payload).is_signed for payload in payloads])
+    except RemoteProtocolError:
+        return False
 
 
 def count_of(payload: Payload) -> int:

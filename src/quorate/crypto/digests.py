@@ -37,15 +37,19 @@ def digest_of(described: bytes) -> Digest:
 def descriptor(payload: bytes | memoryview) -> bytes:
     """The header of this batch and the digest of what follows it.
 
-    A signed batch whose body is not what its signature block names gets one that no seal leads to.
+    A signed batch whose body is not what its signature block names gets one that no seal leads to,
+    and so do bytes that have no header.
     """
-    header = bytes(payload[:HEADER_BYTES]).ljust(HEADER_BYTES, b"\0")
-    if not is_signed(payload):
+    header = bytes(payload[:HEADER_BYTES])
+    if len(header) == HEADER_BYTES and not is_signed(header):
         return header + payload_digest(memoryview(payload)[HEADER_BYTES:])
     seal = bytes(payload[:SEAL_BYTES])
     if payload_digest(memoryview(payload)[SEAL_BYTES:]) == seal[_NAMED]:
         return seal_descriptor(seal)
-    return header + blake3(payload, derive_key_context=_OTHER_CONTEXT).digest()
+    return (
+        header.ljust(HEADER_BYTES, b"\0")
+        + blake3(payload, derive_key_context=_OTHER_CONTEXT).digest()
+    )
 
 
 def seal_descriptor(seal: bytes) -> bytes:

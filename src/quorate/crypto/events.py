@@ -61,7 +61,9 @@ def events_root(salt: bytes, events: Iterable[Event]) -> Hash:
 
 
 def check_events(payload: bytes) -> int:
-    """How many events a signed batch has, if its tree is that of its seal; or `RemoteProtocolError`.
+    """How many events a signed batch has, if its tree is that of its seal.
+
+    Otherwise there is a `RemoteProtocolError`.
 
     Who signed the seal, and whether the body is the one that it names, the caller knows.
     """
