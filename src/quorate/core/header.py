@@ -94,7 +94,7 @@ def header_of(payload: Payload) -> Header:
 def are_possible(batches: Iterable[Payload]) -> bool:
     """Whether all of these headers may be true, of payloads or descriptors."""
     try:
-        return all([header_of(each) for each in batches])
+        return all(header_of(each) for each in batches)
     except RemoteProtocolError:
         return False
 
@@ -102,7 +102,7 @@ def are_possible(batches: Iterable[Payload]) -> bool:
 def are_basic(payloads: Iterable[Payload]) -> bool:
     """Whether all of these headers may be true where nobody signs."""
     try:
-        return not any([header_of(payload).is_signed for payload in payloads])
+        return not any(header_of(payload).is_signed for payload in payloads)
     except RemoteProtocolError:
         return False
 
