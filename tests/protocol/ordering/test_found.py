@@ -37,7 +37,7 @@ from quorate.core.ordering import (
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering import reading as reading_module
-from quorate.protocol.ordering.reading import CREDIT_BATCHES, FIRST_CREDIT_BATCHES, Reading
+from quorate.protocol.ordering.reading import CREDIT_BATCHES, FIRST_CREDIT_EVENTS, Reading
 from quorate.protocol.ordering.records import Held, Voted
 from quorate.protocol.ordering.replica import Found
 from quorate.protocol.ordering.value import CHAIN_START, Span, chained, leaves_of, value_digest
@@ -548,7 +548,7 @@ def test_as_many_early_entries_as_are_kept_can_be_placed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`Reading.on_entries` calls itself for each: 1024 of them are deeper than Python goes."""
-    monkeypatch.setattr(reading_module, "FIRST_CREDIT_BATCHES", CREDIT_BATCHES)
+    monkeypatch.setattr(reading_module, "FIRST_CREDIT_EVENTS", CREDIT_BATCHES)
     first, *early = entries(CREDIT_BATCHES)
     reader = reading()
     assert reader.lead is not None
@@ -612,10 +612,10 @@ def test_a_reader_takes_no_more_than_it_allowed() -> None:
     reader = reading()
     assert reader.lead is not None
 
-    for each in entries(FIRST_CREDIT_BATCHES + 100):
+    for each in entries(FIRST_CREDIT_EVENTS + 100):
         reader.on_entries(reader.lead, each, EVERYBODY)
 
-    assert reader.received == FIRST_CREDIT_BATCHES
+    assert reader.received == FIRST_CREDIT_EVENTS
 
 
 def test_a_replica_that_makes_up_decisions_fills_no_memory() -> None:
