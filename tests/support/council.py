@@ -15,7 +15,7 @@ from random import Random
 from typing import TypeVar
 
 from quorate.core.cluster import Cluster
-from quorate.core.header import SEAL_BYTES
+from quorate.core.header import SEAL_BYTES, is_signed
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.messages import Message
 from quorate.core.ordering import AnnounceSealed, Append, Line, Stored
@@ -38,7 +38,7 @@ from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary, SimSigner, notaries_of
 from quorate.sim.sealing import CLUSTER, public_key, signing_key
 from quorate.sim.stores import SimStore
-from stage import event, framed, topic
+from stage import event, framed, opened, topic
 
 A, B, C = 1000, 1001, 1002
 READER = 1500
@@ -55,7 +55,7 @@ _M = TypeVar("_M")
 
 
 def payload_of(publisher: NodeId, sequence: Sequence, content: str = "") -> bytes:
-    return event(f"{NAMES[publisher]}{sequence}{content}".encode())
+    return f"{NAMES[publisher]}{sequence}{content}".encode()
 
 
 def span_of(publisher: NodeId, first: Sequence, *payloads: bytes, before: bytes = b"") -> Span:
@@ -176,8 +176,11 @@ class Council:
         *payloads: bytes,
         to: Iterable[NodeId] | None = None,
     ) -> None:
-        """A publisher hands in batches, small ones of its own if none are given."""
-        append = Append(T, 0, first, [*map(framed, payloads)] or [payload_of(publisher, first)])
+        """A publisher hands in batches of one event each, small ones of its own if none are given.
+
+        What has the header of a batch is handed in as it is.
+        """
+        append = Append(T, 0, first, [*map(framed, payloads)] or [framed(payload_of(publisher, first))])
         for replica in self.members if to is None else to:
             if replica in self.seats:
                 self.step(publisher, replica, append)
@@ -302,14 +305,14 @@ class Council:
         return [r for turn in self.turns if by in (None, turn.replica) for r in turn.ready.reports]
 
     def log(self, replica: NodeId) -> list[bytes]:
-        """The payloads of partition 0 as this replica reads them to others."""
+        """What partition 0 has as this replica reads it to others: values, and signed payloads."""
         group = self.group(replica)
         target = Line(A, T, 0).target
         found: list[bytes] = []
         end = 0
         while stretches := group.readers.read(target, end, 1 << 30):
             for stretch in stretches:
-                found += stretch.payloads
+                found += [each if is_signed(each) else opened(each) for each in stretch.payloads]
             end = stretches[-1].end
         return found
 

@@ -21,6 +21,7 @@ from quorate.core.filter import Filter
 from quorate.core.header import are_possible
 from quorate.core.ids import NodeId, Sequence, Stream, topic_id
 from quorate.core.messages import Message
+from quorate.crypto.digests import descriptor
 from quorate.crypto.macs import DirectedMac, PairwiseMacs, derive_key
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
@@ -59,6 +60,11 @@ def event(value: bytes, *, key: bytes | None = None, **headers: bytes) -> bytes:
 def framed(payload: bytes) -> bytes:
     """A batch of one event with this value; what has the header of a batch is one."""
     return payload if are_possible([payload]) else event(payload)
+
+
+def described(payload: bytes) -> bytes:
+    """The descriptor of a batch, or of one event with this value."""
+    return descriptor(framed(payload))
 
 
 def opened(payload: bytes) -> bytes:
