@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quorate.core.batch import Batch, compression_of, count_of
+from quorate.core.batch import Batch, compression_of
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.event import Event
+from quorate.core.header import count_of
 
 # A replica holds every event of a batch against a filter, so a filter may not be long.
 KEY_PREFIX_BYTES_MAX = 4096

@@ -39,6 +39,9 @@ NO_ROOT = bytes(32)
 _ROOT = slice(HEADER_BYTES + 40, HEADER_BYTES + 72)
 
 _HEADER = Struct("<BBHIII")
+# The same, with version, kind and zero in one number.
+_WORDS = Struct("<IIII")
+_ALLOWED = tuple(VERSION | kind << 8 for kind in range(len(KINDS)))
 _EVENTS = Struct("<I")
 _EVENTS_AT = 4
 
@@ -67,16 +70,23 @@ class Header(NamedTuple):
 
 def header_of(payload: Payload) -> Header:
     """The header that a payload or a descriptor begins with, or `RemoteProtocolError`."""
+    count_of(payload)
+    return Header._make(_HEADER.unpack_from(payload))
+
+
+def count_of(payload: Payload) -> int:
+    """How many events a payload or a descriptor says it has, or `RemoteProtocolError`."""
     if len(payload) < HEADER_BYTES:
         raise RemoteProtocolError(
             f"a batch of {len(payload)} bytes, where its header alone takes {HEADER_BYTES}"
         )
-    header = Header._make(_HEADER.unpack_from(payload))
-    version, kind, zero, events, headers, plain_bytes = header
-    if version != VERSION or kind >= len(KINDS) or zero:
+    events: int
+    word, events, _, plain_bytes = _WORDS.unpack_from(payload)
+    if word not in _ALLOWED:
+        version, kind, zero, *_ = _HEADER.unpack_from(payload)
         raise RemoteProtocolError(
-            f"a batch of version {version} and kind {kind}; allowed are version {VERSION} and "
-            f"kinds 0 ({KINDS[0]}) and 1 ({KINDS[1]})"
+            f"a batch of version {version}, kind {kind} and reserved bytes {zero}; allowed are "
+            f"version {VERSION}, kinds 0 ({KINDS[BASIC]}) and 1 ({KINDS[SIGNED]}), and zero"
         )
     if not 0 < events <= BATCH_EVENTS_MAX:
         raise RemoteProtocolError(
@@ -87,17 +97,12 @@ def header_of(payload: Payload) -> Header:
             f"a batch of {events} events in {plain_bytes} bytes; allowed are "
             f"{EVENT_BYTES_MIN * events} to {PLAIN_BYTES_MAX}"
         )
-    return header
-
-
-def count_of(payload: Payload) -> int:
-    """How many events a payload says it has, read from its header alone."""
-    return header_of(payload).events
+    return events
 
 
 def columns_at(payload: Payload) -> int:
     """Where the part of a payload begins that `core/columns.py` lays out."""
-    if payload[1] != SIGNED:
+    if payload[1] == BASIC:
         return HEADER_BYTES
     return SEAL_BYTES if payload[_ROOT] == NO_ROOT else SEAL_BYTES + SALT_BYTES
 
