@@ -155,7 +155,9 @@ _NO_HEADERS = PackedHeaders(bytes(4), 0, _NO_STRINGS, _NO_STRINGS)
 def packed(items: Sequence[bytes]) -> Packed:
     sizes = list(map(len, items))
     count, size = len(sizes), sizes[0] if sizes else 0
-    is_kept_ready = _EVEN_EVENTS_MIN <= count <= _EVEN_EVENTS_MAX and count * size <= PLAIN_BYTES_MAX
+    is_kept_ready = (
+        _EVEN_EVENTS_MIN <= count <= _EVEN_EVENTS_MAX and count * size <= PLAIN_BYTES_MAX
+    )
     if is_kept_ready and sizes.count(size) == count:
         return Packed(_even_offsets(count, size), count * size, items)
     offsets = tuple(accumulate(sizes, initial=0))
@@ -215,7 +217,9 @@ def _compressed(plain: bytes, compression: str) -> bytes:
     import pyarrow
 
     head_bytes = HEADER_BYTES + BEGINNING_BYTES
-    stored: bytes = pyarrow.compress(memoryview(plain)[head_bytes:], codec=compression, asbytes=True)
+    stored: bytes = pyarrow.compress(
+        memoryview(plain)[head_bytes:], codec=compression, asbytes=True
+    )
     if head_bytes + len(stored) >= len(plain):
         return plain
     head = bytearray(plain[:head_bytes])
@@ -299,7 +303,9 @@ def checked_head(payload: Payload) -> Head:
             f"a batch of {len(payload)} bytes; allowed are {at} to "
             f"{start - HEADER_BYTES + BATCH_BYTES_MAX}"
         )
-    flags, compression, zero, oldest_us, keys, names, values = _BEGINNING.unpack_from(payload, start)
+    flags, compression, zero, oldest_us, keys, names, values = _BEGINNING.unpack_from(
+        payload, start
+    )
     if flags > _FLAGS or compression >= len(COMPRESSIONS) or zero:
         raise RemoteProtocolError(
             f"a batch with unknown flags {flags}, compression {compression} "

@@ -3,13 +3,13 @@
     u8 version   u8 kind   u16 zero   u32 events   u32 headers   u32 plain bytes
 
 It has 16 bytes, little-endian, and every payload begins with it. The kind is *basic*, or *signed*:
-then a signature block and perhaps a salt stand between the header and the events (`crypto/sids.py`).
-*Plain bytes* are those of the columns before compression (`core/columns.py`). How long a header is
-follows from its version.
+then a signature block, and perhaps a salt, is between the header and the events
+(`crypto/sids.py`). *Plain bytes* are those of the columns before compression (`core/columns.py`).
+How long a header is follows from its version.
 
-The digest of a batch covers the header and the digest of what follows it (`crypto/digests.py`). Both
-together are its *descriptor*: whoever has that knows how many offsets the batch takes, whether its
-producer signed it and what it costs, and needs no payload for it.
+The digest of a batch covers the header and the digest of what follows it (`crypto/digests.py`).
+Both together are its *descriptor*: whoever has that knows how many offsets the batch takes, whether
+its producer signed it and what it costs, and needs no payload for it.
 
 A header that cannot be true (no events, more than fit, fewer plain bytes than the events take) is
 refused wherever it comes from, with its payload or without.
@@ -31,8 +31,8 @@ EVENT_BYTES_MIN = 4
 # What compressed columns may grow to. A header that promises more is refused unread.
 PLAIN_BYTES_MAX = 4 * BATCH_BYTES_MAX
 
-# What stands between the header and the events of a signed batch: the signature block, and a salt if
-# the root that the block names is not zero.
+# Header and signature block of a signed batch. A salt follows if the root that the block names is
+# not zero.
 SEAL_BYTES = HEADER_BYTES + 272
 SALT_BYTES = 32
 NO_ROOT = bytes(32)

@@ -141,8 +141,8 @@ class Seal(NamedTuple):
         header = header_of(data)
         if len(data) < SEAL_BYTES or not header.is_signed:
             raise RemoteProtocolError("a batch without a seal, where a signed one is due")
-        time_us, digest, root, sheaf, leaf, zeros, path, public_key, signature = (
-            _BLOCK.unpack_from(data, HEADER_BYTES)
+        time_us, digest, root, sheaf, leaf, zeros, path, public_key, signature = _BLOCK.unpack_from(
+            data, HEADER_BYTES
         )
         if zeros != _ZEROS:
             raise RemoteProtocolError("a seal whose reserved bytes are not zero")
