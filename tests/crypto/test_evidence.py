@@ -1,10 +1,13 @@
 """Evidence proves what it says to whoever has the keys, and nothing once anything is changed."""
 
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.core.batch import encode_one, encode_values
+from quorate.core.cluster import Cluster
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.event import Event
 from quorate.core.header import HEADER_BYTES, NO_ROOT, SEAL_BYTES, Header, header_of
@@ -448,3 +452,39 @@ def test_a_signature_of_something_longer_does_not_sign_its_end() -> None:
 
     assert is_signed(KEYS.keys[STORE][0], b"in front of data", signature)
     assert not is_signed(KEYS.keys[STORE][0], b"data", signature + b"in front of ")
+
+
+# Vectors
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+EXPECTED: dict[str, dict[str, Any]] = json.loads(
+    (VECTORS / "evidence" / "expected.json").read_text()
+)
+BANK = Keys.of(Cluster.parse((VECTORS / "proofs" / "cluster.toml").read_text()))
+
+
+def test_the_generator_makes_the_vectors_that_are_checked_in_to_the_byte() -> None:
+    generator = VECTORS / "generate_evidence.py"
+    spec = importlib.util.spec_from_file_location("generate_evidence", generator)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: dict[str, bytes] = module.made()
+
+    assert made == {path.name: path.read_bytes() for path in (VECTORS / "evidence").iterdir()}
+
+
+@pytest.mark.parametrize("name", EXPECTED["good"])
+def test_a_good_vector_proves_what_is_expected(name: str) -> None:
+    evidence = parse((VECTORS / "evidence" / f"good-{name}.json").read_text())
+
+    assert msgspec.to_builtins(verify_evidence(evidence, BANK)) == EXPECTED["good"][name]
+
+
+@pytest.mark.parametrize("name", EXPECTED["bad"])
+def test_a_bad_vector_is_refused_with_its_sentence(name: str) -> None:
+    with pytest.raises(RemoteProtocolError) as refused:
+        verify_evidence(parse((VECTORS / "evidence" / f"bad-{name}.json").read_text()), BANK)
+
+    assert str(refused.value) == EXPECTED["bad"][name]
