@@ -19,6 +19,7 @@ from typing import TypeAlias, TypeGuard
 import msgspec
 
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.header import HEADER_BYTES
 from quorate.core.limits import FRAME_BYTES_MAX, RUN_BATCHES_MAX, SEALED_BYTES_MAX
 from quorate.core.ordering import Append, Entries
 
@@ -97,9 +98,10 @@ def _payloads(packed: list[bytes], data: memoryview) -> list[bytes]:
     if count > RUN_BATCHES_MAX:
         raise RemoteProtocolError(f"a run of {count} batches; allowed are 1 to {RUN_BATCHES_MAX}")
     lengths = Struct(f"<{count}I").unpack(packed[0])
-    if max(lengths) > SEALED_BYTES_MAX:
+    if min(lengths) < HEADER_BYTES or max(lengths) > SEALED_BYTES_MAX:
         raise RemoteProtocolError(
-            f"a batch of {max(lengths)} bytes; allowed are up to {SEALED_BYTES_MAX}"
+            f"batches of {min(lengths)} to {max(lengths)} bytes; allowed are {HEADER_BYTES} to "
+            f"{SEALED_BYTES_MAX}"
         )
     if sum(lengths) != len(data):
         raise RemoteProtocolError(f"payloads of {sum(lengths)} bytes in {len(data)} bytes")

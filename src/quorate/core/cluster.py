@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 from blake3 import blake3
 
-from quorate.core.contract import EVERYONE, Contract, companion_name
+from quorate.core.contract import EVERYONE, Contract
 from quorate.core.control import CONTROL_TOPIC, RESERVED_PREFIX, control_contract
 from quorate.core.errors import ConfigError
 from quorate.core.ids import MEMBER_ID_MAX, MemberId, NodeId, TopicId, member_of, topic_id
@@ -162,12 +162,9 @@ class Cluster:
     _names: dict[MemberId, str] = field(init=False, repr=False, compare=False)
     # The contract of the topic that every cluster has; None if it has too few replicas for one.
     control: Contract | None = field(init=False, repr=False, compare=False)
-    # With the companions of validated topics, each behind its topic.
-    all_topics: Mapping[str, Contract] = field(init=False, repr=False, compare=False)
     _topic_names: dict[TopicId, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "all_topics", _with_companions(self.topics))
         _check(self)
         n = len(self.replicas)
         object.__setattr__(self, "orderers", self.orderers or n)
@@ -247,7 +244,7 @@ class Cluster:
         placed. A replica that is added later serves later topics only, since what replicas know
         of a topic (its streams, its log) does not move by itself.
         """
-        contract = self.contract_of(topic)
+        contract = self.contract(topic)
         if contract.is_log:
             # Log topics with the same protection are ordered together, by the same replicas.
             return tuple(range(self._group_size(contract)))
@@ -262,11 +259,6 @@ class Cluster:
             raise ConfigError(f"cluster {self.name} has no topic {topic!r}; it has {known}")
         return contract
 
-    def contract_of(self, log: str) -> Contract:
-        """The same; also of a validated topic's companion, which is no topic for anybody else."""
-        companion = self.all_topics.get(log)
-        return self.contract(log) if companion is None else companion
-
     def _group_size(self, contract: Contract) -> int:
         """Every replica carries commands out, so all founders are in the group that orders those.
 
@@ -274,15 +266,6 @@ class Cluster:
         """
         has_commands = self.control is not None and self.control.protection == contract.protection
         return self.orderers if has_commands else contract.replicas(self.f)
-
-
-def _with_companions(topics: Mapping[str, Contract]) -> dict[str, Contract]:
-    every: dict[str, Contract] = {}
-    for name, contract in topics.items():
-        every[name] = contract
-        if contract.validated:
-            every[companion_name(name)] = contract.companion
-    return every
 
 
 def parse_topics(text: str) -> dict[str, Contract]:
@@ -542,7 +525,7 @@ def _check_unique(cluster: Cluster) -> None:
             if port is not None
         ),
     )
-    _refuse_twins("the topic number", ((topic_id(name), name) for name in cluster.all_topics))
+    _refuse_twins("the topic number", ((topic_id(name), name) for name in cluster.topics))
 
 
 def _refuse_twins(what: str, owners: Iterable[tuple[object, str]]) -> None:

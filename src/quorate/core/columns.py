@@ -206,7 +206,7 @@ def seal(columns: Columns, count: int, compression: str) -> bytes:
     plain = b"".join((header, beginning, *_pieces(columns)))
     if len(plain) != head_bytes + plain_bytes:
         raise TypeError("keys and values must be bytes")
-    payload = plain if compression == "none" else _compressed(plain, compression)
+    payload: bytes = plain if compression == "none" else _compressed(plain, compression)
     if len(payload) > BATCH_BYTES_MAX:
         raise too_large(len(payload))
     return payload
@@ -224,7 +224,7 @@ def _compressed(plain: bytes, compression: str) -> bytes:
         return plain
     head = bytearray(plain[:head_bytes])
     head[HEADER_BYTES + 1] = COMPRESSIONS.index(compression)
-    return bytes(head) + stored
+    return bytes(head) + bytes(stored)
 
 
 def _pieces(columns: Columns) -> list[Buffer]:

@@ -15,7 +15,7 @@ neutral value: no broadcast, an empty queue, no limit in time.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,8 +41,6 @@ CLIENTS_MAX = 1_000_000
 # Keys that a contract may have and that no replica keeps yet, so that nobody is offered them.
 NOT_YET = ("order_group",)
 NAME_CHARACTERS_MAX = 200
-# A validated topic's other log, for those who do not validate. No topic of a user has such a name.
-COMPANION_SUFFIX = "~basic"
 NAMES_SHOWN_MAX = 8
 
 _WITH_HISTORY = ("authenticated", "chain")
@@ -106,12 +104,6 @@ class Contract:
         proofs = ", with a proof of each event" if self.event_proofs else ""
         validated = f", validated{proofs}" if self.validated else ""
         return f"{self.protection}, {self.protocol}, order {self.order}{history}{validated}"
-
-    @property
-    def companion(self) -> "Contract":
-        """Of a validated topic: the contract of the log that holds what is published on it without
-        validation, and says where validated batches stand between that (`ordering/marking.py`)."""
-        return replace(self, protection="crash", validated=False, event_proofs=False)
 
     def replicas(self, f: int) -> int:
         """How many replicas it takes to keep this contract with f of them faulty."""
@@ -237,16 +229,6 @@ def not_listed(client: str, action: str, topic: str, allowed: tuple[str, ...]) -
     """
     may = ", ".join(allowed) if len(allowed) <= NAMES_SHOWN_MAX else f"{len(allowed)} others"
     return f"{client} may not {action} '{topic}'; {may or 'nobody'} may"
-
-
-def companion_name(topic: str) -> str:
-    """The log beside a validated topic (`Contract.companion`)."""
-    return topic + COMPANION_SUFFIX
-
-
-def topic_of(log: str) -> str:
-    """What to call a log in a sentence: people know the topic, and not its companion."""
-    return log.removesuffix(COMPANION_SUFFIX)
 
 
 def check_topic_name(what: str, name: str) -> None:

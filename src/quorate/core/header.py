@@ -15,6 +15,7 @@ A header that cannot be true (no events, more than fit, fewer plain bytes than t
 refused wherever it comes from, with its payload or without.
 """
 
+from collections.abc import Iterable
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
@@ -98,6 +99,22 @@ def count_of(payload: Payload) -> int:
             f"{EVENT_BYTES_MIN * events} to {PLAIN_BYTES_MAX}"
         )
     return events
+
+
+def are_possible(batches: Iterable[Payload]) -> bool:
+    """Whether all of these headers may be true, of payloads or descriptors."""
+    try:
+        return all(map(count_of, batches))
+    except RemoteProtocolError:
+        return False
+
+
+def are_basic(payloads: Iterable[Payload]) -> bool:
+    """Whether all of these headers may be true where nobody signs."""
+    try:
+        return not any(count_of(payload) and is_signed(payload) for payload in payloads)
+    except RemoteProtocolError:
+        return False
 
 
 def columns_at(payload: Payload) -> int:

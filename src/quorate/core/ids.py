@@ -24,9 +24,6 @@ MEMBER_ID_MAX = 2**32 - 1
 NODE_ID_MAX = 2**64 - 1
 SESSION_MAX = 2**32 - 1
 SEQUENCE_MAX = 2**64 - 1
-# The line of marks in a companion (`protocol/ordering/marking.py`) has this node, and nobody is it:
-# a replica has no sessions.
-MARKER: NodeId = SESSION_MAX << 32
 
 
 class Lane(IntEnum):

@@ -9,14 +9,19 @@ walks the slots.
 A *line* is the batches of one publisher for one partition, numbered without gaps. Digests of a
 line are chained (`chain` of a batch covers all batches before it), so that one hash says what a
 replica has of a line, however long it is.
+
+Where a batch travels without its payload it is its *descriptor* that does (`crypto/digests.py`),
+which says how many events it has. Offsets are those of events.
 """
 
+from enum import IntEnum
+from itertools import accumulate
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from quorate.core.header import DESCRIPTOR_BYTES, SEAL_BYTES
+from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, events_in
 from quorate.core.ids import NodeId, TopicId
 from quorate.core.limits import RUN_BATCHES_MAX, SEALED_BYTES_MAX
 
@@ -38,7 +43,7 @@ PATH_HASHES_MAX = 63
 # What an auditor is told of at a time: the order that slots decided, without what was in it.
 WALKED_SLOTS_MAX = 16_384
 SLOT_SPANS_MAX = 4096
-SLOT_DIGESTS_BYTES_MAX = 4096 * DIGEST_BYTES
+SLOT_DESCRIPTORS_BYTES_MAX = 4096 * DESCRIPTOR_BYTES
 EDGE_MAX = 63
 # Whoever reads a stretch is shown at a time where so many batches stand, in so many runs; each has
 # a few hashes beside it.
@@ -62,10 +67,13 @@ _PartitionNumber = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 _Time = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 _Value = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
-_Payload = Annotated[bytes, Meta(max_length=SEALED_BYTES_MAX)]
+_Payload = Annotated[bytes, Meta(min_length=HEADER_BYTES, max_length=SEALED_BYTES_MAX)]
+# Or nothing, where a payload is left out.
+_Perhaps = Annotated[bytes, Meta(max_length=SEALED_BYTES_MAX)]
 _Seal = Annotated[bytes, Meta(min_length=SEAL_BYTES, max_length=SEAL_BYTES)]
 _Payloads = Annotated[list[_Payload], Meta(min_length=1, max_length=RUN_BATCHES_MAX)]
-_Digests = Annotated[list[_Digest], Meta(min_length=1, max_length=RUN_BATCHES_MAX)]
+_Descriptor = Annotated[bytes, Meta(min_length=DESCRIPTOR_BYTES, max_length=DESCRIPTOR_BYTES)]
+_Descriptors = Annotated[list[_Descriptor], Meta(min_length=1, max_length=RUN_BATCHES_MAX)]
 _Values = Annotated[list[_Value], Meta(max_length=VALUES_MAX)]
 _State = Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)]
 _Sentence = Annotated[str, Meta(max_length=SENTENCE_CHARACTERS_MAX)]
@@ -112,16 +120,16 @@ class Append(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
 
 
 class Announce(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
-    """Publisher to replica: others keep these batches, and you shall help to order them."""
+    """Publisher to replica: others keep these basic batches; help to order them."""
 
     topic: _Topic
     partition: _PartitionNumber
     first: _Number
-    digests: _Digests
+    descriptors: _Descriptors
 
 
 class AnnounceSealed(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=49):
-    """The same on a validated topic: seals say what batches hash to, and who signed them."""
+    """The same of signed batches: seals say what batches hash to, and who signed them."""
 
     topic: _Topic
     partition: _PartitionNumber
@@ -168,21 +176,18 @@ class Retrieve(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
 
 
 class Retrieved(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=6):
-    """The answer; a payload that the sender would not or could not add is empty.
-
-    Whether one is empty in truth, its digest says.
-    """
+    """The answer; a payload that the sender would not or could not add is empty."""
 
     publisher: _Node
     topic: _Topic
     partition: _PartitionNumber
     first: _Number
-    digests: _Digests
-    payloads: _Payloads
+    descriptors: _Descriptors
+    payloads: Annotated[list[_Perhaps], Meta(max_length=RUN_BATCHES_MAX)]
 
 
 class Ordered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=7):
-    """Replica to publisher: these batches of yours have the offsets from `offset` on."""
+    """Replica to publisher: the events of these batches have the offsets from `offset` on."""
 
     topic: _Topic
     partition: _PartitionNumber
@@ -236,7 +241,7 @@ class Standing(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=11):
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=12):
-    """Replica to replica: this slot was decided so. `digests` are those of its batches.
+    """Replica to replica: this slot was decided so. `descriptors` are those of its batches.
 
     `commands` are the payloads of those that are commands of the control plane.
     """
@@ -244,7 +249,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=12):
     group: _Number
     slot: _Number
     value: _Value
-    digests: bytes
+    descriptors: bytes
     commands: Annotated[list[_Payload], Meta(max_length=COMMANDS_MAX)] = []
 
 
@@ -371,11 +376,20 @@ class Located(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=22):
     offset: _Number
 
 
-class Follow(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
-    """Reader to replica: tell me of this partition, from `offset` up to but without `limit`.
+class Wants(IntEnum):
+    """What a reader is sent: only how the chain goes on, all batches, or those that are signed and
+    of the others no more than their descriptors."""
 
-    With `payloads`, send the batches; otherwise only how the chain goes on. Of several, the one
-    with the highest number holds.
+    CHAIN = 0
+    ALL = 1
+    SIGNED = 2
+
+
+class Follow(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
+    """Reader to replica: tell me of this partition, from the batch that has `offset` on, as far as
+    batches begin before `limit`.
+
+    Of several, the one with the highest number holds.
     """
 
     topic: _Topic
@@ -383,11 +397,11 @@ class Follow(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
     number: _Number
     offset: _Number
     limit: _Number
-    payloads: bool
+    wants: Wants
 
 
 class Allow(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=17):
-    """Reader to replica: of what I follow, you may send up to this limit now."""
+    """Reader to replica: of what I follow, you may send what begins before this limit now."""
 
     topic: _Topic
     partition: _PartitionNumber
@@ -395,7 +409,8 @@ class Allow(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=17):
 
 
 class Fill(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=24):
-    """Replica to replica: I should have these payloads; `large` says that I want large ones too.
+    """Replica to replica: I should have the payloads from `offset` up to but without `end`; `large`
+    says that I want large ones too.
 
     The answer is `Entries`, or `Absent`.
     """
@@ -403,15 +418,16 @@ class Fill(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=24):
     topic: _Topic
     partition: _PartitionNumber
     offset: _Number
-    count: _Number
+    end: _Number
     large: bool
 
 
 class Entries(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=18):
-    """Replica to reader: consecutive batches of one line that stand at these offsets.
+    """Replica to reader: consecutive batches of one line; the first begins at this offset.
 
     `before` is the partition's chain before the first of them, and `after` behind the last: they
-    prove themselves (`bulk.py`).
+    prove themselves (`bulk.py`). Of those that `bare` numbers, from 0, there is only the
+    descriptor.
     """
 
     publisher: _Node
@@ -423,14 +439,21 @@ class Entries(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=18):
     before: _Digest
     after: _Digest
     payloads: _Payloads
+    bare: Annotated[list[_Number], Meta(max_length=RUN_BATCHES_MAX)] = []
 
     @property
     def partition_of(self) -> Partition:
         return Partition(self.topic, self.partition)
 
+    @property
+    def offsets(self) -> list[int]:
+        """Where each batch begins, by its header, and the offset after the last."""
+        return list(accumulate(map(events_in, self.payloads), initial=self.offset))
+
 
 class Chained(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=19):
-    """Replica to reader: the partition's chain before `offset`; below `start` nothing is here.
+    """Replica to reader: the partition's chain before the batch that begins at `offset`; below
+    `start` nothing is here.
 
     Below `taken` that is so because retention took it. A replica that started over lacks more.
     """
@@ -445,15 +468,13 @@ class Chained(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=19):
 
 
 class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=20):
-    """Replica to reader: I do not have the payload of this batch, or it is not for you.
-
-    The same is true of the next ones, up to so many.
-    """
+    """Replica to reader: I do not have the payload of the batch that has this offset, or it is not
+    for you. The same is true of all up to `end`."""
 
     topic: _Topic
     partition: _PartitionNumber
     offset: _Number
-    count: _Number = 1
+    end: _Number
 
 
 # Holding stores to their receipts
@@ -471,7 +492,7 @@ class Challenge(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=41):
     offset: _Number
     sequence: _Number
     time_us: _Time
-    digest: _Digest
+    descriptor: _Descriptor
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=42):
@@ -489,7 +510,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=42):
 
 
 class AskReceipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=43):
-    """To a replica: who signed that they store the batch at this offset?
+    """To a replica: who signed that they store the batch that has this offset?
 
     Whoever names a store says that it did not give it, and gets no answer: the replica sees to it.
     """
@@ -533,7 +554,7 @@ class Receipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=44):
 
 
 class Prove(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=33):
-    """Reader to replica: show me that what stands at this offset stands there."""
+    """Reader to replica: show me that the batch which has this offset stands there."""
 
     topic: _Topic
     partition: _PartitionNumber
@@ -542,7 +563,8 @@ class Prove(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=33):
 
 
 class Proven(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=34):
-    """Replica to reader: whose batch that is, its leaf, and how that leads to a checkpoint's root.
+    """Replica to reader: whose batch that is, where it begins, its leaf, and how that leads to a
+    checkpoint's root.
 
     With a sentence it says why not; `is_final` then means that asking again does not help.
     """
@@ -555,6 +577,7 @@ class Proven(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=34):
     sequence: _Number
     time_us: _Time
     leaf: _Number
+    start: _Number
     path: Annotated[list[_Digest], Meta(max_length=PATH_HASHES_MAX)]
     checkpoint: _Checkpoint
     sentence: _Sentence = ""
@@ -562,7 +585,8 @@ class Proven(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=34):
 
 
 class ProveRange(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=50):
-    """Reader to replica: show me where the batches stand from this offset on, up to so many."""
+    """Reader to replica: show me where the batches stand, from that of this offset on, up to so
+    many."""
 
     topic: _Topic
     partition: _PartitionNumber
@@ -598,54 +622,6 @@ class ProvenRange(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=51
     checkpoint: _Checkpoint
     sentence: _Sentence = ""
     is_final: bool = False
-
-
-class Weigh(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=52):
-    """Reader to replica: up to which offset are there so many events, from this one on?"""
-
-    topic: _Topic
-    partition: _PartitionNumber
-    number: _Number
-    offset: _Number
-    events: _Number
-
-
-class Weighed(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=53):
-    """Replica to reader: from the offset that was asked for up to `end` there are so many events.
-
-    These are no more than were asked for, but for a first batch that has more. `is_all` says that
-    it need not be asked again: there is no room for the next batch, or none is here.
-    """
-
-    topic: _Topic
-    partition: _PartitionNumber
-    number: _Number
-    end: _Number
-    events: _Number
-    is_all: bool
-
-
-# Validated and basic
-
-
-class Mark(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=45):
-    """Client to replica: say when the validated batches before `offset` have their places among
-    those of this companion. It is asked again until it is so."""
-
-    topic: _Topic
-    partition: _PartitionNumber
-    number: _Number
-    offset: _Number
-
-
-class Marked(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=46):
-    """Replica to client: up to `end` the companion has the marks of so many validated batches."""
-
-    topic: _Topic
-    partition: _PartitionNumber
-    number: _Number
-    end: _Number
-    marked: _Number
 
 
 # Control
@@ -712,10 +688,11 @@ class Walk(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=37):
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What one slot decided: its value, the digests of its batches, and where each span went."""
+    """What one slot decided: its value, the descriptors of its batches, and the offset from which
+    on each span has its events."""
 
     value: _Value
-    digests: Annotated[bytes, Meta(max_length=SLOT_DIGESTS_BYTES_MAX)]
+    descriptors: Annotated[bytes, Meta(max_length=SLOT_DESCRIPTORS_BYTES_MAX)]
     offsets: Annotated[list[_Number], Meta(max_length=SLOT_SPANS_MAX)]
 
 
@@ -767,14 +744,10 @@ OrderMessage: TypeAlias = (
     | Entries
     | Chained
     | Absent
-    | Mark
-    | Marked
     | Prove
     | Proven
     | ProveRange
     | ProvenRange
-    | Weigh
-    | Weighed
     | Challenge
     | Refusal
     | AskReceipts

@@ -62,7 +62,6 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.header import (
     HEADER_BYTES,
     NO_ROOT,
-    SALT_BYTES,
     SEAL_BYTES,
     SIGNED,
     Header,

@@ -13,6 +13,7 @@ from typing import Any
 from quorate.core.cluster import CLIENT_NUMBER_MIN, Cluster
 from quorate.core.errors import LocalProtocolError
 from quorate.core.filter import Filter
+from quorate.core.header import are_basic
 from quorate.core.ids import Lane, MemberId, NodeId, Stream, TopicId, member_of
 from quorate.core.limits import WINDOWS
 from quorate.core.messages import (
@@ -276,6 +277,9 @@ class Broker:
         if not served.scope.channel.may_publish(sender):
             self._refuse(sender, f"is not registered to publish on '{served.scope.topic.name}'")
             return
+        if publish.lane is Lane.EVENTS and not are_basic(publish.payloads):
+            self._outbox.report(sender, "bad-batch", f"a header in the run at {publish.first}")
+            return
         self.counters["batches_in"] += len(publish.payloads)
         if publish.lane is Lane.HISTORIES and served.histories is not None:
             served.histories.on_publish(sender, publish)
@@ -292,6 +296,9 @@ class Broker:
             return
         if served.chain is None or not served.scope.channel.may_publish(link.publisher):
             self._refuse(sender, "sent a chain's run to a topic or for a publisher without one")
+            return
+        if not are_basic(link.payloads):
+            self._outbox.report(link.publisher, "bad-batch", f"a header in the run at {link.first}")
             return
         self.counters["batches_in"] += len(link.payloads)
         served.chain.on_link(sender, link)

@@ -8,9 +8,7 @@ requests, messages to the stream that they are about, and the choice of a lead a
 that are connected.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
 
@@ -18,7 +16,7 @@ from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import LocalProtocolError
 from quorate.core.filter import Filter
-from quorate.core.ids import Lane, MemberId, NodeId, TopicId, member_of, topic_id
+from quorate.core.ids import Lane, MemberId, NodeId, TopicId, member_of
 from quorate.core.messages import (
     Forward,
     Frontier,
@@ -39,7 +37,6 @@ from quorate.core.ordering import (
     Concluded,
     Entries,
     Located,
-    Marked,
     Ordered,
     Partition,
     TopologyReport,
@@ -50,8 +47,6 @@ from quorate.protocol.broadcast import chain
 from quorate.protocol.control.client import Commands
 from quorate.protocol.incoming import Incoming
 from quorate.protocol.machine import Begun, Ready
-from quorate.protocol.ordering.marks import Marks
-from quorate.protocol.ordering.merging import Merging
 from quorate.protocol.ordering.reading import Reading, Search
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.outbox import Outbox
@@ -98,10 +93,8 @@ class Destination:
         self._requests = Requests(self._outbox)
         self._subscriptions: dict[TopicId, Subscription] = {}
         self._readings: dict[Partition, Reading] = {}
-        self._searches: dict[Partition, Search] = {}
-        # Companions that are read with the validated batches between what is in them.
-        self._mergings: dict[Partition, Merging] = {}
-        self.marks = Marks(self._outbox, self._requests)
+        # What is looked for, and whether it is read with validation.
+        self._searches: dict[Partition, tuple[Search, bool]] = {}
         # What is asked about partitions is numbered, whatever becomes of who asked.
         self._numbers = count(1)
         # Whether we take nothing from replicas, for want of room. No lead is late then.
@@ -138,43 +131,25 @@ class Destination:
             self._requests.withdraw(subscription.standing)
         return self._requests.ask(topic, Operation.UNSUBSCRIBE).number
 
-    def read(self, name: str, partition: int, offset: int) -> Reading:
-        """Read a partition of a log topic from this offset on; again, from another one."""
+    def read(self, name: str, partition: int, offset: int, *, validate: bool = True) -> Reading:
+        """Read a partition of a log topic from this offset on; again, from another one.
+
+        On a validated topic, `validate` asks for signed batches only. Without it, and elsewhere,
+        all are delivered, and no signature is looked at.
+        """
         topic, target = self._partition(name, partition)
         self._searches.pop(target, None)
-        return self._read(topic, target, offset)
+        return self._read(topic, target, offset, validate)
 
-    def read_from_time(self, name: str, partition: int, time_us: int) -> None:
+    def read_from_time(
+        self, name: str, partition: int, time_us: int, *, validate: bool = True
+    ) -> None:
         """The same, from the first batch of this time on, or from `BEGIN_US` or `END_US`."""
         topic, target = self._partition(name, partition)
         self._stop(target)
         search = Search(topic, target, time_us, self._outbox, next(self._numbers))
-        self._searches[target] = search
+        self._searches[target] = search, validate
         search.ask(sorted(self._connected))
-
-    def read_on_unvalidated(self, name: str, partition: int, first: range, offset: int) -> None:
-        """Go on with a partition without validation: first with these batches of its validated
-        log, then with its companion, which has this name, from this offset on."""
-        topic, target = self._partition(name, partition)
-        self._stop(target)
-        self._stop(Partition(topic_id(topic.companion_of), partition))
-        self._read(topic, target, offset, first)
-
-    def turn_validated(self, name: str, partition: int) -> None:
-        """Of this companion nothing more is wanted but to know with which validated batch to go
-        on: there comes a `Turned`."""
-        merging = self._mergings.get(self._partition(name, partition)[1])
-        if merging is not None:
-            merging.turn()
-
-    def turn_back(self, name: str, partition: int) -> bool:
-        """Go on with this companion after all. False if there is a `Turned` already."""
-        merging = self._mergings.get(self._partition(name, partition)[1])
-        return merging is not None and merging.turn_back()
-
-    def ask_for_marks(self, name: str, partition: int, offset: int) -> int:
-        """Have the validated batches before this offset placed in this companion (`marks`)."""
-        return self.marks.ask(self._topic(name), partition, offset)
 
     def adopt(self, cluster: Cluster) -> None:
         """These are the topics and clients now. What is under way goes on as it began."""
@@ -195,18 +170,9 @@ class Destination:
 
     def _stop(self, target: Partition) -> None:
         self._searches.pop(target, None)
-        for reading in self._drop_readings(target):
+        reading = self._readings.pop(target, None)
+        if reading is not None:
             reading.stop()
-
-    def _drop_readings(self, target: Partition) -> Iterator[Reading]:
-        """What is read of this partition, and of the validated one if it is a companion."""
-        targets, merging = [target], self._mergings.pop(target, None)
-        if merging is not None and merging.validated is not None:
-            targets.append(merging.validated.partition)
-        for each in targets:
-            reading = self._readings.pop(each, None)
-            if reading is not None:
-                yield reading
 
     def reading(self, name: str, partition: int) -> Reading | None:
         """How far we have come with a partition, once its first offset is known."""
@@ -248,11 +214,8 @@ class Destination:
                 reading.wait()
             else:
                 reading.tick(self._connected)
-        for search in self._searches.values():
+        for search, _ in self._searches.values():
             search.tick()
-        for merging in self._mergings.values():
-            merging.go_on()
-        self.marks.tick()
         self.commands.tick()
 
     def connected(self, peer: NodeId) -> None:
@@ -264,7 +227,7 @@ class Destination:
         for reading in list(self._readings.values()):
             if peer in reading.topic.index:
                 reading.connected(peer, self._connected)
-        for search in self._searches.values():
+        for search, _ in self._searches.values():
             search.ask((peer,))
         self.commands.connected(peer)
 
@@ -366,11 +329,11 @@ class Destination:
 
     def _on_located(self, sender: NodeId, located: Located) -> None:
         target = Partition(located.topic, located.partition)
-        search = self._searches.get(target)
+        search, validate = self._searches.get(target, (None, False))
         offset = search.on_located(sender, located) if search is not None else None
         if search is not None and offset is not None:
             del self._searches[target]
-            reading = self._read(search.topic, target, offset)
+            reading = self._read(search.topic, target, offset, validate)
             if search.time_us not in (BEGIN_US, END_US):
                 reading.want_from(search.time_us, search.others)
 
@@ -398,48 +361,17 @@ class Destination:
             raise LocalProtocolError(f"topic '{name}' has no partition {number}; it has {has}")
         return topic, Partition(topic.id, number)
 
-    def _read(
-        self, topic: Topic, target: Partition, offset: int, first: range | None = None
-    ) -> Reading:
+    def _read(self, topic: Topic, target: Partition, offset: int, validate: bool) -> Reading:
         reading = self._readings.get(target)
-        if topic.companion_of:
-            self._stop(target)
-            reading = self._read_merged(topic, target, offset, first)
-        elif reading is not None:
+        validation = self._validation if validate and topic.contract.validated else None
+        if reading is not None and reading.validation is validation:
             reading.seek(offset, self._connected)
         else:
-            validation = self._validation if topic.contract.validated else None
+            # Replicas go by the number of what is asked, and so by the new one.
             reading = Reading(topic, target, offset, self._outbox, self._numbers, validation)
             self._readings[target] = reading
             reading.begin(self._connected)
         self._outbox.deliver(Begun(target, offset))
-        return reading
-
-    def _read_merged(
-        self, topic: Topic, target: Partition, offset: int, first: range | None
-    ) -> Reading:
-        """A companion, and the validated batches that its marks stand for."""
-        validated = Partition(topic_id(topic.companion_of), target.number)
-        read_validated = partial(self._read_unvalidated, target, validated)
-        merging = Merging(target, read_validated, self._outbox, first=first)
-        self._mergings[target] = merging
-        reading = merging.companion = Reading(
-            topic, target, offset, self._outbox, self._numbers, hand_out=merging.on_companion
-        )
-        self._readings[target] = reading
-        reading.begin(self._connected)
-        merging.go_on()
-        return reading
-
-    def _read_unvalidated(self, companion: Partition, target: Partition, offset: int) -> Reading:
-        """The validated log on the word of one replica."""
-        topic = self._by_id[target.topic]
-        reading = Reading(
-            replace(topic, contract=topic.contract.companion), target, offset, self._outbox,
-            self._numbers, hand_out=self._mergings[companion].on_validated,
-        )  # fmt: skip
-        self._readings[target] = reading
-        reading.begin(self._connected)
         return reading
 
     def _may_be_new(self, publisher: MemberId) -> bool:
@@ -500,7 +432,6 @@ _HANDLERS: dict[type, Callable[[Destination, NodeId, Any], None]] = {
     Entries: Destination._on_entries,
     Chained: Destination._on_chained,
     Absent: Destination._on_absent,
-    Marked: lambda destination, sender, said: destination.marks.on_marked(sender, said),
     Ordered: lambda destination, sender, said: destination.commands.on_ordered(sender, said),
     Concluded: lambda destination, sender, said: destination.commands.on_concluded(sender, said),
     Assigned: lambda destination, sender, said: destination.commands.on_assigned(sender, said),

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from quorate.core.cluster import Cluster
+from quorate.core.header import events_in
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
 from quorate.core.messages import Message
 from quorate.core.ordering import Line, Partition
@@ -62,7 +63,8 @@ class Skipped(msgspec.Struct, frozen=True, gc=False):
 
 
 class Recorded(msgspec.Struct, frozen=True, gc=False):
-    """A publisher's batches have their positions: as many from this offset on.
+    """A publisher's batches have their positions: each begins at one of `offsets`, and the last
+    one ends before the last of these.
 
     `replicas` said so, and `guarantee` says in words what follows from that.
     """
@@ -70,30 +72,43 @@ class Recorded(msgspec.Struct, frozen=True, gc=False):
     line: Line
     first: Sequence
     count: int
-    offset: int
+    offsets: list[int]
     time_us: int
     replicas: tuple[NodeId, ...]
     guarantee: str
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A reader's machine hands the next batch of a partition to its application."""
+    """A reader's machine hands the next batch of a partition to its application.
+
+    Of its events, the first `skip` come before what is wanted. `offset` is that of the first of
+    all.
+    """
 
     partition: Partition
     offset: int
     publisher: NodeId
     sequence: Sequence
     time_us: int
-    payload: bytes | memoryview
+    payload: bytes
     vouchers: tuple[NodeId, ...]
-    # What the producer signed, on a validated topic. The payload is what is behind that.
-    seal: bytes = b""
-    # Where the batch stands in its validated log, if it was read from that without validation.
-    origin: int | None = None
+    skip: int = 0
+
+    @property
+    def end(self) -> int:
+        """The offset after its last event."""
+        return self.offset + events_in(self.payload)
+
+
+class Passed(msgspec.Struct, frozen=True, gc=False):
+    """What comes before `offset` in a partition, and was not handed out, is not for this reader."""
+
+    partition: Partition
+    offset: int
 
 
 class Trimmed(msgspec.Struct, frozen=True, gc=False):
-    """A reader's machine skips batches of a partition that are not kept any more."""
+    """A reader's machine skips events of a partition that are not kept any more."""
 
     partition: Partition
     offset: int
@@ -102,13 +117,6 @@ class Trimmed(msgspec.Struct, frozen=True, gc=False):
 
 class Begun(msgspec.Struct, frozen=True, gc=False):
     """A reader's machine knows where a partition begins for it."""
-
-    partition: Partition
-    offset: int
-
-
-class Turned(msgspec.Struct, frozen=True, gc=False):
-    """A reader of a companion knows with which validated batch it would go on."""
 
     partition: Partition
     offset: int
@@ -143,7 +151,7 @@ Outcome: TypeAlias = (
     | Receipt
     | Recorded
     | Begun
-    | Turned
+    | Passed
     | Entry
     | Trimmed
     | Room

@@ -53,10 +53,9 @@ from quorate.core.ordering import (
     Stored,
     TopologyReport,
     Walked,
-    Weighed,
     Write,
 )
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor, digest
 from quorate.protocol.machine import Ready
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.records import Held, Record
@@ -227,18 +226,23 @@ def _wrong_payload(message: Message, how: int) -> Message:
         return msgspec.structs.replace(message, payloads=forged, digests=[*map(digest, forged)])
     if isinstance(message, Entries):
         line = Line(message.publisher, message.topic, message.partition)
-        leaves = leaves_of(
-            line, message.first, message.offset, message.time_us, map(digest, forged)
-        )
+        descriptors = [*map(descriptor, forged)]
+        leaves = leaves_of(line, message.first, message.offset, message.time_us, descriptors)
         after = chained(message.before, leaves)[-1]
         return msgspec.structs.replace(message, payloads=forged, after=after)
     return msgspec.structs.replace(message, payloads=forged)
 
 
 def _wrong_digest(message: Message, how: int) -> Message:
-    assert isinstance(message, Vouch | Echo | ReadyVote | Announce)
+    assert isinstance(message, Vouch | Echo | ReadyVote)
     wrong = [_flip(known, how) for known in message.digests]
     return msgspec.structs.replace(message, digests=wrong)
+
+
+def _wrong_descriptor(message: Message, how: int) -> Message:
+    assert isinstance(message, Announce)
+    wrong = [_flip(known, how) for known in message.descriptors]
+    return msgspec.structs.replace(message, descriptors=wrong)
 
 
 def _wrong_seal(message: Message, how: int) -> Message:
@@ -286,7 +290,7 @@ def _wrong_walk(message: Message, how: int) -> Message:
     if not message.slots:
         return message
     first, *others = message.slots
-    wrong = msgspec.structs.replace(first, digests=_flip(first.digests, how))
+    wrong = msgspec.structs.replace(first, descriptors=_flip(first.descriptors, how))
     return msgspec.structs.replace(message, slots=[wrong, *others])
 
 
@@ -377,11 +381,6 @@ def _wrong_range_leaves(message: Message, how: int) -> Message:
     return msgspec.structs.replace(message, runs=runs)
 
 
-def _wrong_weight(message: Message, how: int) -> Message:
-    assert isinstance(message, Weighed)
-    return msgspec.structs.replace(message, end=message.end + 1 + how)
-
-
 def _no_authenticators(message: Message, _: int) -> Message:
     assert isinstance(message, Link)
     return msgspec.structs.replace(message, authenticators=[])
@@ -404,7 +403,8 @@ _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
         (kind, "content"): _wrong_payload
         for kind in (Publish, Forward, Link, Supply, Append, Entries, Retrieved)
     },
-    **{(kind, "content"): _wrong_digest for kind in (Vouch, Echo, ReadyVote, Announce)},
+    **{(kind, "content"): _wrong_digest for kind in (Vouch, Echo, ReadyVote)},
+    (Announce, "content"): _wrong_descriptor,
     (AnnounceSealed, "content"): _wrong_seal,
     **{(kind, "content"): _wrong_value for kind in (Propose, Decision)},
     **{(kind, "content"): _wrong_vote for kind in (Write, Accept)},
@@ -425,7 +425,6 @@ _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
     (Proven, "content"): _wrong_path,
     (ProvenRange, "sequence"): _wrong_range_leaves,
     (ProvenRange, "content"): _wrong_range_path,
-    (Weighed, "sequence"): _wrong_weight,
     (Frontier, "sequence"): _wrong_frontier,
     (Ack, "sequence"): _wrong_ack,
     (Link, "authenticators"): _no_authenticators,

@@ -24,9 +24,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from quorate.core import batch
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.filter import Filter
+from quorate.core.header import count_of
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream
 from quorate.core.limits import RUN_BATCHES_MAX, WINDOWS, Windows
 from quorate.core.messages import Authenticator, Forward, Frontier, Link, Omitted, Vouch
@@ -101,7 +101,7 @@ def run_of(
 def events_in(payload: bytes) -> int:
     """How much room a batch takes in a queue; one that is not a batch at all takes a place."""
     try:
-        return batch.count_of(payload) or 1
+        return count_of(payload) or 1
     except RemoteProtocolError:
         return 1
 

@@ -24,7 +24,6 @@ from quorate.core.ordering import (
     Assigned,
     Concluded,
     Line,
-    Marked,
     Ordered,
     Partition,
     TopologyReport,
@@ -36,7 +35,6 @@ from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
 from quorate.protocol.chain_outgoing import ChainOutgoing
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Ready, Receipt
-from quorate.protocol.ordering.marks import Marks
 from quorate.protocol.ordering.publisher import LineOutgoing, UnderWay
 from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.validation import Sealer
@@ -122,7 +120,7 @@ class Source:
         sealer: Sealer | None = None,
         stores: int | None = None,
     ) -> None:
-        """Who publishes on validated topics needs a `sealer`; `stores` is as for each line."""
+        """Who publishes signed batches needs a `sealer`; `stores` is as for each line."""
         self.me = me
         self._sealer, self._stores = sealer, stores
         self._topics = {topic.name: topic for topic in topics}
@@ -141,7 +139,6 @@ class Source:
         self._connected: set[NodeId] = set()
         self._stuck: set[NodeId] = set()
         self.commands = Commands(me, self._topics.get(CONTROL_TOPIC), self._outbox, self._requests)
-        self.marks = Marks(self._outbox, self._requests)
         # Where the streams of topics that were given back would go on.
         self._next: dict[Stream, Sequence] = {}
         # How many bytes each replica has had in this turn of what it asked for.
@@ -212,10 +209,6 @@ class Source:
                 topic, line, self._outbox, self.under_way, self._sealer, self._stores
             )
         return outgoing
-
-    def ask_for_marks(self, name: str, partition: int, offset: int) -> int:
-        """Have the validated batches before this offset placed in this companion (`marks`)."""
-        return self.marks.ask(self._topic(name), partition, offset)
 
     def adopt(self, cluster: Cluster) -> None:
         """These are the topics now. What is under way goes on as it began.
@@ -294,7 +287,6 @@ class Source:
             line.tick()
         for histories in self._histories.values():
             histories.tick(now_us)
-        self.marks.tick()
         self.commands.tick()
 
     def connected(self, peer: NodeId) -> None:
@@ -428,6 +420,5 @@ _HANDLERS: dict[type, Callable[[Source, NodeId, Any], None]] = {
     Fetch: Source._on_fetch,
     Concluded: lambda source, sender, said: source.commands.on_concluded(sender, said),
     Assigned: lambda source, sender, said: source.commands.on_assigned(sender, said),
-    Marked: lambda source, sender, said: source.marks.on_marked(sender, said),
     TopologyReport: lambda source, sender, said: source.commands.on_report(sender, said),
 }

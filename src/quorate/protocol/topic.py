@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from quorate.core.cluster import Cluster
-from quorate.core.contract import Contract, companion_name
+from quorate.core.contract import Contract
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.ids import NodeId, TopicId, topic_id
 from quorate.core.limits import WINDOWS, Windows
@@ -15,10 +15,7 @@ from quorate.core.quorum import Quorum
 @dataclass(frozen=True)
 class Topic:
     """One topic. `members` are its replicas, in the order in which a chain takes them; `fsync` is
-    when they sync what they keep on disk.
-
-    `companion_of` names the validated topic that this log stands beside (`ordering/marking.py`).
-    """
+    when they sync what they keep on disk."""
 
     name: str
     contract: Contract
@@ -26,7 +23,6 @@ class Topic:
     f: int
     windows: Windows = WINDOWS
     fsync: str = "always"
-    companion_of: str = ""
 
     @cached_property
     def id(self) -> TopicId:
@@ -56,10 +52,9 @@ class Topic:
 
 
 def topics_of(cluster: Cluster) -> list[Topic]:
-    """Every topic with the replicas that serve it and the faults that they tolerate; the log
-    beside each validated one; last, the one that its commands go through."""
-    contracts = dict(cluster.all_topics)
-    companions = {companion_name(name): name for name in cluster.topics}
+    """Every topic with the replicas that serve it and the faults that they tolerate; last, the one
+    that its commands go through."""
+    contracts = dict(cluster.topics)
     if cluster.control is not None:
         contracts[CONTROL_TOPIC] = cluster.control
     return [
@@ -69,7 +64,6 @@ def topics_of(cluster: Cluster) -> list[Topic]:
             cluster.placement(name),
             cluster.f if contract.protection != "none" else 0,
             fsync=cluster.fsync,
-            companion_of=companions.get(name, ""),
         )
         for name, contract in contracts.items()
     ]

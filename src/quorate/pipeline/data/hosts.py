@@ -119,7 +119,7 @@ class Estate:
     jitter_s: float = 0.25
     # Lines per second and host, and which share of them is of a kind that no pattern knows.
     lines_per_s: float = 0.1
-    unknown_share: float = 0.1
+    unknown_log: float = 0.1
     loss_max: float = 0.05
     skew_s_max: float = 120.0
     # How many hosts fall silent for long and come back, for good, and only briefly.
@@ -309,7 +309,7 @@ class _Life:
             yield time_us
 
     def _line(self) -> Line:
-        is_unknown = self._random.random() < self._estate.unknown_share
+        is_unknown = self._random.random() < self._estate.unknown_log
         return unknown_line(self._random) if is_unknown else known_line(self._random)
 
     def _delay_us(self) -> int:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import msgspec
 
 from quorate.core.cluster import Client, Cluster, Member
-from quorate.core.contract import EVERYONE, Contract, companion_name, not_listed, topic_of
+from quorate.core.contract import EVERYONE, Contract, not_listed
 from quorate.core.control import (
     LEASE_US,
     LEASE_US_MAX,
@@ -278,7 +278,7 @@ class Control:
                 self._publishers[topic].discard(node)
             for group in session.groups:
                 groups.setdefault(group, []).append(node)
-        self._groups.end(groups, self.cluster.all_topics, now_us)
+        self._groups.end(groups, self.cluster.topics, now_us)
 
     # One method for each command. A refusal is raised before anything has changed.
 
@@ -310,7 +310,7 @@ class Control:
                 now_us = self.state.time_us
                 who, epoch, offsets = client.name, command.epoch, command.offsets
                 for topic, _, _ in offsets:
-                    if topic not in self.cluster.all_topics:
+                    if topic not in self.cluster.topics:
                         topology.known_topic(self.cluster, topic)
                 self._groups.commit(command.group, node, epoch, offsets, who, now_us)
             case Renew():
@@ -404,10 +404,10 @@ class Control:
     def _join(self, node: NodeId, client: Client, session: Session, command: Join) -> None:
         _check_lease(command.lease_us)
         for name in command.topics:
-            contract = topology.known_share(self.cluster, name)
+            contract = topology.known_log(self.cluster, name)
             if not _listed(client, contract.subscribe):
                 raise RefusedError(
-                    not_listed(client.name, "subscribe to", topic_of(name), contract.subscribe)
+                    not_listed(client.name, "subscribe to", name, contract.subscribe)
                 )
         is_new = command.group not in session.groups
         if is_new and len(session.groups) >= GROUPS_PER_SESSION_MAX:
@@ -415,7 +415,7 @@ class Control:
                 f"this session of {client.name} is in {GROUPS_PER_SESSION_MAX} groups already"
             )
         self._groups.join(
-            command.group, node, command.topics, self.cluster.all_topics, self.state.time_us
+            command.group, node, command.topics, self.cluster.topics, self.state.time_us
         )
         if is_new:
             self._begin_lease(node, session)
@@ -425,7 +425,7 @@ class Control:
     def _leave(self, node: NodeId, session: Session, group: str) -> None:
         if group in session.groups:
             session.groups.remove(group)
-            self._groups.leave(group, node, self.cluster.all_topics, self.state.time_us)
+            self._groups.leave(group, node, self.cluster.topics, self.state.time_us)
 
     def _renew(self, client: Client, session: Session) -> None:
         if not session.topics and not session.groups:
@@ -445,9 +445,8 @@ class Control:
             if not self._may(node, after.publish):
                 self._unregister(node, self.state.sessions[node], name)
         off = [node for node in self.state.sessions if not self._may(node, after.subscribe)]
-        for log in (name, companion_name(name)):
-            for group, node in self._groups.alter(log, off, self.cluster.all_topics):
-                self.state.sessions[node].groups.remove(group)
+        for group, node in self._groups.alter(name, off, self.cluster.topics):
+            self.state.sessions[node].groups.remove(group)
 
     def _add_replica(self, client: Client, command: AddReplica) -> str:
         placed_over = self.state.placed_over

@@ -189,12 +189,6 @@ def known_topic(cluster: Cluster, name: str) -> Contract:
     return contract
 
 
-def known_share(cluster: Cluster, name: str) -> Contract:
-    """What a group can share: a log topic, or the companion of a validated one."""
-    companion = cluster.all_topics.get(name) if name not in cluster.topics else None
-    return known_log(cluster, name) if companion is None else companion
-
-
 def known_log(cluster: Cluster, name: str) -> Contract:
     contract = known_topic(cluster, name)
     if not contract.is_log:

@@ -16,15 +16,15 @@ that does so for long has filled up its room there, and nobody else's.
 from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 
-from quorate.core.ids import MARKER, Digest, NodeId, Sequence, member_of
+from quorate.core.ids import NodeId, Sequence, member_of
 from quorate.core.ordering import Append, Line, Ordered, Stored
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import cut, descriptor, digest_of
 from quorate.protocol.ordering.commands import Commands
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, WAITING_BATCHES_MAX, Former, Waiting
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Former, Waiting
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.receipts import Receipting
-from quorate.protocol.ordering.records import Deposit, Deposited, Dropped, Held, Voted, cut
+from quorate.protocol.ordering.records import Deposit, Deposited, Dropped, Held, Voted
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, Room, Rooms
 from quorate.protocol.ordering.value import Span
 from quorate.protocol.outbox import Outbox
@@ -37,10 +37,6 @@ COMMAND_COST = LINE_COST + BATCH_COST + INLINE_BYTES_MAX
 NEVER_US = -(1 << 62)
 # What no value has named for so long, none does any more.
 NAMED_US_MAX = 1_000_000
-
-# What stands in a companion for a validated batch (`marking.py`).
-MARK = b"quorate mark"
-MARK_DIGEST = digest(MARK)
 
 # Whether a line may exist: its publisher may write there.
 MayAppend = Callable[[Line], bool]
@@ -62,7 +58,7 @@ class Wanted:
         self.vouchers = vouchers
         # When a value named it last; never, if we only heard of it.
         self.named_us = NEVER_US
-        self.offer: tuple[list[Digest], list[bytes | None]] | None = None
+        self.offer: tuple[list[bytes], list[bytes | None]] | None = None
 
     def is_named(self, now_us: int) -> bool:
         """Whether a value that is under way names it: such a one is looked at with every tick."""
@@ -161,7 +157,7 @@ class Backlog:
 
     def activate(self, waiting: Waiting) -> None:
         """Something of this line is to be ordered, if its publisher may still write there."""
-        if not waiting.digests or waiting.line in self.active:
+        if not waiting.descriptors or waiting.line in self.active:
             return
         if self.may_append(waiting.line):
             self.active[waiting.line] = waiting
@@ -267,44 +263,25 @@ class Backlog:
         self,
         line: Line,
         first: Sequence,
-        digests: list[Digest],
+        descriptors: list[bytes],
         payloads: Seq[bytes | None],
     ) -> Waiting | None:
         """Batches that a publisher gave us itself. None if it contradicts itself."""
         waiting = self.line(line)
         if first < waiting.next:
-            self._tell_positions(line, first, min(first + len(digests), waiting.next))
+            self._tell_positions(line, first, min(first + len(descriptors), waiting.next))
         waiting.given_us = self._outbox.now_us
-        contradicts = waiting.extend(first, digests, payloads, self._room_for(line))
+        contradicts = waiting.extend(first, descriptors, payloads, self._room_for(line))
         self.charge(waiting)
         if contradicts:
             self._outbox.report(line.publisher, "contradiction", f"in its line at {first}")
             return None
         if first <= waiting.direct + 1:
-            waiting.direct = max(waiting.direct, min(first + len(digests), waiting.end) - 1)
+            waiting.direct = max(waiting.direct, min(first + len(descriptors), waiting.end) - 1)
             self.unsaid[line] = waiting
         self.activate(waiting)
         self.has_news = True
         return waiting
-
-    def mark(self, line: Line, through: Sequence) -> bool:
-        """There are marks up to this number (`marking.py`). False if not all of them fit now."""
-        waiting = self.line(line)
-        missing = min(through + 1 - waiting.end, WAITING_BATCHES_MAX)
-        if missing > 0:
-            self.take(line, waiting.end, [MARK_DIGEST] * missing, [MARK] * missing)
-        return waiting.end > through
-
-    def foresee(self, span: Span) -> None:
-        """What a value names of marks, we know, whatever we have of the batches they stand for."""
-        if span.publisher != MARKER or not self.may_append(span.line):
-            return
-        waiting = self.line(span.line)
-        missing = span.end - waiting.end
-        if span.first == waiting.next and missing > 0:
-            waiting.extend(waiting.end, [MARK_DIGEST] * missing, [MARK] * missing)
-            waiting.direct = waiting.end - 1
-            self.charge(waiting)
 
     def keep_and_tell(self, waiting: Waiting, append: Append, large: list[bool]) -> None:
         """Large payloads are on disk before we say that we store them."""
@@ -316,13 +293,13 @@ class Backlog:
                 self._store_run(waiting, append, run_start, at)
                 run_start = None
 
-    def deposit(self, waiting: Waiting, append: Append, digests: list[Digest]) -> None:
+    def deposit(self, waiting: Waiting, append: Append, descriptors: list[bytes]) -> None:
         """Large payloads are with the store outside before they count, or are said to be stored.
 
         Those that are there already are said to be stored once more.
         """
         room_bytes = self._room_for(waiting.line)
-        here = [False] * len(digests)
+        here = [False] * len(descriptors)
         for at, payload in enumerate(append.payloads):
             sequence = append.first + at
             place = sequence - waiting.next
@@ -332,8 +309,9 @@ class Backlog:
                 here[at] = True
             elif sequence not in waiting.deposits and len(payload) <= room_bytes:
                 room_bytes -= len(payload)
-                waiting.deposit(sequence, digests[at], payload)
-                deposit = Deposit(*waiting.line, sequence, digests[at], payload)
+                waiting.deposit(sequence, descriptors[at], payload)
+                content = digest_of(descriptors[at])
+                deposit = Deposit(*waiting.line, sequence, content, payload)
                 self._outbox.deposit(deposit)
         self.charge(waiting)
         self.keep_and_tell(waiting, append, here)
@@ -352,7 +330,7 @@ class Backlog:
                 continue
             content, payload = found
             # It may have come another way meanwhile, or something else may have taken its place.
-            if waiting.payloads[place] is None and waiting.digests[place] == content:
+            if waiting.payloads[place] is None and waiting.descriptors[place] == content:
                 waiting.complete(result.sequence, [content], [payload])
                 held.append(result)
         for run in _runs(held):
@@ -394,13 +372,13 @@ class Backlog:
         """What something else had taken the place of before we restarted, and what we had voted for
         and others store."""
         for held in voted.displaced:
-            digests = [*map(digest, held.payloads)]
+            descriptors = [*map(descriptor, held.payloads)]
             line = Line(held.publisher, held.topic, held.partition)
-            self._restore_former(line, Former(held.first, digests, [*held.payloads]))
+            self._restore_former(line, Former(held.first, descriptors, [*held.payloads]))
         for named in voted.named:
-            digests = cut(named.digests)
+            descriptors = cut(named.descriptors)
             line = Line(named.publisher, named.topic, named.partition)
-            self._restore_former(line, Former(named.first, digests, [None] * len(digests)))
+            self._restore_former(line, Former(named.first, descriptors, [None] * len(descriptors)))
 
     def _restore_former(self, line: Line, former: Former) -> None:
         waiting = self.line(line)
@@ -414,7 +392,7 @@ class Backlog:
         if not self.may_append(line):
             return
         waiting = self.line(line)
-        waiting.extend(held.first, [*map(digest, held.payloads)], held.payloads)
+        waiting.extend(held.first, [*map(descriptor, held.payloads)], held.payloads)
         for sequence, payload in enumerate(held.payloads, held.first):
             if sequence >= waiting.end:
                 waiting.spare[sequence] = payload
@@ -498,7 +476,7 @@ class Backlog:
         waiting.advance(count)
         self.charge(waiting)
         waiting.since_us = waiting.told_us = self._outbox.now_us
-        if not waiting.digests:
+        if not waiting.descriptors:
             self.active.pop(waiting.line, None)
         wanted = self.wanted.get(waiting.line)
         if wanted is not None and wanted.span.end <= waiting.next:

@@ -1,8 +1,9 @@
 """Those who lag behind come forward slot by slot, we as well as others.
 
 Now and then, and more often when nothing moves, a replica says where it stands. Whoever is further
-tells it the slots that it lacks, with the digests of their batches, and repeats what it has said in
-the slot that both are in. A replica that sees others far ahead asks in the same way, at once.
+tells it the slots that it lacks, with the descriptors of their batches, and repeats what it has
+said in the slot that both are in. A replica that sees others far ahead asks in the same way, at
+once.
 
 A slot is decided as so many replicas say that one of them is correct; what a value names proves
 itself. A replica that follows a group hears of everything in this way. Slots that peers do not keep
@@ -16,9 +17,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from quorate.core.control import CONTROL_TOPIC_ID
-from quorate.core.ids import Digest, NodeId
+from quorate.core.header import are_possible
+from quorate.core.ids import NodeId
 from quorate.core.ordering import AskPart, Decision, Standing
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import cut, descriptor
 from quorate.protocol.ordering.backlog import Backlog
 from quorate.protocol.ordering.clocks import Clocks
 from quorate.protocol.ordering.commands import Commands
@@ -26,7 +28,7 @@ from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.leader_change import LeaderChange
 from quorate.protocol.ordering.pace import Pace
 from quorate.protocol.ordering.placement import Roster
-from quorate.protocol.ordering.records import Store, cut
+from quorate.protocol.ordering.records import Store
 from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.value import Value, value_digest
 from quorate.protocol.outbox import Outbox
@@ -134,8 +136,8 @@ class CatchingUp:
         for decided in self._store.decided(number, slot, DECISIONS_BYTES_MAX):
             commands = self._commands.of(decided)
             self._told[peer] = decided.slot + 1, self._outbox.now_us
-            digests = b"".join([placed.digests for placed in decided.placed])
-            decision = Decision(number, decided.slot, decided.value, digests, commands)
+            descriptors = b"".join([placed.descriptors for placed in decided.placed])
+            decision = Decision(number, decided.slot, decided.value, descriptors, commands)
             self._outbox.send(peer, decision)
 
     # Others ahead of us
@@ -151,7 +153,7 @@ class CatchingUp:
         self.said.setdefault(decision.slot, {})[sender] = decision
         bound = self._consensus.bound.get(slot)
         if decision.slot == slot and value_digest(decision.value) == bound:
-            # That it is the value is beyond doubt, and the digests prove themselves.
+            # That it is the value is beyond doubt, and the descriptors prove themselves.
             self._learn(decision)
         while self._take_decision():
             pass
@@ -176,7 +178,7 @@ class CatchingUp:
         for value, count in said.items():
             if count >= self._roster.rules.voices_to_believe:
                 for decision in list(self.said[slot].values()):
-                    # The digests are one replica's word each: any that fit will do.
+                    # The descriptors are one replica's word each: any that fit will do.
                     if decision.value == value:
                         self._learn(decision)
                 self._consensus.decided_elsewhere(value)
@@ -185,12 +187,13 @@ class CatchingUp:
 
     def _learn(self, decision: Decision) -> None:
         """Take the contents of a decided value from whoever told us of it."""
-        digests, at = cut(decision.digests), 0
+        descriptors, at = cut(decision.descriptors), 0
+        if not are_possible(descriptors):
+            return
         commands = iter(decision.commands)
         for span in Value.decode(decision.value).spans:
-            self._backlog.foresee(span)
             waiting = self._backlog.line(span.line)
-            contents = digests[at : at + span.batches]
+            contents = descriptors[at : at + span.batches]
             payloads: list[bytes | None] = [None] * span.batches
             if span.topic == CONTROL_TOPIC_ID:
                 payloads = _matching(contents, commands)
@@ -203,11 +206,11 @@ class CatchingUp:
 
 
 def _bytes_of(decision: Decision) -> int:
-    return len(decision.value) + len(decision.digests) + sum(map(len, decision.commands))
+    return len(decision.value) + len(decision.descriptors) + sum(map(len, decision.commands))
 
 
-def _matching(digests: list[Digest], payloads: Iterator[bytes]) -> list[bytes | None]:
-    """The payloads that these digests are of, as far as they were given."""
-    given = [next(payloads, b"") for _ in digests]
-    pairs = zip(digests, given, strict=True)
-    return [payload if digest(payload) == content else None for content, payload in pairs]
+def _matching(descriptors: list[bytes], payloads: Iterator[bytes]) -> list[bytes | None]:
+    """The payloads that these descriptors are of, as far as they were given."""
+    given = [next(payloads, b"") for _ in descriptors]
+    pairs = zip(descriptors, given, strict=True)
+    return [payload if descriptor(payload) == described else None for described, payload in pairs]

@@ -31,14 +31,17 @@ Invariants:
 - what is reported as "false-receipt" has evidence that verifies.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import reduce
 from typing import NamedTuple
 
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.header import events_in
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of
 from quorate.core.ordering import (
+    DIGEST_BYTES,
     RECEIPTS_MAX,
     AskReceipts,
     Challenge,
@@ -50,7 +53,7 @@ from quorate.core.ordering import (
     SignedReceipt,
 )
 from quorate.crypto import receipts as signing
-from quorate.crypto.digests import digest, link
+from quorate.crypto.digests import cut, descriptor, digest_of, link
 from quorate.crypto.evidence import FalseReceipt, TwoSeals, render
 from quorate.crypto.sids import Place, Seal, check_seal
 from quorate.protocol.ordering.clocks import WallClock
@@ -58,7 +61,7 @@ from quorate.protocol.ordering.filling import Filling
 from quorate.protocol.ordering.leader_change import Signer
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.readers import Readers
-from quorate.protocol.ordering.records import Placed, Store, cut
+from quorate.protocol.ordering.records import Placed, Store
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import chained, leaves_of
 from quorate.protocol.outbox import Outbox
@@ -81,10 +84,14 @@ class Found(NamedTuple):
     offset: int
     sequence: int
     time_us: int
-    digest: Digest
+    descriptor: bytes
     # The chain of the line before the batch.
     before: Digest
     receipts: list[SignedReceipt]
+
+    @property
+    def digest(self) -> Digest:
+        return digest_of(self.descriptor)
 
     def receipt_of(self, store: NodeId) -> SignedReceipt | None:
         return next((receipt for receipt in self.receipts if receipt.store == store), None)
@@ -173,7 +180,7 @@ class Challenges:
             statement,
             refusal.signature,
             found.before,
-            tuple(cut(receipt.behind)),
+            _cut(receipt.behind),
         )
         self._outbox.report(
             sender,
@@ -189,7 +196,7 @@ class Challenges:
             return
         found = opened.found
         is_it = (entries.partition_of, entries.offset) == (found.line.target, found.offset)
-        if is_it and digest(entries.payloads[0]) == found.digest:
+        if is_it and descriptor(entries.payloads[0]) == found.descriptor:
             self._close(sender)
 
     def tick(self) -> None:
@@ -248,14 +255,10 @@ class Challenges:
         if self._store.may_come(partition, offset):
             return
         now_us = self._wall_us(self._outbox.now_us)
-        place = self._validation.place(line)
-        statement = signing.Refusal(
-            place, challenge.sequence, challenge.digest, offset, start, now_us
-        )
+        place, content = self._validation.place(line), digest_of(challenge.descriptor)
+        statement = signing.Refusal(place, challenge.sequence, content, offset, start, now_us)
         signature = self._signer.attest(statement.encode())
-        refusal = Refusal(
-            *line, offset, challenge.sequence, challenge.digest, start, now_us, signature
-        )
+        refusal = Refusal(*line, offset, challenge.sequence, content, start, now_us, signature)
         self._outbox.answer(sender, refusal, SIGNATURE_BYTES)
 
     def on_ask(self, sender: NodeId, ask: AskReceipts) -> None:
@@ -289,18 +292,20 @@ class Challenges:
         if placed_at is None:
             return None
         time_us, placed = placed_at
-        line, at = Line(placed.publisher, *partition), offset - placed.offset
-        digests = cut(placed.digests)
+        line, offsets = Line(placed.publisher, *partition), placed.offsets
+        at = bisect_right(offsets, offset, hi=placed.count) - 1
+        descriptors = cut(placed.descriptors)
+        digests = [*map(digest_of, descriptors)]
         before = reduce(link, digests[:at], placed.before) if placed.before else b""
         receipts = [*_receipts_of(placed, digests, at)]
         return Found(
-            self._validation.place(line), line, offset, placed.first + at, time_us, digests[at],
-            before, receipts[:RECEIPTS_MAX],
+            self._validation.place(line), line, offsets[at], placed.first + at, time_us,
+            descriptors[at], before, receipts[:RECEIPTS_MAX],
         )  # fmt: skip
 
     def _challenge(self, store: NodeId, found: Found) -> None:
         challenge = Challenge(
-            *found.line, found.offset, found.sequence, found.time_us, found.digest
+            *found.line, found.offset, found.sequence, found.time_us, found.descriptor
         )
         self._outbox.send(store, challenge)
 
@@ -311,12 +316,14 @@ class Challenges:
 
     def _stands_there(self, line: Line, challenge: Challenge) -> bool:
         """Whether this is the batch that the partition's chain has at this offset."""
+        end = challenge.offset + events_in(challenge.descriptor)
         before = self._store.chain(line.target, challenge.offset)
-        after = self._store.chain(line.target, challenge.offset + 1)
         leaves = leaves_of(
-            line, challenge.sequence, challenge.offset, challenge.time_us, [challenge.digest]
+            line, challenge.sequence, challenge.offset, challenge.time_us, [challenge.descriptor]
         )
-        return before is not None and chained(before, leaves)[0] == after
+        if before is None or before[0] != challenge.offset:
+            return False
+        return (end, chained(before[1], leaves)[0]) == self._store.chain(line.target, end)
 
 
 def _receipts_of(placed: Placed, digests: list[Digest], at: int) -> Iterator[SignedReceipt]:
@@ -327,6 +334,11 @@ def _receipts_of(placed: Placed, digests: list[Digest], at: int) -> Iterator[Sig
             behind = b"".join(digests[at + 1 : end]) + receipt.behind
             said = (receipt.store, receipt.first, receipt.count, receipt.chain, receipt.signature)
             yield SignedReceipt(*said, behind)
+
+
+def _cut(digests: bytes) -> tuple[Digest, ...]:
+    size = DIGEST_BYTES
+    return tuple([digests[at : at + size] for at in range(0, len(digests), size)])
 
 
 def _is_of(refusal: Refusal, found: Found) -> bool:

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import DamagedError
 from quorate.core.ordering import Line, Partition
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import cut, descriptor
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.control.state import ControlState
 from quorate.protocol.ordering.log import OrderLog
-from quorate.protocol.ordering.records import Decided, Placed, Store, cut
+from quorate.protocol.ordering.records import Decided, Placed, Store
 
 READ_BYTES_MAX = 1024 * 1024
 
@@ -61,7 +61,7 @@ class Commands:
         """
         for placed in self._placed_in(decided):
             payloads = self._read(placed)
-            if [*map(digest, payloads)] != cut(placed.digests):
+            if [*map(descriptor, payloads)] != cut(placed.descriptors):
                 raise DamagedError(
                     f"the commands of slot {decided.slot} are not on disk as they were decided; "
                     f"with an empty data directory this replica starts over with what others have"
@@ -91,11 +91,12 @@ class Commands:
     def _read(self, placed: Placed) -> list[bytes]:
         """Commands that were carried out, from the disk; fewer if they are not kept any more."""
         payloads: list[bytes] = []
+        offset = placed.offset
         while len(payloads) < placed.count:
-            offset = placed.offset + len(payloads)
             stretches = self._store.read(_CONTROL, offset, READ_BYTES_MAX)
             if not stretches:
                 break
             for stretch in stretches:
                 payloads += stretch.payloads
+            offset = stretches[-1].end
         return payloads[: placed.count]

@@ -8,13 +8,14 @@ one peer is enough, whoever it is.
 One request is under way at a time: repair must not slow down what goes on.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Absent, Entries, Fill, Line, Partition
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.records import Held, Store, Stretch
 from quorate.protocol.ordering.value import chained, leaves_of
@@ -27,7 +28,7 @@ FILL_BYTES_MAX = 512 * 1024
 
 
 class Gap(NamedTuple):
-    """Offsets without payloads, how many peers could not help, and with how many of them.
+    """Offsets up to `end` without payloads, how many peers could not help, and up to where.
 
     `silent` is how many of these peers did not answer, and `is_vain` says that before that all of
     them answered, and none could help.
@@ -35,7 +36,7 @@ class Gap(NamedTuple):
 
     partition: Partition
     offset: int
-    batches: int
+    end: int
     refusals: int = 0
     refused: int = 0
     silent: int = 0
@@ -67,33 +68,36 @@ class Filling:
 
     @property
     def count(self) -> int:
-        """How many batches are missing."""
-        return sum(gap.batches for gap in (*self._gaps, *self._later))
+        """How many events are missing."""
+        return sum(gap.end - gap.offset for gap in (*self._gaps, *self._later))
 
     def missing_from(self) -> dict[Partition, int]:
         """From where on payloads are missing and may yet come, by partition."""
         found: dict[Partition, int] = {}
-        for partition, offset, batches, *_ in self._gaps:
-            if offset + batches > self._store.bounds(partition)[0]:
+        for partition, offset, end, *_ in self._gaps:
+            if end > self._store.bounds(partition)[0]:
                 found[partition] = min(offset, found.get(partition, offset))
         return found
 
     def may_come(self, partition: Partition, offset: int) -> bool:
         """Whether somebody may yet give us this payload, or did and it is on its way to disk."""
         return any(
-            gap.partition == partition and 0 <= offset - gap.offset < gap.batches
+            gap.partition == partition and gap.offset <= offset < gap.end
             for gap in (*self._gaps, *self._later, *self._filled)
             if not gap.is_vain
         )
 
-    def miss(self, partition: Partition, offset: int, batches: int) -> None:
+    def miss(self, partition: Partition, offset: int, end: int) -> None:
         """These were decided, and their payloads are not here."""
         last = self._gaps[-1] if self._gaps else None
-        wanted = None if last is None else (partition, offset - last.batches, last.batches)
-        if last is not None and last[:3] == wanted and not last.is_vain:
-            self._gaps[-1] = last._replace(batches=last.batches + batches)
+        if (
+            last is not None
+            and (last.partition, last.end) == (partition, offset)
+            and not last.is_vain
+        ):
+            self._gaps[-1] = last._replace(end=end)
         elif len(self._gaps) + len(self._later) < GAPS_MAX:
-            self._gaps.append(Gap(partition, offset, batches))
+            self._gaps.append(Gap(partition, offset, end))
 
     def start_over(self) -> None:
         """None of what was missing has a place any more."""
@@ -105,7 +109,7 @@ class Filling:
         if self._asked_us is None:
             self._ask()
         elif self._outbox.now_us - self._asked_us >= ANSWER_US_MAX:
-            self._refused(self._gaps[0].batches, silent=1)
+            self._refused(self._gaps[0].end, silent=1)
 
     def on_entries(self, sender: NodeId, entries: Entries) -> None:
         gap = self._awaited(sender, entries.partition_of, entries.offset)
@@ -116,19 +120,19 @@ class Filling:
             self._asked_us = None
             self._ask()
             return
-        count = min(len(entries.payloads), gap.batches)
-        payloads = entries.payloads[:count]
-        if not self._fits(entries, payloads):
+        offsets = entries.offsets
+        count = bisect_left(offsets, gap.end, hi=len(entries.payloads))
+        payloads, end = entries.payloads[:count], offsets[count]
+        if entries.bare or not self._fits(entries, payloads, end):
             self._outbox.report(sender, "forgery", f"payloads at offset {entries.offset}")
-            self._refused()
+            self._refused(gap.offset + 1)
             return
         held = Held(entries.publisher, *gap.partition, entries.first, payloads)
         self._outbox.persist(held, sync=False)
-        self._filled.append(Gap(gap.partition, gap.offset, count))
+        self._filled.append(Gap(gap.partition, gap.offset, end))
         self._gaps.popleft()
-        if count < gap.batches:
-            rest = Gap(gap.partition, gap.offset + count, gap.batches - count)
-            self._gaps.appendleft(rest._replace(is_vain=gap.is_vain))
+        if end < gap.end:
+            self._gaps.appendleft(Gap(gap.partition, end, gap.end, is_vain=gap.is_vain))
         self._asked_us = None
         self._ask()
 
@@ -137,7 +141,7 @@ class Filling:
         partition = Partition(absent.topic, absent.partition)
         if not self._awaited(sender, partition, absent.offset):
             return False
-        self._refused(max(1, absent.count))
+        self._refused(max(absent.offset + 1, absent.end))
         return self._is_store(partition)
 
     def _ask(self) -> None:
@@ -150,39 +154,38 @@ class Filling:
         gap = self._gaps[0]
         self._asked_us = self._outbox.now_us
         peer = self._others[self._peer % len(self._others)]
-        fill = Fill(*gap.partition, gap.offset, gap.batches, self._is_store(gap.partition))
+        fill = Fill(*gap.partition, gap.offset, gap.end, self._is_store(gap.partition))
         self._outbox.send(peer, fill)
 
     def _pass_over_what_is_gone(self) -> None:
         """What retention has taken here is not missing any more."""
         while self._gaps:
             gap = self._gaps[0]
-            gone = self._store.bounds(gap.partition)[0] - gap.offset
-            if gone <= 0:
+            start = self._store.bounds(gap.partition)[0]
+            if start <= gap.offset:
                 return
             self._gaps.popleft()
-            if gone < gap.batches:
-                rest = Gap(gap.partition, gap.offset + gone, gap.batches - gone)
-                self._gaps.appendleft(rest._replace(is_vain=gap.is_vain))
+            if start < gap.end:
+                self._gaps.appendleft(Gap(gap.partition, start, gap.end, is_vain=gap.is_vain))
 
-    def _refused(self, batches: int = 1, *, silent: int = 0) -> None:
-        """This peer cannot help. Nobody can with large batches that are not ours to store."""
+    def _refused(self, end: int, *, silent: int = 0) -> None:
+        """This peer cannot help up to here. Nobody can with large batches that are not ours to
+        store."""
         gap = self._gaps.popleft()
         self._peer += 1
         self._asked_us = None
-        refused = min(batches, gap.refused or batches, gap.batches)
+        # Peers may end anywhere; what is asked for begins where a batch does.
+        until = self._store.behind(gap.partition, min(end, gap.end) - 1, 1)
+        refused = min(until, gap.refused or until, gap.end)
         silent += gap.silent
         if gap.refusals + 1 < len(self._others):
             refusals = gap.refusals + 1
             self._gaps.appendleft(gap._replace(refusals=refusals, refused=refused, silent=silent))
             return
-        rest = gap.batches - refused
-        if rest:
-            later = Gap(gap.partition, gap.offset + refused, rest)
-            self._gaps.append(later._replace(is_vain=gap.is_vain))
+        if refused < gap.end:
+            self._gaps.append(Gap(gap.partition, refused, gap.end, is_vain=gap.is_vain))
         if self._is_store(gap.partition):
-            again = Gap(gap.partition, gap.offset, refused)
-            self._gaps.append(again._replace(is_vain=not silent))
+            self._gaps.append(Gap(gap.partition, gap.offset, refused, is_vain=not silent))
         elif silent:
             self._later.append(Gap(gap.partition, gap.offset, refused))
 
@@ -193,28 +196,29 @@ class Filling:
         gap = self._gaps[0]
         return gap if (gap.partition, gap.offset) == (partition, offset) else None
 
-    def _fits(self, entries: Entries, payloads: list[bytes]) -> bool:
+    def _fits(self, entries: Entries, payloads: list[bytes], end: int) -> bool:
         """Are these what the chain says stands there?"""
-        partition = entries.partition_of
-        before = self._store.chain(partition, entries.offset)
-        after = self._store.chain(partition, entries.offset + len(payloads))
-        if before is None or after is None:
+        partition, offset = entries.partition_of, entries.offset
+        before = self._store.chain(partition, offset)
+        after = self._store.chain(partition, end)
+        if before is None or after is None or (before[0], after[0]) != (offset, end):
             return False
         line = Line(entries.publisher, *partition)
-        digests = map(digest, payloads)
-        leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, digests)
-        return chained(before, leaves)[-1] == after
+        descriptors = [*map(descriptor, payloads)]
+        leaves = leaves_of(line, entries.first, offset, entries.time_us, descriptors)
+        return chained(before[1], leaves)[-1] == after[1]
 
 
 def answer(fill: Fill, stretches: list[Stretch]) -> Entries | Absent:
     """What a peer gets of what stands there: up to the first batch that is not for it."""
     partition = Partition(fill.topic, fill.partition)
-    if not stretches or not fill.count:
-        return Absent(*partition, fill.offset)
+    if not stretches or stretches[0].offset >= fill.end:
+        return Absent(*partition, fill.offset, fill.offset + 1)
     stretch = stretches[0]
-    batches = min(len(stretch.payloads), fill.count)
+    offsets = stretch.offsets
+    batches = bisect_left(offsets, fill.end, hi=len(stretch.payloads))
     some = stretch.payloads[:batches]
     sizes = [len(payload) > INLINE_BYTES_MAX and not fill.large for payload in some]
     if sizes[0]:
-        return Absent(*partition, fill.offset, [*sizes, False].index(False))
+        return Absent(*partition, fill.offset, offsets[[*sizes, False].index(False)])
     return stretch.entries(partition, sizes.index(True) if True in sizes else batches)

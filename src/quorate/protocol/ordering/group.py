@@ -22,10 +22,10 @@ from itertools import islice
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import MARKER, Digest, NodeId, Sequence
+from quorate.core.header import SEAL_BYTES, is_signed
+from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
-    SEAL_BYTES,
     Absent,
     Accept,
     Announce,
@@ -44,7 +44,7 @@ from quorate.core.ordering import (
     SnapshotPart,
     Write,
 )
-from quorate.crypto.digests import digest, seal_digest
+from quorate.crypto.digests import cut, descriptor, digest_of, seal_descriptor
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.ordering.backlog import Backlog, IsOpen, MayAppend
 from quorate.protocol.ordering.catching_up import CatchingUp
@@ -73,7 +73,6 @@ from quorate.protocol.ordering.records import (
     Record,
     Store,
     Voted,
-    cut,
 )
 from quorate.protocol.ordering.retrieval import Retrieval
 from quorate.protocol.ordering.room import ROOMS, Rooms
@@ -143,7 +142,7 @@ class Group:
             gather_us=pace.gather_us,
         )  # fmt: skip
         self.retrieval = Retrieval(
-            roster, log, self.backlog, self.commands, self.readers, validation, outbox, pace
+            roster, log, self.backlog, self.commands, self.readers, store, outbox, pace
         )
         self._hand_on(notary)
         # When a slot was decided last, and how many batches that ordered.
@@ -151,8 +150,6 @@ class Group:
         self._last_batches = 0
         # The slot that is being voted on, and since when.
         self._voted_slot, self._voted_since_us = 0, 0
-        # Validated partitions with batches that were decided since somebody asked.
-        self._grown: dict[Partition, None] = {}
 
     def _hand_on(self, notary: Notary | None) -> None:
         """The parts that sign, write down and tell what was decided."""
@@ -200,11 +197,11 @@ class Group:
         self.change.resume()
         for partition, offset, batches in self._store.absent():
             if partition in self.log.state.partitions:
-                self.filling.miss(partition, offset, batches)
+                self.filling.miss(partition, offset, self._store.behind(partition, offset, batches))
 
     def _replay(self, decided: Decided) -> None:
         value = Value.decode(decided.value)
-        contents = [Content(cut(placed.digests), placed.lacking) for placed in decided.placed]
+        contents = [Content(cut(placed.descriptors), placed.lacking) for placed in decided.placed]
         self.log.apply(decided.slot, value_digest(decided.value), decided.value, value, contents)
         self.commands.replay(decided)
         # It was signed then, if it was due.
@@ -268,99 +265,88 @@ class Group:
         self.consensus.flush()
         return self.readers.flush()
 
-    def take_grown(self) -> list[Partition]:
-        """Validated partitions that have grown since the last call."""
-        grown, self._grown = self._grown, {}
-        return list(grown)
-
     # Requests
-
-    def mark(self, line: Line, through: Sequence) -> bool:
-        """So many validated batches are to have a place here (`marking.py`)."""
-        return self.backlog.mark(line, through)
 
     def on_append(self, sender: NodeId, append: Append) -> None:
         line = Line(sender, append.topic, append.partition)
         if append.topic == CONTROL_TOPIC_ID and max(map(len, append.payloads)) > INLINE_BYTES_MAX:
             self._outbox.report(sender, "rejected", "a command that is too large")
             return
-        digests = [*map(digest, append.payloads)]
-        if append.digests and append.digests != digests:
+        descriptors = [*map(descriptor, append.payloads)]
+        if append.digests and append.digests != [*map(digest_of, descriptors)]:
             self._outbox.report(sender, "altered", f"batches from {append.first} on")
             return
-        if self._validation.covers(append.topic) and not self._are_valid(line, append, digests):
+        if not self._are_valid(line, append, descriptors):
             return
-        self.counters["batches_in"] += len(digests)
+        self.counters["batches_in"] += len(descriptors)
         large = [len(payload) > INLINE_BYTES_MAX for payload in append.payloads]
         if self._deposits and any(large) and self._validation.covers(append.topic):
-            self._deposit(line, append, digests)
+            self._deposit(line, append, descriptors)
             return
-        waiting = self.backlog.take(line, append.first, digests, append.payloads)
+        waiting = self.backlog.take(line, append.first, descriptors, append.payloads)
         if waiting is None:
             self._note_contradiction(line, append.first, append.payloads)
         elif any(large):
             self.backlog.keep_and_tell(waiting, append, large)
 
-    def _deposit(self, line: Line, append: Append, digests: list[Digest]) -> None:
-        """Of large batches we know no more than the digest, until their payloads are outside."""
+    def _deposit(self, line: Line, append: Append, descriptors: list[bytes]) -> None:
+        """Of large batches we know no more than descriptors, until their payloads are outside."""
         payloads = [each if len(each) <= INLINE_BYTES_MAX else None for each in append.payloads]
-        waiting = self.backlog.take(line, append.first, digests, payloads)
+        waiting = self.backlog.take(line, append.first, descriptors, payloads)
         if waiting is None:
             self._note_contradiction(line, append.first, append.payloads)
         else:
-            self.backlog.deposit(waiting, append, digests)
+            self.backlog.deposit(waiting, append, descriptors)
 
     def on_announce(self, sender: NodeId, announce: Announce) -> None:
         line = Line(sender, announce.topic, announce.partition)
         if announce.topic == CONTROL_TOPIC_ID:
             self._outbox.report(sender, "rejected", "a command without its payload")
-            return
-        if self._validation.covers(announce.topic):
+        elif any(map(is_signed, announce.descriptors)):
             self._outbox.report(sender, "bad-sid", f"no seals of batches from {announce.first} on")
-            return
-        unknown = [None] * len(announce.digests)
-        self.backlog.take(line, announce.first, announce.digests, unknown)
+        elif self._are_valid(line, announce, announce.descriptors):
+            unknown = [None] * len(announce.descriptors)
+            self.backlog.take(line, announce.first, announce.descriptors, unknown)
 
     def on_announce_sealed(self, sender: NodeId, announce: AnnounceSealed) -> None:
         line = Line(sender, announce.topic, announce.partition)
-        digests = [*map(seal_digest, announce.seals)]
+        descriptors = [*map(seal_descriptor, announce.seals)]
         if not self._validation.covers(announce.topic):
             self._outbox.report(sender, "rejected", "seals, on a topic that is not validated")
-        elif self._are_valid(line, announce, digests):
-            waiting = self.backlog.take(line, announce.first, digests, [None] * len(digests))
-            if waiting is None:
+        elif self._are_valid(line, announce, descriptors):
+            unknown = [None] * len(descriptors)
+            if self.backlog.take(line, announce.first, descriptors, unknown) is None:
                 self._note_contradiction(line, announce.first, announce.seals)
 
     def _note_contradiction(self, line: Line, first: Sequence, given: list[bytes]) -> None:
-        """Of a validated topic we may have both seals, if we have what came before."""
-        if not self._validation.covers(line.topic):
-            return
+        """Of signed batches we may have both seals, if we have what came before."""
         waiting = self.backlog.line(line)
         for sequence in range(max(first, waiting.next), min(first + len(given), waiting.end)):
-            mine = waiting.payloads[sequence - waiting.next]
-            one, other = (mine or b"")[:SEAL_BYTES], given[sequence - first][:SEAL_BYTES]
-            if mine is not None and one != other:
+            mine = waiting.payloads[sequence - waiting.next] or b""
+            one, other = mine[:SEAL_BYTES], given[sequence - first][:SEAL_BYTES]
+            if one != other and is_signed(one) and is_signed(other):
                 self.challenges.on_contradiction(line, sequence, one, other)
                 return
 
     def _are_valid(
-        self, line: Line, message: Append | AnnounceSealed, digests: list[Digest]
+        self, line: Line, message: Append | Announce | AnnounceSealed, descriptors: list[bytes]
     ) -> bool:
-        """Whether the publisher signed these batches. Seals that we know, we looked at."""
-        waiting, first = self.backlog.line(line), message.first
-        known = waiting.known_of(first, digests)
+        """Whether headers may be true, and the publisher signed what says that it is signed.
+
+        What we know, we looked at.
+        """
+        first = message.first
+        known = self.backlog.line(line).known_of(first, descriptors)
+        given = message.payloads if isinstance(message, Append) else descriptors
         try:
-            if isinstance(message, Append):
-                payloads = message.payloads
-                self._validation.check_batches(
-                    line, first + known, payloads[known:], digests[known:]
-                )
-                # Of these we may have had no more than the seals.
-                self._validation.check_bodies(payloads[:known], digests[:known])
-            else:
+            if isinstance(message, AnnounceSealed):
                 self._validation.check_seals(line, first + known, message.seals[known:])
+            else:
+                self._validation.check_batches(
+                    line, first + known, given[known:], descriptors[known:]
+                )
         except RemoteProtocolError as error:
-            self._outbox.report(line.publisher, "bad-sid", str(error))
+            self._outbox.report(line.publisher, "bad-batch", str(error))
             return False
         return True
 
@@ -374,8 +360,8 @@ class Group:
         if consensus.is_leader or not consensus.takes_part:
             return
         for line, waiting in unsaid.items():
-            if rules.voices_to_propose == 1 and line.publisher != MARKER:
-                # Its publisher gave it to the leader, too. Marks have no publisher.
+            if rules.voices_to_propose == 1:
+                # Its publisher gave it to the leader, too.
                 continue
             chain = waiting.chain_at(waiting.direct)
             if chain is not None and waiting.direct >= waiting.next:
@@ -389,9 +375,6 @@ class Group:
         if received.through < waiting.next:
             # Its last word counts, and it may have forgotten what it said before a restart.
             waiting.heard.pop(sender, None)
-            return
-        if line.publisher == MARKER:
-            self.backlog.mark(line, received.through)
             return
         waiting.heard[sender] = received
         self.backlog.has_news = True
@@ -487,22 +470,17 @@ class Group:
 
     def _is_span_acceptable(self, span: Span) -> bool:
         if self.backlog.may_append(span.line) and self.backlog.is_open(span.line):
-            self.backlog.foresee(span)
             return self.retrieval.is_acceptable(span)
         self._outbox.report(self.consensus.leader, "bad-proposal", "of a line that may not be")
         return False
 
     def is_available(self, value: bytes) -> bool:
-        spans = Value.decode(value).spans
-        for span in spans:
-            self.backlog.foresee(span)
-        available = [self.retrieval.is_available(span) for span in spans]
+        available = [self.retrieval.is_available(span) for span in Value.decode(value).spans]
         return all(available)
 
     def can_apply(self, value: bytes) -> bool:
         spans = Value.decode(value).spans
         for span in spans:
-            self.backlog.foresee(span)
             if not self.retrieval.is_applicable(span):
                 self.retrieval.want(span)
                 self.retrieval.use_offer(span, is_certain=True)
@@ -519,7 +497,7 @@ class Group:
         spans = Value.decode(value).spans
         lines = [(span, self.backlog.line(span.line)) for span in spans]
         return [
-            Named(*span.line, span.first, b"".join(waiting.digests[: span.batches]))
+            Named(*span.line, span.first, b"".join(waiting.descriptors[: span.batches]))
             for span, waiting in lines
             if waiting.matches(span) and None in waiting.payloads[: span.batches]
         ]
@@ -566,10 +544,6 @@ class Group:
         if None in payloads:
             self._note_missing(placed, waiting, payloads)
         self.backlog.advance(waiting, placed.count)
-        if placed.publisher == MARKER:
-            return
-        if self._validation.covers(placed.topic):
-            self._grown[waiting.line.target] = None
         self._outbox.send(
             placed.publisher,
             Ordered(
@@ -581,12 +555,12 @@ class Group:
     def _note_missing(self, placed: Placed, waiting: Waiting, payloads: list[bytes | None]) -> None:
         """What should be here and is not is to be had from others."""
         partition = Partition(placed.topic, placed.partition)
-        is_store = self.roster.stores(partition)
+        is_store, offsets = self.roster.stores(partition), placed.offsets
         for at, payload in enumerate(payloads):
             # What was announced to us as stored elsewhere is large, and not for everybody.
             is_elsewhere = len(waiting.holders[at]) >= self.roster.one_correct
             if payload is None and (is_store or not is_elsewhere):
-                self.filling.miss(partition, placed.offset + at, 1)
+                self.filling.miss(partition, offsets[at], offsets[at + 1])
 
     # What waits too long
 

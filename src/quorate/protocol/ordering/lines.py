@@ -3,8 +3,8 @@
 Source: FIT-Broker 2013, section 4.4.2 (requests of clients); DESIGN section 3 (availability).
 
 A publisher hands its batches to every replica of the group, small ones whole, large ones whole to
-f + 1 stores and as digests to the others. A replica takes a line in its order, without gaps, and
-chains the digests. Two things have to be known of a batch before it may be ordered:
+f + 1 stores and as descriptors to the others. A replica takes a line in its order, without gaps,
+and chains the digests. Two things have to be known of a batch before it may be ordered:
 
 - It is *authentic*: this replica had it from the publisher itself, or f + 1 replicas say that they
   had (`Received`). There are no signatures of clients; replicas cannot make up a client's batch.
@@ -23,13 +23,14 @@ from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import NamedTuple
 
+from quorate.core.header import DESCRIPTOR_BYTES, events_in
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import Line, Received, Stored
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering.log import Content
-from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
-from quorate.protocol.ordering.value import CHAIN_START, DIGEST_BYTES, Span, chained
+from quorate.protocol.ordering.room import BATCH_COST, EVENT_COST, LINE_COST
+from quorate.protocol.ordering.value import CHAIN_START, Span, chain_of
 
 # A batch of up to so many bytes rides inside its request, to every replica.
 INLINE_BYTES_MAX = 4096
@@ -47,12 +48,12 @@ class Former(NamedTuple):
     """
 
     first: Sequence
-    digests: list[Digest]
+    descriptors: list[bytes]
     payloads: list[bytes | None]
 
     @property
     def end(self) -> Sequence:
-        return self.first + len(self.digests)
+        return self.first + len(self.descriptors)
 
     def runs(self) -> Iterator[tuple[Sequence, list[bytes]]]:
         """The payloads that we have."""
@@ -65,20 +66,20 @@ class Former(NamedTuple):
     def covers(self, other: "Former") -> bool:
         """Whether all of this is here as well."""
         at = other.first - self.first
-        if at < 0 or self.digests[at : at + len(other.digests)] != other.digests:
+        if at < 0 or self.descriptors[at : at + len(other.descriptors)] != other.descriptors:
             return False
         pairs = zip(self.payloads[at:], other.payloads, strict=False)
         return all(theirs is None or mine is not None for mine, theirs in pairs)
 
-    def goes_on(self, first: Sequence, decided: list[Digest]) -> bool:
+    def goes_on(self, first: Sequence, decided: list[bytes]) -> bool:
         """Whether some of it may still be decided after these batches."""
         start, end = max(first, self.first), first + len(decided)
-        mine = self.digests[start - self.first : max(end - self.first, 0)]
+        mine = self.descriptors[start - self.first : max(end - self.first, 0)]
         return self.end > end and mine == decided[start - first :]
 
     @property
     def size(self) -> int:
-        return sum(DIGEST_BYTES + len(payload or b"") for payload in self.payloads)
+        return sum(DESCRIPTOR_BYTES + len(payload or b"") for payload in self.payloads)
 
 
 class Waiting:
@@ -93,8 +94,9 @@ class Waiting:
         "charged_bytes",
         "deposit_bytes",
         "deposits",
-        "digests",
+        "descriptors",
         "direct",
+        "events",
         "former",
         "former_bytes",
         "given_us",
@@ -121,9 +123,9 @@ class Waiting:
         self.next = start
         # The chain of the batch before `next`.
         self.base = base
-        self.digests: list[Digest] = []
+        self.descriptors: list[bytes] = []
         self.chains: list[Digest] = []
-        # None where only the digest is known.
+        # None where only the descriptor is known.
         self.payloads: list[bytes | None] = []
         # Which replicas hold a payload, by which word that counts.
         self.holders: list[dict[NodeId, Stored]] = []
@@ -143,9 +145,9 @@ class Waiting:
         self.former_bytes = 0
         # Those of them that the disk would lose with the next payload that is held in their place.
         self.unkept: list[Former] = []
-        # Payloads that are on their way to the store outside, with their digests. They count for
-        # nothing until they are there.
-        self.deposits: dict[Sequence, tuple[Digest, bytes]] = {}
+        # Payloads that are on their way to the store outside, with their descriptors. They count
+        # for nothing until they are there.
+        self.deposits: dict[Sequence, tuple[bytes, bytes]] = {}
         self.deposit_bytes = 0
         # Words of stores that nobody looked at yet, in the order in which they came, also about
         # batches that we have yet to hear of ourselves.
@@ -156,6 +158,8 @@ class Waiting:
         # Stretches that we store, and have yet to say so.
         self.unreceipted: list[range] = []
         self.waiting_bytes = 0
+        # The events of `descriptors`: payloads or not, they take offsets.
+        self.events = 0
         # What this line was last said to take (`room.py`).
         self.charged_bytes = 0
         # When the publisher last gave us something, be it again.
@@ -166,19 +170,20 @@ class Waiting:
     @property
     def end(self) -> Sequence:
         """The number of the batch that comes after all that we know."""
-        return self.next + len(self.digests)
+        return self.next + len(self.descriptors)
 
     @property
     def has_room(self) -> bool:
-        return len(self.digests) < WAITING_BATCHES_MAX
+        return len(self.descriptors) < WAITING_BATCHES_MAX
 
     @property
     def cost_bytes(self) -> int:
         """What this line takes, with all that goes with it."""
-        if not (self.digests or self.former or self.spare):
+        if not (self.descriptors or self.former or self.spare):
             return 0
-        batches = len(self.digests) + sum(len(former.digests) for former in self.former)
-        cost = LINE_COST + BATCH_COST * batches + self.waiting_bytes + self.former_bytes
+        batches = len(self.descriptors) + sum(len(former.descriptors) for former in self.former)
+        cost = LINE_COST + BATCH_COST * batches + EVENT_COST * self.events
+        cost += self.waiting_bytes + self.former_bytes
         cost += self.deposit_bytes
         return cost + sum(map(len, self.spare.values())) if self.spare else cost
 
@@ -189,11 +194,11 @@ class Waiting:
             return self.base
         return self.chains[at] if 0 <= at < len(self.chains) else None
 
-    def known_of(self, first: Sequence, digests: Seq[Digest]) -> int:
+    def known_of(self, first: Sequence, descriptors: Seq[bytes]) -> int:
         """How many of these batches, from the first on, are decided, or what we have already."""
-        known = max(0, min(len(digests), self.next - first))
-        for at, content in enumerate(digests[known:], first + known - self.next):
-            if at >= len(self.digests) or at < 0 or self.digests[at] != content:
+        known = max(0, min(len(descriptors), self.next - first))
+        for at, content in enumerate(descriptors[known:], first + known - self.next):
+            if at >= len(self.descriptors) or at < 0 or self.descriptors[at] != content:
                 break
             known += 1
         return known
@@ -201,7 +206,7 @@ class Waiting:
     def extend(
         self,
         first: Sequence,
-        digests: Seq[Digest],
+        descriptors: Seq[bytes],
         payloads: Seq[bytes | None],
         room_bytes: int = UNBOUNDED,
     ) -> bool:
@@ -210,19 +215,21 @@ class Waiting:
         Payloads and batches for which there is no room are left out. They are handed in again.
         """
         before = self.cost_bytes
-        contradicts = self.complete(first, digests, payloads, room_bytes)
+        contradicts = self.complete(first, descriptors, payloads, room_bytes)
         room_bytes -= self.cost_bytes - before
         skip = self.end - first
-        if contradicts or skip < 0 or skip >= len(digests) or not self.has_room:
+        if contradicts or skip < 0 or skip >= len(descriptors) or not self.has_room:
             return contradicts
         room_bytes -= 0 if self.cost_bytes else LINE_COST
-        room = min(WAITING_BATCHES_MAX - len(self.digests), _fitting(payloads[skip:], room_bytes))
+        fitting = _fitting(descriptors[skip:], payloads[skip:], room_bytes)
+        room = min(WAITING_BATCHES_MAX - len(self.descriptors), fitting)
         if not room:
             return False
-        fresh = digests[skip : skip + room]
+        fresh = descriptors[skip : skip + room]
         payloads = payloads[skip : skip + room]
-        self.chains += chained(self.chains[-1] if self.chains else self.base, fresh)
-        self.digests += fresh
+        self.chains += chain_of(self.chains[-1] if self.chains else self.base, fresh)
+        self.descriptors += fresh
+        self.events += sum(map(events_in, fresh))
         self.payloads += payloads
         self.holders += [{} for _ in fresh]
         self.waiting_bytes += sum(len(payload) for payload in payloads if payload)
@@ -232,15 +239,15 @@ class Waiting:
     def complete(
         self,
         first: Sequence,
-        digests: Seq[Digest],
+        descriptors: Seq[bytes],
         payloads: Seq[bytes | None],
         room_bytes: int = UNBOUNDED,
     ) -> bool:
-        """Payloads of batches of which we have the digest already, as far as there is room."""
-        start, end = max(first, self.next), min(first + len(digests), self.end)
+        """Payloads of batches of which we have the descriptor already, as far as there is room."""
+        start, end = max(first, self.next), min(first + len(descriptors), self.end)
         for sequence in range(start, end):
             mine, theirs = sequence - self.next, sequence - first
-            if self.digests[mine] != digests[theirs]:
+            if self.descriptors[mine] != descriptors[theirs]:
                 return True
             payload = payloads[theirs]
             if payload is not None and self.payloads[mine] is None and len(payload) <= room_bytes:
@@ -258,28 +265,29 @@ class Waiting:
             self.held_beyond.update(present)
             self.held = sequence - 1
 
-    def replace(self, span: Span, digests: Seq[Digest], payloads: Seq[bytes | None]) -> bool:
+    def replace(self, span: Span, descriptors: Seq[bytes], payloads: Seq[bytes | None]) -> bool:
         """Take what a span names in place of what we have. False if that is not what it names."""
-        if not self.is_named_by(span, digests):
+        if not self.is_named_by(span, descriptors):
             return False
-        digests = list(digests[: span.batches])
-        chains = chained(self.base, digests)
-        if self.digests[: span.batches] == digests:
-            self.complete(span.first, digests, payloads)
+        descriptors = list(descriptors[: span.batches])
+        chains = chain_of(self.base, descriptors)
+        if self.descriptors[: span.batches] == descriptors:
+            self.complete(span.first, descriptors, payloads)
             return True
-        mine = Former(self.next, self.digests, self.payloads)
-        known: dict[Digest, bytes | None] = {}
+        mine = Former(self.next, self.descriptors, self.payloads)
+        known: dict[bytes, bytes | None] = {}
         for former in (*self.former, mine):
-            pairs = zip(former.digests, former.payloads, strict=True)
+            pairs = zip(former.descriptors, former.payloads, strict=True)
             known |= {name: payload for name, payload in pairs if payload is not None}
-        if digests[: len(self.digests)] != self.digests:
+        if descriptors[: len(self.descriptors)] != self.descriptors:
             self.put_aside(mine)
-        self.digests, self.chains = digests, chains
+        self.descriptors, self.chains = descriptors, chains
+        self.events = sum(map(events_in, descriptors))
         self.payloads = [
             known.get(name) if payload is None else payload
-            for name, payload in zip(digests, payloads, strict=False)
+            for name, payload in zip(descriptors, payloads, strict=False)
         ]
-        self.holders = [{} for _ in digests]
+        self.holders = [{} for _ in descriptors]
         self.direct = self.held = self.next - 1
         self.held_beyond.clear()
         # What we store now is not what we said so of, or were about to.
@@ -298,56 +306,61 @@ class Waiting:
         if not is_kept:
             self.unkept.append(former)
 
-    def former_of(self, span: Span) -> tuple[list[Digest], list[bytes | None]] | None:
+    def former_of(self, span: Span) -> tuple[list[bytes], list[bytes | None]] | None:
         """What this span names, if we had that before."""
-        for first, digests, payloads in self.former:
+        for first, descriptors, payloads in self.former:
             at = self.next - first
-            if at >= 0 and self.is_named_by(span, digests[at:]):
-                return digests[at : at + span.batches], payloads[at : at + span.batches]
+            if at >= 0 and self.is_named_by(span, descriptors[at:]):
+                return descriptors[at : at + span.batches], payloads[at : at + span.batches]
         return None
 
     def given(
         self, first: Sequence, last: Sequence
-    ) -> Iterator[tuple[list[Digest], list[bytes | None], Digest | None]]:
+    ) -> Iterator[tuple[list[bytes], list[bytes | None], Digest | None]]:
         """All that we were given under these undecided numbers, the line as we know it now as the
         last, and the chain of the last batch, if the publisher itself gave us that."""
         for former in self.former:
             if former.first <= self.next and last < former.end:
                 cut = slice(first - former.first, last + 1 - former.first)
                 start = self.next - former.first
-                chain = chained(self.base, former.digests[start : cut.stop])[-1]
-                yield former.digests[cut], former.payloads[cut], chain
+                chain = chain_of(self.base, former.descriptors[start : cut.stop])[-1]
+                yield former.descriptors[cut], former.payloads[cut], chain
         if last < self.end:
             cut = slice(first - self.next, last + 1 - self.next)
             received = self.chain_at(last) if self.direct >= last else None
-            yield self.digests[cut], self.payloads[cut], received
+            yield self.descriptors[cut], self.payloads[cut], received
 
     def _use_spare(self) -> None:
         """What the disk had of batches that we hear of only now is as good as if it came now."""
         for sequence in [each for each in self.spare if each < self.end]:
             payload, at = self.spare.pop(sequence), sequence - self.next
-            if at >= 0 and self.payloads[at] is None and digest(payload) == self.digests[at]:
+            if (
+                at >= 0
+                and self.payloads[at] is None
+                and descriptor(payload) == self.descriptors[at]
+            ):
                 self.payloads[at] = payload
                 self.waiting_bytes += len(payload)
 
-    def is_named_by(self, span: Span, digests: Seq[Digest]) -> bool:
+    def is_named_by(self, span: Span, descriptors: Seq[bytes]) -> bool:
         """Whether these are the batches that a span names."""
-        if span.first != self.next or len(digests) < span.batches:
+        if span.first != self.next or len(descriptors) < span.batches:
             return False
-        return chained(self.base, digests[: span.batches])[-1] == span.chain
+        return chain_of(self.base, descriptors[: span.batches])[-1] == span.chain
 
     def content(self, count: int) -> Content:
         """The next batches, as far as the log is concerned."""
         payloads = self.payloads[:count]
         lacking = [at for at, payload in enumerate(payloads) if payload is None]
-        return Content(self.digests[:count], lacking)
+        return Content(self.descriptors[:count], lacking)
 
     def advance(self, count: int) -> None:
         """The next batches were decided."""
-        self._forget_former(self.digests[:count])
+        self._forget_former(self.descriptors[:count])
         self.base = self.chains[count - 1]
         self.waiting_bytes -= sum(len(payload) for payload in self.payloads[:count] if payload)
-        for column in (self.digests, self.chains, self.payloads, self.holders):
+        self.events -= sum(map(events_in, self.descriptors[:count]))
+        for column in (self.descriptors, self.chains, self.payloads, self.holders):
             del column[:count]
         self.next += count
         self.direct = max(self.direct, self.next - 1)
@@ -361,7 +374,7 @@ class Waiting:
                 store, [each for each in self.words[store] if end_of(each) > self.next]
             )
 
-    def _forget_former(self, decided: list[Digest]) -> None:
+    def _forget_former(self, decided: list[bytes]) -> None:
         """What goes on from something else than was decided can not be decided any more."""
         if self.former:
             self.former = [each for each in self.former if each.goes_on(self.next, decided)]
@@ -370,12 +383,12 @@ class Waiting:
 
     # What goes to the store outside
 
-    def deposit(self, sequence: Sequence, content: Digest, payload: bytes) -> None:
+    def deposit(self, sequence: Sequence, content: bytes, payload: bytes) -> None:
         """This payload is on its way there."""
         self.deposits[sequence] = content, payload
         self.deposit_bytes += len(payload)
 
-    def end_deposit(self, sequence: Sequence) -> tuple[Digest, bytes] | None:
+    def end_deposit(self, sequence: Sequence) -> tuple[bytes, bytes] | None:
         """It is there, or will not be; None if nobody waits for it any more."""
         found = self.deposits.pop(sequence, None)
         if found is not None:
@@ -550,10 +563,10 @@ def end_of(word: Stored) -> Sequence:
     return word.first + word.count
 
 
-def _fitting(payloads: Seq[bytes | None], room_bytes: int) -> int:
+def _fitting(descriptors: Seq[bytes], payloads: Seq[bytes | None], room_bytes: int) -> int:
     """How many of these batches there is room for."""
-    for count, payload in enumerate(payloads):
-        room_bytes -= BATCH_COST + len(payload or b"")
+    for count, (described, payload) in enumerate(zip(descriptors, payloads, strict=True)):
+        room_bytes -= BATCH_COST + EVENT_COST * events_in(described) + len(payload or b"")
         if room_bytes < 0:
             return count
     return len(payloads)

@@ -74,7 +74,7 @@ class Proving:
             return
         proven = Proven(
             *partition, prove.number, prove.offset, spot.publisher, spot.sequence, spot.time_us,
-            spot.leaf, path, checkpoint,
+            spot.leaf, spot.offset, path, checkpoint,
         )  # fmt: skip
         self._outbox.answer(node, proven, SEARCH_BYTES + len(checkpoint))
 
@@ -134,12 +134,12 @@ def refuse(node: NodeId, prove: Prove | ProveRange, sentence: str, outbox: Outbo
 def _covered(count: int, spot: Spot, size: int) -> ProvenRun | None:
     """As much of a run as a tree of this size has."""
     count = min(count, size - spot.leaf)
-    publisher, sequence, time_us, leaf = spot
-    return ProvenRun(count, publisher, sequence, time_us, leaf) if count > 0 else None
+    run = ProvenRun(max(count, 1), spot.publisher, spot.sequence, spot.time_us, spot.leaf)
+    return run if count > 0 else None
 
 
 def _without(prove: Prove | ProveRange, sentence: str, *, is_final: bool) -> Proven | ProvenRange:
     place = (prove.topic, prove.partition, prove.number, prove.offset)
     if isinstance(prove, ProveRange):
         return ProvenRange(*place, [], [], "", sentence, is_final)
-    return Proven(*place, 0, 0, 0, 0, [], "", sentence, is_final)
+    return Proven(*place, 0, 0, 0, 0, 0, [], "", sentence, is_final)

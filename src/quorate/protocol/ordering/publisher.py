@@ -2,25 +2,27 @@
 
 Source: FIT-Broker 2013, section 4.4.2; DESIGN section 3.
 
-Small batches go to every replica. Of a large one the payload goes to f + 1 stores and its digest
-to the others; when nothing moves for a while, to other stores (`store_choice.py`). A batch has its
-receipt when enough replicas name the same position: one where nobody lies, f + 1 otherwise. Until
-then it is kept and sent again, to whoever comes back and to all when nothing moves. Replicas
-recognise what they have by its sequence number, so that nothing is ordered twice.
+Small batches go to every replica. Of a large one the payload goes to f + 1 stores and its
+descriptor to the others; when nothing moves for a while, to other stores (`store_choice.py`). A
+batch has its receipt when enough replicas name the same position: one where nobody lies, f + 1
+otherwise. Until then it is kept and sent again, to whoever comes back and to all when nothing
+moves. Replicas recognise what they have by its sequence number, so that nothing is ordered twice.
 
-Batches of a validated topic are signed as they get their numbers (`validation.py`).
+Batches of a validated topic that are to be signed are so as they get their numbers
+(`validation.py`); basic ones have a place in the same line.
 
 What all lines of a source have under way is bounded together, and replicas have room for that
 (`room.py`).
 """
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import TypeAlias
 
 from quorate.core.errors import LocalProtocolError
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.header import SEAL_BYTES, is_signed
+from quorate.core.ids import NodeId, Sequence
 from quorate.core.ordering import (
-    SEAL_BYTES,
     Announce,
     AnnounceSealed,
     Append,
@@ -28,11 +30,11 @@ from quorate.core.ordering import (
     Ordered,
     Partition,
 )
-from quorate.crypto.digests import digest, seal_digest
+from quorate.crypto.digests import descriptor, digest_of, seal_descriptor
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
-from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, ROOMS
+from quorate.protocol.ordering.room import BATCH_COST, EVENT_COST, LINE_COST, ROOMS
 from quorate.protocol.ordering.store_choice import StoreChoice
 from quorate.protocol.ordering.validation import Sealer, Sealing
 from quorate.protocol.outbox import Outbox
@@ -40,6 +42,7 @@ from quorate.protocol.runs import by_size
 from quorate.protocol.topic import Topic
 
 Requested: TypeAlias = Append | Announce | AnnounceSealed
+_Kind: TypeAlias = type[Append | Announce | AnnounceSealed] | None
 
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
@@ -91,22 +94,27 @@ class UnderWay:
 class Kept:
     """A batch without a receipt."""
 
-    __slots__ = ("added_us", "digest", "events", "payload")
+    __slots__ = ("added_us", "descriptor", "events", "payload", "size")
 
-    def __init__(self, payload: bytes, events: int, added_us: int) -> None:
-        """On a validated topic, `seal` says later what the payload is."""
-        self.payload = payload
+    def __init__(self, payload: bytes, events: int, added_us: int, size: int) -> None:
+        """Of a batch that is signed later, `seal` says then what the payload is."""
         self.events = events
         self.added_us = added_us
-        self.digest: Digest | None = None
-        if len(payload) > INLINE_BYTES_MAX:
-            self.digest = digest(payload)
+        self.size = size
+        self.payload = payload
+        # Of large ones only.
+        self.descriptor = descriptor(payload) if len(payload) > INLINE_BYTES_MAX else None
 
     def seal(self, payload: bytes) -> None:
         self.payload = payload
         if len(payload) > INLINE_BYTES_MAX:
             # We sealed it ourselves, and need not look again whether its body is what it says.
-            self.digest = seal_digest(payload[:SEAL_BYTES])
+            self.descriptor = seal_descriptor(payload[:SEAL_BYTES])
+
+    @property
+    def cost_bytes(self) -> int:
+        """What it takes as replicas count it."""
+        return BATCH_COST + EVENT_COST * self.events + self.size
 
 
 class LineOutgoing:
@@ -121,14 +129,12 @@ class LineOutgoing:
         sealer: Sealer | None = None,
         stores: int | None = None,
     ) -> None:
-        """`under_way` is shared by all lines of a source; a validated topic needs a `sealer`.
+        """`under_way` is shared by all lines of a source; a `sealer` signs what is to be signed.
 
         Large payloads go to so many `stores`; to f + 1, unless told.
         """
-        if topic.contract.validated and sealer is None:
-            raise LocalProtocolError(f"topic '{topic.name}' is validated, and nobody here signs")
         self.topic, self.line = topic, line
-        self._sealer = sealer if topic.contract.validated else None
+        self._sealer = sealer
         self.under_way = UnderWay() if under_way is None else under_way
         self.next: Sequence = 1
         self.unreceipted: Sequence = 1
@@ -156,20 +162,23 @@ class LineOutgoing:
     def in_flight(self) -> int:
         return self.next - self.unreceipted
 
-    def add(self, payload: bytes, events: int) -> Sequence:
+    def add(self, payload: bytes, events: int, *, sign: bool = False) -> Sequence:
+        """Take a batch; on a validated topic it may be signed."""
+        if sign and self._sealer is None:
+            raise LocalProtocolError(f"a batch on '{self.topic.name}' that nobody here can sign")
         sequence, now_us = self.next, self._outbox.now_us
         if sequence == self.unreceipted:
             self._moved_us = now_us
             self.under_way.bytes += LINE_COST
-        if self._sealer is None:
-            kept, size = Kept(payload, events, now_us), len(payload)
-        else:
+        if sign and self._sealer is not None:
             me, _, partition = self.line
             sealing = self._sealer.hold(self.topic, me, partition, sequence, payload)
-            kept, size = Kept(b"", events, now_us), SEAL_BYTES + len(sealing.body)
+            kept = Kept(b"", events, now_us, SEAL_BYTES + len(sealing.body))
             self._unsealed.append((kept, sealing))
+        else:
+            kept = Kept(payload, events, now_us, len(payload))
         self._kept[sequence] = kept
-        self.under_way.bytes += BATCH_COST + size
+        self.under_way.bytes += kept.cost_bytes
         self.next += 1
         return sequence
 
@@ -247,8 +256,9 @@ class LineOutgoing:
 
     def _settle(self, ordered: Ordered, replicas: tuple[NodeId, ...]) -> None:
         end, oldest_us = ordered.first + ordered.count, self._kept[self.unreceipted].added_us
-        for sequence in range(self.unreceipted, end):
-            self.under_way.bytes -= BATCH_COST + len(self._kept.pop(sequence).payload)
+        settled = [self._kept.pop(sequence) for sequence in range(self.unreceipted, end)]
+        self.under_way.bytes -= sum(kept.cost_bytes for kept in settled)
+        offsets = list(accumulate((kept.events for kept in settled), initial=ordered.offset))
         self.unreceipted = end
         if not self.in_flight:
             self.under_way.bytes -= LINE_COST
@@ -260,34 +270,38 @@ class LineOutgoing:
         self._retry_us = max(RETRY_AFTER_US, min(2 * took_us, RETRY_AFTER_US_MAX))
         self._outbox.deliver(
             Recorded(
-                self.line, ordered.first, ordered.count, ordered.offset, ordered.time_us,
+                self.line, ordered.first, ordered.count, offsets, ordered.time_us,
                 replicas, self._guarantee,
             )
         )  # fmt: skip
 
     def _messages(self, start: Sequence, is_store: bool) -> Iterator[Requested]:
-        """What a replica is sent, from here on: runs of payloads, and of digests."""
+        """What a replica is sent, from here on: runs of payloads, descriptors and seals."""
         at, target = start, self.line.target
         while at < self.next:
-            first, is_large = at, self._is_large(at)
-            while at < self.next and self._is_large(at) == is_large:
+            first, kind = at, self._kind(at, is_store)
+            while at < self.next and self._kind(at, is_store) is kind:
                 at += 1
             kept = [self._kept[sequence] for sequence in range(first, at)]
-            digests = [k.digest for k in kept if k.digest is not None]
-            if is_large and not is_store:
-                yield self._announced(first, kept, digests)
-                continue
-            for part, payloads in by_size(first, [k.payload for k in kept]):
-                start = part - first
-                yield Append(*target, part, payloads, digests[start : start + len(payloads)])
+            described = [k.descriptor for k in kept if k.descriptor is not None]
+            if kind is Announce:
+                yield Announce(*target, first, described)
+            elif kind is AnnounceSealed:
+                yield AnnounceSealed(*target, first, [k.payload[:SEAL_BYTES] for k in kept])
+            else:
+                digests = [*map(digest_of, described)] if len(described) == len(kept) else []
+                for part, payloads in by_size(first, [k.payload for k in kept]):
+                    start = part - first
+                    yield Append(*target, part, payloads, digests[start : start + len(payloads)])
 
-    def _announced(self, first: Sequence, kept: list[Kept], digests: list[Digest]) -> Requested:
-        if self._sealer is None:
-            return Announce(*self.line.target, first, digests)
-        return AnnounceSealed(*self.line.target, first, [k.payload[:SEAL_BYTES] for k in kept])
-
-    def _is_large(self, sequence: Sequence) -> bool:
-        return self._kept[sequence].digest is not None
+    def _kind(self, sequence: Sequence, is_store: bool) -> "_Kind":
+        """How a large batch is sent. Others are no part of that: they do not prove themselves."""
+        kept = self._kept[sequence]
+        if kept.descriptor is None:
+            return None
+        if is_store:
+            return Append
+        return AnnounceSealed if is_signed(kept.descriptor) else Announce
 
 
 def _guarantee(topic: Topic) -> str:

@@ -9,6 +9,10 @@ their leaves have to lead to the root of a checkpoint that a quorum signed, and 
 matter who sent them. If they do not, or the lead does not have them or says nothing, the next
 replica is asked.
 
+Both ends are offsets of events, and may lie inside a batch: whoever reads gets all of that batch
+and leaves out what is outside. With validation, basic batches come without their payloads, which
+are not asked for: their leaves are proved like all others.
+
 Logs that nobody signs (those that stand crashes only) are taken from the lead as they are, if each
 batch follows on the one before.
 
@@ -25,6 +29,7 @@ from itertools import repeat
 import msgspec
 
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.header import are_possible, is_signed
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import (
     PROVEN_BATCHES_MAX,
@@ -36,12 +41,12 @@ from quorate.core.ordering import (
     Partition,
     ProvenRange,
     ProveRange,
+    Wants,
 )
 from quorate.crypto.checkpoint import read as read_checkpoint
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor, digest_of
 from quorate.crypto.merkle import Hash, check_runs
 from quorate.crypto.proofs import Keys, enough_of
-from quorate.crypto.sids import check_body
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of
@@ -51,7 +56,7 @@ from quorate.protocol.topic import Topic
 # How far a lead may send ahead of what was handed out and taken: so much, as batches are now.
 CREDIT_BYTES = 16 * 1024 * 1024
 CREDIT_BATCHES = 4096
-FIRST_CREDIT_BATCHES = 64
+FIRST_CREDIT_EVENTS = 64
 # A lead that brings nothing for so long is replaced by the next one.
 LATE_AFTER_US = 1_000_000
 # A head is signed within some tens of milliseconds, and replicas answer so much in a turn.
@@ -77,17 +82,19 @@ class RangeProof(msgspec.Struct, frozen=True, gc=False):
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    """A batch that was checked; on a validated topic its seal stands in front of it.
+    """A batch that was checked. A basic one has no payload where only signed ones are wanted.
 
-    `leaf` is its place in the order log and `size` that of the checkpoint which covers it, where
-    there is one. The first of those that were proved together has their `proof`.
+    `offset` and `end` are those of its events, also where the stretch begins or ends inside. `leaf`
+    is its place in the order log and `size` that of the checkpoint which covers it, where there is
+    one. The first of those that were proved together has their `proof`.
     """
 
     offset: int
+    end: int
     publisher: NodeId
     sequence: Sequence
     time_us: int
-    payload: bytes
+    payload: bytes | None
     digest: Digest
     leaf: int | None = None
     size: int | None = None
@@ -95,10 +102,12 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unsettled(msgspec.Struct, frozen=True, gc=False):
-    """No replica could give this batch so that it passed the checks: what each of them did, and
-    what was sent in its place."""
+    """No replica could give what stands from this offset on so that it passed the checks: what each
+    of them did, and what was sent in its place. It has no event at or after `end`, as far as those
+    say who were asked."""
 
     offset: int
+    end: int
     causes: dict[NodeId, str]
     sent: dict[NodeId, bytes]
 
@@ -131,10 +140,12 @@ class Checks:
 class _Batch(msgspec.Struct, gc=False):
     """A batch as the lead sent it; nothing is known of it but what it says itself."""
 
+    offset: int
+    end: int
     publisher: NodeId
     sequence: Sequence
     time_us: int
-    payload: bytes
+    payload: bytes | None
     digest: Digest
     leaf: Hash
 
@@ -149,6 +160,8 @@ class _Lead:
     # The chain there, if it was told.
     chain: Digest | None
     batches: list[_Batch] = field(default_factory=list)
+    # Whether it has yet to send something.
+    is_new: bool = True
     # Where it says that it has nothing more.
     absent: int | None = None
     # What was asked last about positions, since when, and whether an answer is due.
@@ -173,11 +186,15 @@ class RangeReading:
         checks: Checks | None,
         hand_out: Callable[[list[Settled] | Unsettled], None],
         *,
+        validate: bool = True,
         patience_us: int = PATIENCE_US,
     ) -> None:
-        """Without `checks`, what the lead sends is taken as it is, and nothing is known of it."""
+        """Without `checks`, what the lead sends is taken as it is, and nothing is known of it.
+
+        On a validated topic, `validate` asks for signed batches, and looks at their seals.
+        """
         self.topic, self.partition = topic, partition
-        # The next batch to hand out, and where the stretch ends.
+        # The next event to hand out, and where the stretch ends.
         self.position, self.end = stretch.start, stretch.stop
         self._outbox = outbox
         self._numbers = numbers
@@ -185,15 +202,18 @@ class RangeReading:
         self._hand_out = hand_out
         self._patience_us = patience_us
         self._order = stores_of(topic.members, partition)
+        self._validates = validate and topic.contract.validated
         self._signed = topic.contract.protection == "byzantine"
         self._lead: _Lead | None = None
-        self._credit = FIRST_CREDIT_BATCHES
+        self._credit = FIRST_CREDIT_EVENTS
         # Up to where the application has taken what was handed out, and what a lead may send.
         self._taken = stretch.start
         self._limit = stretch.start
         # Why those are of no help who were asked for what is next, and what they sent instead.
         self._tried: dict[NodeId, str] = {}
         self._sent: dict[NodeId, bytes] = {}
+        # Up to where those say that they lack it who do.
+        self._absent_until: dict[NodeId, int] = {}
         self._stuck_us = outbox.now_us
         self._again_us: int | None = None
         # Whether the application has yet to say what becomes of a batch that nobody has.
@@ -213,9 +233,9 @@ class RangeReading:
             self._outbox.send(self._lead.replica, Allow(*self.partition, self._limit))
 
     def skip(self, connected: Collection[NodeId]) -> None:
-        """Go on behind the batch that was given up on."""
+        """Go on behind what was given up on."""
         self._is_given_up = False
-        self.position += 1
+        self.position = self._given_up_until()
         self._taken = max(self._taken, self.position)
         self._moved()
         self._choose_lead(connected)
@@ -224,26 +244,29 @@ class RangeReading:
         """Nobody need send us anything any more."""
         if self._lead is not None:
             number = next(self._numbers)
-            follow = Follow(*self.partition, number, self.position, 0, False)
+            follow = Follow(*self.partition, number, self.position, 0, Wants.CHAIN)
             self._outbox.send(self._lead.replica, follow)
 
     # Messages
 
     def on_entries(self, sender: NodeId, entries: Entries, connected: Collection[NodeId]) -> None:
         lead = self._lead
-        if lead is None or sender != lead.replica or entries.offset != lead.received:
+        if lead is None or sender != lead.replica:
             return
-        if entries.offset + len(entries.payloads) > self._limit:
+        offsets = entries.offsets
+        # The first batch may begin before what is wanted.
+        begins = lead.is_new and entries.offset <= lead.received < offsets[1]
+        if not (begins or entries.offset == lead.received) or offsets[-2] >= self._limit:
             return
-        lead.moved_us = self._outbox.now_us
-        batches = self._batches(entries)
+        lead.moved_us, lead.is_new = self._outbox.now_us, False
         try:
+            batches = self._batches(entries, offsets)
             self._check_chain(lead, entries, batches)
         except RemoteProtocolError as error:
             self._give_way(str(error), connected, sent=entries.payloads[0])
             return
         lead.batches += batches
-        lead.received += len(batches)
+        lead.received = offsets[-1]
         if self._checks is None or not self._signed:
             self._settle(lead, len(lead.batches), None, connected)
         elif not lead.is_asked:
@@ -253,6 +276,7 @@ class RangeReading:
         lead = self._lead
         if lead is not None and sender == lead.replica and absent.offset == lead.received:
             lead.absent = absent.offset
+            self._absent_until[sender] = max(absent.offset + 1, absent.end)
             self._pass_on(lead, connected)
 
     def on_proven(self, sender: NodeId, proven: ProvenRange, connected: Collection[NodeId]) -> None:
@@ -297,22 +321,34 @@ class RangeReading:
 
     # Checking
 
-    def _batches(self, entries: Entries) -> list[_Batch]:
+    def _batches(self, entries: Entries, offsets: list[int]) -> list[_Batch]:
         publisher, first, time_us = entries.publisher, entries.first, entries.time_us
-        if self._checks is None:
-            return [
-                _Batch(publisher, first + at, time_us, payload, b"", b"")
-                for at, payload in enumerate(entries.payloads)
-            ]
+        bare = frozenset(entries.bare)
+        if bare and not self._validates:
+            raise RemoteProtocolError("sent descriptors where batches were asked for")
         line = Line(publisher, *self.partition)
-        digests = [*map(digest, entries.payloads)]
-        leaves = leaves_of(line, first, entries.offset, time_us, digests)
-        return [
-            _Batch(publisher, first + at, time_us, payload, content, leaf)
-            for at, (payload, content, leaf) in enumerate(
-                zip(entries.payloads, digests, leaves, strict=True)
-            )
+        descriptors = [
+            payload if at in bare else descriptor(payload)
+            for at, payload in enumerate(entries.payloads)
         ]
+        if not are_possible(descriptors):
+            raise RemoteProtocolError("sent a batch whose header cannot be true")
+        if any(is_signed(descriptors[at]) for at in bare):
+            raise RemoteProtocolError("sent the descriptor of a signed batch in place of it")
+        is_checked = self._checks is not None
+        leaves = (
+            leaves_of(line, first, entries.offset, time_us, descriptors)
+            if is_checked
+            else [b""] * len(descriptors)
+        )
+        return [
+            _Batch(
+                offsets[at], offsets[at + 1], publisher, first + at, time_us,
+                None if at in bare else payload,
+                digest_of(descriptors[at]) if is_checked else b"", leaves[at],
+            )
+            for at, payload in enumerate(entries.payloads)
+        ]  # fmt: skip
 
     def _check_chain(self, lead: _Lead, entries: Entries, batches: list[_Batch]) -> None:
         """Where nobody signs, batches at least follow on each other as the lead says they do."""
@@ -336,14 +372,15 @@ class RangeReading:
         batches = lead.batches[:count]
         leaves = [batch.leaf for batch in batches]
         check_runs(leaves, runs, size, proven.path, root)
-        if self.topic.contract.validated:
+        if self._validates:
             self._check_seals(batches)
         return RangeProof(size, runs, leaves, proven.path, checkpoint)
 
     def _check_seals(self, batches: list[_Batch]) -> None:
         assert self._checks is not None
         for batch in batches:
-            check_body(batch.payload, batch.digest)
+            if batch.payload is None:
+                continue
             line = Line(batch.publisher, *self.partition)
             self._checks.validation.check_ordered(line, batch.sequence, batch.payload)
 
@@ -356,25 +393,25 @@ class RangeReading:
             lead.batches_at_once = count // 2
             self._ask_positions(lead)
         else:
-            self._give_way(f"sent {why}", connected, sent=lead.batches[0].payload)
+            self._give_way(f"sent {why}", connected, sent=lead.batches[0].payload or b"")
 
     def _settle(
         self, lead: _Lead, count: int, proof: RangeProof | None, connected: Collection[NodeId]
     ) -> None:
         """So many batches are what they should be."""
-        offset = self.position
         places = _places(proof) if proof is not None else repeat((None, None), count)
         settled = [
             Settled(
-                offset + at, batch.publisher, batch.sequence, batch.time_us, batch.payload,
-                batch.digest, *place, None if at else proof,
+                batch.offset, batch.end, batch.publisher, batch.sequence, batch.time_us,
+                batch.payload, batch.digest, *place, None if at else proof,
             )
             for at, (batch, place) in enumerate(zip(lead.batches[:count], places, strict=True))
         ]  # fmt: skip
         del lead.batches[:count]
-        self.position += count
-        typical_bytes = sum(len(each.payload) for each in settled) // count
-        self._credit = max(1, min(CREDIT_BATCHES, CREDIT_BYTES // max(1, typical_bytes)))
+        self.position = min(settled[-1].end, self.end)
+        events = settled[-1].end - settled[0].offset
+        size_bytes = sum(len(each.payload or each.digest) for each in settled) or 1
+        self._credit = max(1, min(CREDIT_BATCHES // count, CREDIT_BYTES // size_bytes) * events)
         self._moved()
         self._hand_out(settled)
         if lead.batches:
@@ -387,6 +424,7 @@ class RangeReading:
     def _moved(self) -> None:
         self._tried.clear()
         self._sent.clear()
+        self._absent_until.clear()
         self._again_us = None
         self._stuck_us = self._outbox.now_us
 
@@ -403,7 +441,8 @@ class RangeReading:
         self._lead = _Lead(replica, self.position, None, moved_us=now_us)
         self._limit = self._new_limit()
         number = next(self._numbers)
-        follow = Follow(*self.partition, number, self.position, self._limit, True)
+        wants = Wants.SIGNED if self._validates else Wants.ALL
+        follow = Follow(*self.partition, number, self.position, self._limit, wants)
         self._outbox.send(replica, follow)
 
     def _wait_or_give_up(self) -> None:
@@ -415,7 +454,13 @@ class RangeReading:
             self._again_us = now_us + AGAIN_AFTER_US
             return
         self._is_given_up = True
-        self._hand_out(Unsettled(self.position, dict(self._tried), dict(self._sent)))
+        until = self._given_up_until()
+        self._hand_out(Unsettled(self.position, until, dict(self._tried), dict(self._sent)))
+
+    def _given_up_until(self) -> int:
+        """Up to where all say that they lack it who say so; what comes after, somebody may have."""
+        until = min(self._absent_until.values(), default=self.position + 1)
+        return min(max(until, self.position + 1), self.end)
 
     def _ask_positions(self, lead: _Lead) -> None:
         lead.number, lead.asked_us = next(self._numbers), self._outbox.now_us

@@ -5,12 +5,9 @@ on: one hash, whatever came since. Payloads of the last decisions are still in m
 whoever lags behind those is served from disk, at its own pace.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable
 
-from quorate.core.batch import count_of
-from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import Digest, NodeId
 from quorate.core.ordering import (
     BEGIN_US,
@@ -22,11 +19,8 @@ from quorate.core.ordering import (
     Locate,
     Located,
     Partition,
-    Weigh,
-    Weighed,
+    Wants,
 )
-from quorate.crypto.digests import SEAL_MAGIC
-from quorate.crypto.sids import batch_of
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.records import DIGEST_BYTES, Placed, Store, Stretch
 from quorate.protocol.outbox import Outbox
@@ -55,12 +49,12 @@ SEARCH_BYTES = 2 * 1024
 class Kept:
     """What one decision put into one partition."""
 
-    __slots__ = ("before", "payloads", "placed", "size_bytes", "time_us")
+    __slots__ = ("before", "offsets", "payloads", "placed", "size_bytes", "time_us")
 
     def __init__(
         self, placed: Placed, time_us: int, before: Digest, payloads: list[bytes | None]
     ) -> None:
-        self.placed = placed
+        self.placed, self.offsets = placed, placed.offsets
         self.time_us = time_us
         self.before = before
         self.payloads = payloads
@@ -80,12 +74,12 @@ class Tail:
         self.kept: deque[Kept] = deque()
 
     def find(self, offset: int) -> tuple[Kept, int] | None:
-        """The decision that holds this offset, and the place in it."""
+        """The decision that holds this offset, and the place in it of the batch that has it."""
         if not self.kept or offset < self.kept[0].placed.offset:
             return None
         at = bisect_right(self.kept, offset, key=lambda kept: kept.placed.offset) - 1
         kept = self.kept[at]
-        return kept, offset - kept.placed.offset
+        return kept, bisect_right(kept.offsets, offset, hi=kept.placed.count) - 1
 
     def read(self, offset: int, bytes_max: int) -> list[Stretch]:
         found = self.find(offset)
@@ -104,8 +98,8 @@ class Tail:
         chains = placed.chains[at * DIGEST_BYTES : (at + len(payloads)) * DIGEST_BYTES]
         return [
             Stretch(
-                placed.publisher, offset, placed.first + at, kept.time_us, kept.chain(at), chains,
-                payloads,
+                placed.publisher, kept.offsets[at], placed.first + at, kept.time_us,
+                kept.chain(at), chains, payloads,
             )
         ]  # fmt: skip
 
@@ -113,13 +107,13 @@ class Tail:
 class Reader:
     """One reader of one partition."""
 
-    __slots__ = ("cursor", "limit", "number", "payloads", "served", "told")
+    __slots__ = ("cursor", "limit", "number", "served", "told", "wants")
 
     def __init__(self, follow: Follow) -> None:
         self.number = follow.number
         self.cursor = follow.offset
         self.limit = follow.limit
-        self.payloads = follow.payloads
+        self.wants = follow.wants
         # Up to which offset it knows the chain.
         self.told = -1
         # In which turn it was sent something.
@@ -164,24 +158,6 @@ class Readers:
         elif locate.time_us != END_US:
             offset, answer_bytes = self._store.offset_at(partition, locate.time_us), SEARCH_BYTES
         self._outbox.answer(node, Located(*partition, locate.number, offset), answer_bytes)
-
-    def on_weigh(self, node: NodeId, weigh: Weigh) -> None:
-        """Count the events of what stands there, as far as one answer may cost."""
-        if not self._outbox.may_answer(node):
-            return
-        partition, end = Partition(weigh.topic, weigh.partition), weigh.offset
-        events, size_bytes, is_all = 0, SEARCH_BYTES, False
-        while not is_all and size_bytes < TURN_BYTES_MAX:
-            stretches = self.read(partition, end, ENTRIES_BYTES_MAX)
-            is_all = not stretches
-            for payload in (each for stretch in stretches for each in stretch.payloads):
-                count = _events_of(payload)
-                if events and events + count > weigh.events:
-                    is_all = True
-                    break
-                end, events, size_bytes = end + 1, events + count, size_bytes + len(payload)
-        weighed = Weighed(*partition, weigh.number, end, events, is_all)
-        self._outbox.answer(node, weighed, size_bytes)
 
     def on_follow(self, node: NodeId, follow: Follow) -> None:
         partition = Partition(follow.topic, follow.partition)
@@ -264,7 +240,7 @@ class Readers:
                 continue
             reader.served = self._turns
             end = self._log.partition(partition).end
-            if reader.payloads:
+            if reader.wants is not Wants.CHAIN:
                 sent_bytes[node] += self._send_entries(node, partition, reader, end, room_bytes)
             sent_bytes[node] += self._tell_chain(node, partition, reader, end)
         for node, count in sent_bytes.items():
@@ -272,7 +248,7 @@ class Readers:
         return bool(self._due)
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
-        """What stands there, from memory or from disk."""
+        """What stands there, from the batch of this offset on; from memory or from disk."""
         tail = self._tails.get(partition)
         found = tail.read(offset, bytes_max) if tail is not None else []
         return found or self._store.read(partition, offset, bytes_max)
@@ -293,25 +269,29 @@ class Readers:
                 self._fetching[partition] = None
                 break
             if not stretches:
-                absent = self._absent_from(partition, reader.cursor, end)
-                self._outbox.send(node, Absent(*partition, reader.cursor, absent))
+                absent_until = self._absent_until(partition, reader.cursor, end)
+                self._outbox.send(node, Absent(*partition, reader.cursor, absent_until))
                 # It asks another replica, and us again if it wants more.
                 reader.limit = reader.cursor
                 break
             for stretch in stretches:
                 if stretch.offset < end:
-                    entries = stretch.entries(partition, end - stretch.offset)
+                    batches = bisect_left(stretch.offsets, end, hi=len(stretch.payloads))
+                    entries = stretch.entries(partition, batches, reader.wants)
                     self._outbox.send(node, entries)
                     sent += sum(map(len, entries.payloads)) + _WORD_BYTES
-                    reader.cursor = stretch.offset + len(entries.payloads)
+                    reader.cursor = stretch.offsets[batches]
         return sent
 
-    def _absent_from(self, partition: Partition, offset: int, end: int) -> int:
-        """How many batches from this one on are not here."""
+    def _absent_until(self, partition: Partition, offset: int, end: int) -> int:
+        """The offset after the batches from this one on that are not here."""
         start, _ = self._store.bounds(partition)
-        until = min(end, offset + ABSENT_BATCHES_MAX)
-        here = (at for at in range(max(start, offset + 1), until) if self._is_here(partition, at))
-        return next(here, until) - offset
+        until = max(start, self._store.behind(partition, offset, 1))
+        for _ in range(ABSENT_BATCHES_MAX - 1):
+            if not offset < until < end or self._is_here(partition, until):
+                break
+            until = self._store.behind(partition, until, 1)
+        return max(until, offset + 1)
 
     def _is_here(self, partition: Partition, offset: int) -> bool:
         found = self.read(partition, offset, 1)
@@ -322,45 +302,47 @@ class Readers:
         (start, _), taken = self._store.bounds(partition), self._store.taken(partition)
         # Of what is not kept any more nobody knows the chain.
         through = max(min(end, max(reader.limit, reader.cursor)), start)
-        sent = 0
-        for offset in _steps(reader, start, through, is_end=through == end):
-            chain = self._chain(partition, offset)
-            if chain is None:
+        sent = words = 0
+        while reader.told < through and words < TURN_WORDS_MAX:
+            known = self._chain_behind(partition, self._next_word(partition, reader, through, end))
+            if known is None:
                 return sent
-            reader.told = offset
-            self._outbox.send(node, Chained(*partition, offset, chain, start, taken, end))
-            sent += _WORD_BYTES
+            reader.told, chain = known
+            told = Chained(*partition, reader.told, chain, start, taken, end)
+            self._outbox.send(node, told)
+            sent, words = sent + _WORD_BYTES, words + 1
         if reader.told < through:
             self._due[partition] = None
         return sent
 
-    def _chain(self, partition: Partition, offset: int) -> Digest | None:
+    def _next_word(self, partition: Partition, reader: Reader, through: int, end: int) -> int:
+        """Up to where a reader is told the chain next."""
+        known = max(reader.told, reader.cursor, self._store.bounds(partition)[0])
+        # Who gets payloads has the chain from them.
+        if reader.wants is not Wants.CHAIN:
+            return through
+        if through == end:
+            once = self._store.behind(partition, known, TELL_ONCE_BATCHES_MAX)
+            if once >= min(through, self._store.bounds(partition)[1]):
+                return through
+        behind = self._store.behind(partition, known, TELL_EVERY_BATCHES)
+        return min(behind, through) if behind > known else through
+
+    def _chain_behind(self, partition: Partition, offset: int) -> tuple[int, Digest] | None:
+        """The chain before this offset, or behind the batch that has it and begins earlier."""
         state = self._log.partition(partition)
         if offset == state.end:
-            return state.chain
+            return offset, state.chain
         tail = self._tails.get(partition)
         found = tail.find(offset) if tail is not None else None
         if found is not None:
             kept, at = found
-            return kept.chain(at)
-        return self._store.chain(partition, offset)
-
-
-def _events_of(payload: bytes) -> int:
-    """How many events a batch says it has; a publisher may have published what is none."""
-    try:
-        return count_of(batch_of(payload) if payload[: len(SEAL_MAGIC)] == SEAL_MAGIC else payload)
-    except RemoteProtocolError:
-        return 1
-
-
-def _steps(reader: Reader, start: int, through: int, *, is_end: bool) -> Iterable[int]:
-    """The offsets at which to tell a reader the chain in this turn."""
-    known = max(reader.told, reader.cursor, start)
-    if through == reader.told:
-        return ()
-    # Who gets payloads has the chain from them.
-    if reader.payloads or (is_end and through - known <= TELL_ONCE_BATCHES_MAX):
-        return (through,)
-    last = min(through, known + TURN_WORDS_MAX * TELL_EVERY_BATCHES)
-    return (*range(known + TELL_EVERY_BATCHES, last, TELL_EVERY_BATCHES), last)
+            at += kept.offsets[at] < offset
+            return kept.offsets[at], kept.chain(at)
+        known = self._store.chain(partition, offset)
+        if known is None or known[0] == offset:
+            return known
+        behind = self._store.behind(partition, offset, 1)
+        return (
+            (behind, state.chain) if behind == state.end else self._store.chain(partition, behind)
+        )

@@ -7,22 +7,27 @@ itself. The other replicas only say what the chain is at some offset; since a ch
 that came before it, f + 1 replicas agreeing on one offset settle everything below it. What a
 lead sends is its word for it, and no more than that: whoever leads later has to say so itself.
 
+Offsets are those of events. Reading may begin inside a batch: replicas send all of it, and the
+events before the first one that is wanted are left out by whoever hands them out (`Entry.skip`). A
+reader that validates gets of basic batches no more than their descriptors, which the chain covers
+as well; it passes over them, and over what their producers did not sign.
+
 A lead that is silent or slow while others are further, or sends what cannot be, is replaced. What
 came from it before stays, and others confirm it before anything is put behind it; so a reader gets
 on however little a lead sends before it fails. If f + 1 contradict what is here, it is read again.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
-from typing import TypeAlias
+from typing import NamedTuple
 
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.header import DESCRIPTOR_BYTES, are_possible, is_signed
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import (
     END_US,
-    SEAL_BYTES,
     Absent,
     Allow,
     AskReceipts,
@@ -33,21 +38,22 @@ from quorate.core.ordering import (
     Locate,
     Located,
     Partition,
+    Wants,
 )
-from quorate.crypto.digests import digest
-from quorate.crypto.sids import batch_of, is_sealed
-from quorate.protocol.machine import Entry, Trimmed
+from quorate.crypto.digests import descriptor
+from quorate.protocol.machine import Entry, Passed, Trimmed
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.ordering.value import chained, leaves_of
+from quorate.protocol.ordering.value import chained, leaves_of, offsets_of
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 
 # How far ahead of what it has read a reader lets replicas send: so much, as batches are now, and
-# no more than so many of them. Where it does not know how large they are, it begins with few.
+# no more than so many of them. Where it does not know how large they are, it begins with few
+# events.
 CREDIT_BYTES = 16 * 1024 * 1024
 CREDIT_BATCHES = 4096
-FIRST_CREDIT_BATCHES = 64
+FIRST_CREDIT_EVENTS = 64
 # What a lead sends beyond this is dropped until others have confirmed what is here. One batch is
 # always taken.
 HELD_BYTES_MAX = 2 * CREDIT_BYTES
@@ -64,8 +70,16 @@ COMPLAIN_EVERY_US = 1_000_000
 # A replica that restarted has forgotten who reads: without a broken link, only asking tells.
 ASK_AGAIN_US = 3_000_000
 
-# Publisher, sequence, time and payload.
-Batch: TypeAlias = tuple[NodeId, Sequence, int, bytes]
+
+class Batch(NamedTuple):
+    """A batch that the lead sent. There is no payload where only the descriptor was asked for."""
+
+    offset: int
+    end: int
+    publisher: NodeId
+    sequence: Sequence
+    time_us: int
+    payload: bytes | None
 
 
 class Search:
@@ -125,26 +139,19 @@ class Reading:
         outbox: Outbox,
         numbers: "Iterator[int] | None" = None,
         validation: Validation | None = None,
-        hand_out: Callable[[list[Entry]], None] | None = None,
     ) -> None:
-        """A validated topic is read with a `validation`, where it is to be validated.
-
-        What is read goes to the application, or to `hand_out`.
-        """
-        self._validation = validation
-        self._hand_out = outbox.deliver_all if hand_out is None else hand_out
-        # Whether replicas may send further ahead than they may already.
-        self.may_go_on = True
+        """A validated topic is read with a `validation`, where it is to be validated."""
+        # What looks at signatures, if only signed batches are wanted.
+        self.validation = validation
         self.topic, self.partition = topic, partition
         # Of what we ask, so that replicas know what holds.
         self._numbers = count(1) if numbers is None else numbers
-        # The next batch to deliver.
+        # The next event to deliver; it may be inside a batch.
         self.position = offset
         self.lead: NodeId | None = None
         self._outbox = outbox
         self._order = stores_of(topic.members, partition)
-        # What the lead sent and nobody confirmed yet (publisher, sequence, time and payload), with
-        # the chain after each.
+        # What the lead sent and nobody confirmed yet, with the chain after each.
         self._unsettled: list[Batch] = []
         self._chains: list[Digest] = []
         self._start: Digest | None = None
@@ -170,7 +177,7 @@ class Reading:
         self._starts: dict[NodeId, int] = {}
         self._takens: dict[NodeId, int] = {}
         self._blames: Counter[NodeId] = Counter()
-        self._credit = FIRST_CREDIT_BATCHES
+        self._credit = FIRST_CREDIT_EVENTS
         self._limit = offset + self._credit
         self._moved_us = self._late_since_us = self._asked_us = outbox.now_us
         self._patience_us = LATE_AFTER_US
@@ -188,7 +195,12 @@ class Reading:
     @property
     def received(self) -> int:
         """The offset after the last batch that the lead sent."""
-        return self.position + len(self._unsettled)
+        return self._unsettled[-1].end if self._unsettled else self.position
+
+    @property
+    def _base(self) -> int:
+        """Where what is here begins."""
+        return self._unsettled[0].offset if self._unsettled else self.position
 
     @property
     def end(self) -> int:
@@ -238,8 +250,7 @@ class Reading:
     # Messages
 
     def on_entries(self, sender: NodeId, entries: Entries, connected: "set[NodeId]") -> None:
-        is_allowed = entries.offset + len(entries.payloads) <= self._limit
-        if sender != self.lead or entries.offset < self.received or not is_allowed:
+        if sender != self.lead or not self._is_next_or_later(entries):
             return
         if entries.offset in self._early or not self._has_room_for(entries, connected):
             return
@@ -266,6 +277,14 @@ class Reading:
         self._lacking.clear()
         self._settle(connected)
         self._pass_on(connected)
+
+    def _is_next_or_later(self, entries: Entries) -> bool:
+        """Whether it was asked for, and we have nothing of it yet."""
+        offsets = entries.offsets
+        if self._start is None and entries.offset < self.position:
+            # It begins with the batch that has the event which we want first.
+            return self.position < offsets[1] and offsets[-2] < max(self._limit, self.position + 1)
+        return self.received <= entries.offset and offsets[-2] < self._limit
 
     def on_chained(self, sender: NodeId, chain: Chained, connected: "set[NodeId]") -> None:
         if sender not in self.topic.index:
@@ -333,12 +352,13 @@ class Reading:
     def stop(self) -> None:
         """Nobody need send us anything any more."""
         for replica in self.topic.members:
-            follow = Follow(*self.partition, next(self._numbers), self.position, 0, False)
+            number = next(self._numbers)
+            follow = Follow(*self.partition, number, self.position, 0, Wants.CHAIN)
             self._outbox.send(replica, follow)
 
     def on_absent(self, sender: NodeId, absent: Absent, connected: "set[NodeId]") -> None:
         if sender == self.lead:
-            self._absent, self._absent_until = absent.offset, absent.offset + max(1, absent.count)
+            self._absent, self._absent_until = absent.offset, max(absent.offset + 1, absent.end)
             self._pass_on(connected)
 
     def tick(self, connected: "set[NodeId]") -> None:
@@ -388,7 +408,7 @@ class Reading:
         """
         starts = sorted(self._starts.values(), reverse=True)
         known_from = starts[self._others_needed] if len(starts) > self._others_needed else 0
-        limit = min(known_from, self.position + CREDIT_BATCHES)
+        limit = min(known_from, self.position + max(self._credit, CREDIT_BATCHES))
         if not self._unsettled or limit <= self._limit:
             return False
         self._limit = limit
@@ -421,20 +441,31 @@ class Reading:
 
     def _take(self, entries: Entries, before: Digest) -> bool:
         """False if these are not the batches that the lead says they are."""
-        line = Line(entries.publisher, *self.partition)
-        digests = [*map(digest, entries.payloads)]
-        leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, digests)
+        line, bare = Line(entries.publisher, *self.partition), frozenset(entries.bare)
+        descriptors = [
+            payload if at in bare else descriptor(payload)
+            for at, payload in enumerate(entries.payloads)
+        ]
+        is_left_out = bare and (
+            self.validation is None or any(is_signed(descriptors[at]) for at in bare)
+        )
+        if is_left_out or not are_possible(descriptors):
+            return False
+        leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, descriptors)
         chains = chained(before, leaves)
         if chains[-1] != entries.after:
-            return False
-        if self._validation is not None and not all(map(is_sealed, entries.payloads, digests)):
             return False
         self._chains += chains
         self._held_bytes += _size(entries)
         publisher, first, time_us = entries.publisher, entries.first, entries.time_us
+        offsets = offsets_of(entries.offset, descriptors)
         self._unsettled += [
-            (publisher, first + at, time_us, payload) for at, payload in enumerate(entries.payloads)
-        ]
+            Batch(
+                offsets[at], offsets[at + 1], publisher, first + at, time_us,
+                None if at in bare else payload,
+            )
+            for at, payload in enumerate(entries.payloads)
+        ]  # fmt: skip
         return True
 
     def _settle(self, connected: "set[NodeId]") -> None:
@@ -455,66 +486,70 @@ class Reading:
                 self._begin_later(connected)
 
     def _compare(self, replica: NodeId, word: Chained) -> None:
-        mine = self._chain_before(word.offset)
-        if mine is None:
+        if self._start is None or word.offset < self._base:
             return
-        if mine == word.chain:
+        if self._chain_before(word.offset) == word.chain:
             self._agreed[replica] = max(word.offset, self._agreed.get(replica, 0))
         else:
+            # Where no batch of ours ends, one of its ends.
             self.contradicted_by.add(replica)
 
     def _deliver(self, through: int) -> None:
-        batches = through - self.position
-        if batches <= 0:
+        batches = bisect_right(self._unsettled, through, key=_end_of)
+        if not batches:
             return
-        partition, offset, words = self.partition, self.position, self._vouchers(through)
-        size_bytes = sum([len(payload) for *_, payload in self._unsettled[:batches]])
+        settled, voices = self._unsettled[:batches], self._vouchers(through)
+        size_bytes = sum(map(_size_of, settled))
         early = 0
-        if offset < self._wanted_from:
-            looked_at = min(batches, self._wanted_from - offset)
-            early = bisect_left(self._unsettled, self._wanted_us, hi=looked_at, key=_time_of)
+        if self.position < self._wanted_from:
+            looked_at = bisect_left(settled, self._wanted_from, key=_offset_of)
+            early = bisect_left(settled, self._wanted_us, hi=looked_at, key=_time_of)
             if early < batches:
                 self._beginnings.clear()
-        settled = enumerate(self._unsettled[early:batches], offset + early)
-        if self._validation is not None:
-            entries = [*self._validated(self._validation, settled, words)]
-        else:
-            entries = [Entry(partition, at, *batch, words) for at, batch in settled]
+        position, self.position = self.position, settled[-1].end
         self._start = self._chains[batches - 1]
         del self._unsettled[:batches], self._chains[:batches]
         if not self._unsettled:
             self._supplied_by.clear()
-        self.position = through
         self._held_bytes -= size_bytes
         self._moved_us, self._patience_us = self._outbox.now_us, LATE_AFTER_US
-        typical_bytes = size_bytes // batches
-        self._credit = max(1, min(CREDIT_BATCHES, CREDIT_BYTES // max(1, typical_bytes)))
-        self._hand_out(entries)
+        events = settled[-1].end - settled[0].offset
+        by_bytes, by_batches = (
+            CREDIT_BYTES * events // size_bytes,
+            CREDIT_BATCHES * events // batches,
+        )
+        self._credit = max(1, min(by_bytes, by_batches))
+        entries = [
+            Entry(
+                self.partition, batch.offset, batch.publisher, batch.sequence, batch.time_us,
+                batch.payload, voices, max(0, position - batch.offset),
+            )
+            for batch in settled[early:]
+            if batch.payload is not None and self._is_signed(batch, batch.payload)
+        ]  # fmt: skip
+        self._outbox.deliver_all(entries)
+        if not entries or entries[-1].offset < settled[-1].offset:
+            self._outbox.deliver(Passed(self.partition, self.position))
         self.allow_more()
 
     def allow_more(self) -> None:
-        if self.may_go_on and 2 * (self._limit - self.position) < self._credit:
+        if 2 * (self._limit - self.position) < self._credit:
             # Replicas may send further ahead, in steps.
             self._limit = self.position + self._credit
             self._outbox.send_all(self.topic.members, Allow(*self.partition, self._limit))
 
-    def _validated(
-        self,
-        validation: Validation,
-        settled: "Iterable[tuple[int, Batch]]",
-        words: tuple[NodeId, ...],
-    ) -> Iterator[Entry]:
-        """Those that their producers signed. More than f replicas lie if one of them is not."""
-        for offset, (publisher, sequence, time_us, payload) in settled:
-            try:
-                validation.check_ordered(Line(publisher, *self.partition), sequence, payload)
-            except RemoteProtocolError as error:
-                self._outbox.report(publisher, "bad-sid", str(error))
-                continue
-            yield Entry(
-                self.partition, offset, publisher, sequence, time_us, batch_of(payload), words,
-                payload[:SEAL_BYTES],
-            )  # fmt: skip
+    def _is_signed(self, batch: Batch, payload: bytes) -> bool:
+        """Whether its producer signed it, where that is asked for. More than f replicas lie if it
+        says so and is not."""
+        if self.validation is None:
+            return True
+        line = Line(batch.publisher, *self.partition)
+        try:
+            self.validation.check_ordered(line, batch.sequence, payload)
+        except RemoteProtocolError as error:
+            self._outbox.report(batch.publisher, "bad-sid", str(error))
+            return False
+        return True
 
     def _begin_later(self, connected: "set[NodeId]") -> None:
         """All that we have read is older than what is wanted: take the next word on that."""
@@ -528,10 +563,12 @@ class Reading:
         return tuple([replica for replica, at in self._agreed.items() if at >= through])
 
     def _chain_before(self, offset: int) -> Digest | None:
-        at = offset - self.position
-        if at == 0:
+        """The chain before this offset, if a batch that is here begins or ends there."""
+        if offset == self._base:
             return self._start
-        return self._chains[at - 1] if 0 < at <= len(self._chains) else None
+        at = bisect_left(self._unsettled, offset, key=_end_of)
+        is_here = at < len(self._unsettled) and self._unsettled[at].end == offset
+        return self._chains[at] if is_here else None
 
     # Who is asked
 
@@ -556,8 +593,10 @@ class Reading:
     def _ask(self, replica: NodeId) -> None:
         self._words.pop(replica, None)
         offset = self.received if replica == self.lead else self.position
-        is_lead, number = replica == self.lead, next(self._numbers)
-        follow = Follow(*self.partition, number, offset, self._limit, is_lead)
+        wants = Wants.CHAIN
+        if replica == self.lead:
+            wants = Wants.ALL if self.validation is None else Wants.SIGNED
+        follow = Follow(*self.partition, next(self._numbers), offset, self._limit, wants)
         self._outbox.send(replica, follow)
 
     def _pass_on(self, connected: "set[NodeId]") -> None:
@@ -659,8 +698,20 @@ class Reading:
         self._start = None
 
 
+def _offset_of(batch: Batch) -> int:
+    return batch.offset
+
+
+def _end_of(batch: Batch) -> int:
+    return batch.end
+
+
 def _time_of(batch: Batch) -> int:
-    return batch[2]
+    return batch.time_us
+
+
+def _size_of(batch: Batch) -> int:
+    return DESCRIPTOR_BYTES if batch.payload is None else len(batch.payload)
 
 
 def _size(entries: Entries) -> int:

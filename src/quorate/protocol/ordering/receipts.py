@@ -28,6 +28,7 @@ blamed for it: the publisher hands its batches in again, and stores sign anew.
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import Line, Stored
+from quorate.crypto.digests import digest_of
 from quorate.crypto.receipts import Receipt
 from quorate.protocol.ordering.leader_change import Signer
 from quorate.protocol.ordering.lines import WORDS_MAX, Waiting, end_of
@@ -120,7 +121,7 @@ class Receipting:
         receipts = [
             Receipted(
                 store, word.first, word.count, word.chain, word.signature,
-                b"".join(waiting.digests[count : max(word.first + word.count - end, 0) + count]),
+                _digests(waiting.descriptors[count : count + max(end_of(word) - end, 0)]),
             )
             for (store, *_), word in words.items()
         ]  # fmt: skip
@@ -137,6 +138,10 @@ class Receipting:
 
     def _receipt(self, line: Line, first: Sequence, count: int, chain: Digest) -> bytes:
         return Receipt(self._validation.place(line), first, count, chain).encode()
+
+
+def _digests(descriptors: list[bytes]) -> bytes:
+    return b"".join(map(digest_of, descriptors))
 
 
 def _farthest(claims: dict[NodeId, Stored]) -> tuple[NodeId, Stored]:

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from quorate.core.header import DESCRIPTOR_BYTES, events_in
+from quorate.core.header import DESCRIPTOR_BYTES, events_in, is_signed
 from quorate.core.ids import Digest, NodeId, Sequence, TopicId
-from quorate.core.ordering import Entries, Partition
-from quorate.crypto.digests import cut
+from quorate.core.ordering import Entries, Partition, Wants
+from quorate.crypto.digests import cut, descriptor
 from quorate.protocol.ordering.value import offsets_of
 
 DIGEST_BYTES = 32
@@ -228,13 +228,17 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
     def end(self) -> int:
         return self.offset + sum(map(events_in, self.payloads))
 
-    def entries(self, partition: Partition, batches: int) -> Entries:
+    def entries(self, partition: Partition, batches: int, wants: Wants = Wants.ALL) -> Entries:
         """The first of them, as readers get them."""
-        payloads = self.payloads[:batches]
+        payloads, bare = self.payloads[:batches], list[int]()
         after = self.chains[(len(payloads) - 1) * DIGEST_BYTES : len(payloads) * DIGEST_BYTES]
+        if wants is Wants.SIGNED:
+            bare = [at for at, payload in enumerate(payloads) if not is_signed(payload)]
+            for at in bare:
+                payloads[at] = descriptor(payloads[at])
         return Entries(
             self.publisher, *partition, self.offset, self.first, self.time_us, self.before, after,
-            payloads,
+            payloads, bare,
         )  # fmt: skip
 
 

@@ -10,11 +10,10 @@ import msgspec
 from quorate.core.cluster import Cluster
 from quorate.core.contract import EVERYONE, not_listed
 from quorate.core.control import CONTROL_TOPIC_ID
-from quorate.core.ids import MARKER, MemberId, NodeId, TopicId, member_of, topic_id
+from quorate.core.ids import MemberId, NodeId, TopicId, member_of, topic_id
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.messages import Message, Operation, Request
 from quorate.core.ordering import (
-    END_US,
     Absent,
     Accept,
     Allow,
@@ -31,7 +30,6 @@ from quorate.core.ordering import (
     Follow,
     Line,
     Locate,
-    Mark,
     OfferSnapshot,
     Propose,
     Prove,
@@ -49,7 +47,6 @@ from quorate.core.ordering import (
     Sync,
     TopologyQuery,
     Walk,
-    Weigh,
     Write,
 )
 from quorate.crypto.identity import check_keys
@@ -60,7 +57,6 @@ from quorate.protocol.ordering.cosigning import Notary
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.leader_change import Signer
 from quorate.protocol.ordering.log import LogState
-from quorate.protocol.ordering.marking import Marking
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import GroupKind, Roster, group_of, rules_of
 from quorate.protocol.ordering.proving import refuse
@@ -129,8 +125,6 @@ class Ordering:
         self._snapshot_every = snapshot_every
         self._deposits = deposits
         self._next_tick_us = 0
-        self._marking = Marking(outbox)
-        self._marking.adopt(self.topics.values())
         states = {
             group: msgspec.msgpack.decode(snapshot.state, type=LogState)
             for group, snapshot in found.snapshots.items()
@@ -185,7 +179,6 @@ class Ordering:
         self.topics = {topic.id: topic for topic in topics_of(cluster) if topic.contract.is_log}
         self._signer.adopt(cluster)
         self._validation.adopt(cluster, self.topics.values())
-        self._marking.adopt(self.topics.values())
         for notary in self._notaries.values():
             notary.adopt(cluster)
         for group in self.groups.values():
@@ -202,8 +195,6 @@ class Ordering:
             self._outbox.wake_at(self._next_tick_us)
             for group in list(self.groups.values()):
                 group.tick()
-            if (both := self._validated_and_basic) is not None:
-                self._marking.tick(*both)
 
     def step(self, sender: NodeId, message: Message) -> None:
         handler = HANDLERS[type(message)]
@@ -213,7 +204,6 @@ class Ordering:
         """Whoever was away says itself where it stands."""
 
     def disconnected(self, peer: NodeId) -> None:
-        self._marking.gone(peer)
         for group in self.groups.values():
             group.readers.gone(peer)
 
@@ -239,19 +229,8 @@ class Ordering:
 
     def flush(self) -> bool:
         """True if something is left for the next turn."""
-        if (both := self._validated_and_basic) is not None:
-            self._marking.flush(*both)
         left = [group.flush() for group in list(self.groups.values())]
-        if both is not None:
-            self._marking.answer(both[1])
         return any(left)
-
-    @property
-    def _validated_and_basic(self) -> tuple[Group, Group] | None:
-        """The groups that order validated topics and their companions, if we are in both."""
-        validated = self.groups.get(GroupKind.BYZANTINE)
-        basic = self.groups.get(GroupKind.CRASH)
-        return None if validated is None or basic is None else (validated, basic)
 
     def topic(self, name: str) -> Topic | None:
         """The log topic of this name, if this replica serves it."""
@@ -270,16 +249,13 @@ class Ordering:
         if allowed == EVERYONE or name in allowed:
             return ""
         action = "publish on" if publishes else "subscribe to"
-        called = topic.companion_of or topic.name
-        return not_listed(name or f"client {sender}", action, called, allowed)
+        return not_listed(name or f"client {sender}", action, topic.name, allowed)
 
     def may_append(self, line: Line) -> bool:
         """May this publisher write there? Asked of what replicas speak of as well."""
         topic = self.topics.get(line.topic)
         if topic is None or not 0 <= line.partition < topic.contract.partitions:
             return False
-        if line.publisher == MARKER:
-            return bool(topic.companion_of)
         return self._may_publish(line.publisher, topic)
 
     def _may_append_in(self, kind: GroupKind, line: Line) -> bool:
@@ -323,18 +299,13 @@ class Ordering:
         _AGREEMENT[type(message)](group, sender, message)
 
     def _on_reading(
-        self, sender: NodeId, message: Locate | Follow | Allow | Weigh | Challenge | AskReceipts
+        self, sender: NodeId, message: Locate | Follow | Allow | Challenge | AskReceipts
     ) -> None:
         topic, group = self.topics.get(message.topic), self._group_of(message.topic)
         if topic is None or group is None or not self._may_read(sender, topic):
             self._refuse(sender, f"may not read topic {message.topic}")
         elif message.partition >= topic.contract.partitions:
             self._refuse(sender, f"asked for partition {message.partition} of '{topic.name}'")
-        elif isinstance(message, Locate):
-            self._on_locate(sender, message, topic, group)
-        elif isinstance(message, Follow):
-            group.readers.on_follow(sender, message)
-            self._on_follow(message, topic)
         else:
             _READING[type(message)](group, sender, message)
 
@@ -354,29 +325,6 @@ class Ordering:
             group.proving.on_prove_range(sender, prove)
         else:
             group.proving.on_prove(sender, prove)
-
-    def _on_follow(self, follow: Follow, topic: Topic) -> None:
-        validated, both = self.topics.get(topic_id(topic.companion_of)), self._validated_and_basic
-        if validated is not None and both is not None:
-            self._marking.on_follow(follow, validated, *both)
-
-    def _on_locate(self, sender: NodeId, locate: Locate, topic: Topic, group: Group) -> None:
-        validated, both = self.topics.get(topic_id(topic.companion_of)), self._validated_and_basic
-        if locate.time_us != END_US or validated is None or both is None:
-            group.readers.on_locate(sender, locate)
-        else:
-            self._marking.on_locate(sender, locate, validated, *both)
-
-    def _on_mark(self, sender: NodeId, mark: Mark) -> None:
-        topic, both = self.topics.get(mark.topic), self._validated_and_basic
-        validated = None if topic is None else self.topics.get(topic_id(topic.companion_of))
-        is_there = topic is not None and mark.partition < topic.contract.partitions
-        if topic is None or validated is None or both is None or not is_there:
-            self._refuse(sender, f"asked for marks on topic {mark.topic}")
-        elif not (self._may_read(sender, topic) or self._may_publish(sender, topic)):
-            self._refuse(sender, f"may not ask for marks on '{topic.name}'")
-        elif self._outbox.may_answer(sender):
-            self._marking.on_mark(sender, mark, validated, *both)
 
     def _on_control(self, sender: NodeId, message: Recall | TopologyQuery) -> None:
         if self.steward is None or member_of(sender) not in self._names:
@@ -409,9 +357,7 @@ class Ordering:
         """Commands need no registration: they are how one registers."""
         if self.steward is None or line.topic == CONTROL_TOPIC_ID:
             return True
-        topic = self.topics[line.topic]
-        # Whoever may publish on a topic may choose how.
-        return self.steward.control.may_publish(line.publisher, topic.companion_of or topic.name)
+        return self.steward.control.may_publish(line.publisher, self.topics[line.topic].name)
 
     def _may_publish(self, node: NodeId, topic: Topic) -> bool:
         name, allowed = self._names.get(member_of(node)), topic.contract.publish
@@ -478,7 +424,6 @@ _READING: dict[type, Callable[[Group, NodeId, Any], None]] = {
     Locate: lambda group, sender, locate: group.readers.on_locate(sender, locate),
     Follow: lambda group, sender, follow: group.readers.on_follow(sender, follow),
     Allow: lambda group, sender, allow: group.readers.on_allow(sender, allow),
-    Weigh: lambda group, sender, weigh: group.readers.on_weigh(sender, weigh),
     Challenge: lambda group, sender, challenge: group.challenges.on_challenge(sender, challenge),
     AskReceipts: lambda group, sender, ask: group.challenges.on_ask(sender, ask),
 }
@@ -491,7 +436,6 @@ HANDLERS: dict[type, Callable[[Ordering, NodeId, Any], None]] = {
     **dict.fromkeys(_READING, Ordering._on_reading),
     Prove: Ordering._on_prove,
     ProveRange: Ordering._on_prove,
-    Mark: Ordering._on_mark,
     Recall: Ordering._on_control,
     TopologyQuery: Ordering._on_control,
     Walk: Ordering._on_walk,

@@ -1,28 +1,29 @@
 """What a value names, and how we come to know what we lack of it.
 
 A value names batches by count and chain. To vote for it we must find them authentic and available
-(`lines.py`); to carry it out we must know their digests, and have the payloads of commands. What
-stays out is on its way to us, or it is not: after a while we ask all others for it, and whoever
-has it sends the digests, as many payloads as fit, and says how far its publisher gave it to them.
+(`lines.py`); to carry it out we must know their descriptors, and have the payloads of commands.
+What stays out is on its way to us, or it is not: after a while we ask all others for it, and
+whoever has it sends the descriptors, as many payloads as fit, and says how far its publisher gave
+it to them.
 
 What we were given for a span is an *offer*. It replaces what we have of the line only if enough
 replicas vouch for it, or if that the span is right is beyond doubt already. That an offer is what
 the span names, the chain proves.
 """
 
-from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import Digest, NodeId
+from quorate.core.header import are_possible
+from quorate.core.ids import NodeId
 from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import Line, Received, Retrieve, Retrieved
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering.backlog import Backlog, Wanted
 from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting
-from quorate.protocol.ordering.log import OrderLog
+from quorate.protocol.ordering.log import OrderLog, Position
 from quorate.protocol.ordering.pace import Pace
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.readers import Readers
-from quorate.protocol.ordering.validation import Validation
+from quorate.protocol.ordering.records import Store
 from quorate.protocol.ordering.value import Span
 from quorate.protocol.outbox import Outbox
 
@@ -41,7 +42,7 @@ class Retrieval:
         backlog: Backlog,
         commands: Commands,
         readers: Readers,
-        validation: Validation,
+        store: Store,
         outbox: Outbox,
         pace: Pace,
     ) -> None:
@@ -52,8 +53,7 @@ class Retrieval:
         self._log = log
         self._backlog = backlog
         self._commands = commands
-        self._readers = readers
-        self._validation = validation
+        self._readers, self._store = readers, store
         self._outbox = outbox
         self._pace = pace
 
@@ -158,35 +158,23 @@ class Retrieval:
     def on_retrieved(self, sender: NodeId, retrieved: Retrieved) -> None:
         line = Line(retrieved.publisher, retrieved.topic, retrieved.partition)
         wanted = self._backlog.wanted.get(line)
-        if wanted is None:
+        if wanted is None or not are_possible(retrieved.descriptors):
             return
         payloads: list[bytes | None] = [
-            payload if self._is_sound(line, payload, content) else None
-            for payload, content in zip(retrieved.payloads, retrieved.digests, strict=False)
+            payload if descriptor(payload) == described else None
+            for payload, described in zip(retrieved.payloads, retrieved.descriptors, strict=False)
         ]
-        payloads += [None] * (len(retrieved.digests) - len(payloads))
+        payloads += [None] * (len(retrieved.descriptors) - len(payloads))
         waiting, span = self._backlog.line(line), wanted.span
         if waiting.matches(span):
-            waiting.complete(retrieved.first, retrieved.digests, payloads)
+            waiting.complete(retrieved.first, retrieved.descriptors, payloads)
             self._backlog.charge(waiting)
-        elif retrieved.first == span.first and waiting.is_named_by(span, retrieved.digests):
+        elif retrieved.first == span.first and waiting.is_named_by(span, retrieved.descriptors):
             wanted.offer = None
             if self._offered_bytes() + _bytes_of(payloads) > OFFERED_BYTES_MAX:
                 payloads = [None] * len(payloads)
-            wanted.offer = retrieved.digests, payloads
+            wanted.offer = retrieved.descriptors, payloads
         self._backlog.has_news = True
-
-    def _is_sound(self, line: Line, payload: bytes, content: Digest) -> bool:
-        """Whether it is what the digest says, and one that others may count on us to hold."""
-        if digest(payload) != content:
-            return False
-        if not self._validation.covers(line.topic):
-            return True
-        try:
-            self._validation.check_bodies([payload], [content])
-        except RemoteProtocolError:
-            return False
-        return True
 
     def use_offer(self, span: Span, *, is_certain: bool) -> None:
         """Replace what we have of a line by what we were given, if enough vouch for that.
@@ -200,8 +188,8 @@ class Retrieval:
         is_vouched_for = wanted is not None and len(wanted.vouchers) >= self._voices_to_believe
         if not (is_certain or is_vouched_for or former is not None):
             return
-        for digests, payloads in filter(None, (offer, former)):
-            if waiting.replace(span, digests, payloads):
+        for descriptors, payloads in filter(None, (offer, former)):
+            if waiting.replace(span, descriptors, payloads):
                 self._backlog.charge(waiting)
                 waiting.direct = max(waiting.direct, span.end - 1)
                 self._backlog.unsaid[span.line] = waiting
@@ -228,12 +216,12 @@ class Retrieval:
         waiting = self._backlog.lines.get(line)
         if waiting is None or not waiting.next <= retrieve.first <= last:
             return
-        for digests, payloads, chain in waiting.given(retrieve.first, last):
+        for descriptors, payloads, chain in waiting.given(retrieve.first, last):
             if not self._outbox.may_answer(sender):
                 return
             fitting = _fitting(payloads)
-            retrieved = Retrieved(*line, retrieve.first, digests, fitting)
-            self._outbox.answer(sender, retrieved, _bytes_of([*fitting, *digests]))
+            retrieved = Retrieved(*line, retrieve.first, descriptors, fitting)
+            self._outbox.answer(sender, retrieved, _bytes_of([*fitting, *descriptors]))
             if chain is not None:
                 self._outbox.send(sender, Received(*line, last, chain))
 
@@ -245,23 +233,25 @@ class Retrieval:
             if not 0 <= at < position.batches:
                 continue
             count = min(position.batches - at, retrieve.count)
-            read = self._read(line, position.offset + at, count)
+            read = self._read(line, position, at, count)
             if read:
                 payloads = read[:count]
-                digests = [*map(digest, payloads)]
-                retrieved = Retrieved(*line, retrieve.first, digests, payloads)
+                descriptors = [*map(descriptor, payloads)]
+                retrieved = Retrieved(*line, retrieve.first, descriptors, payloads)
                 # What was read counts, however little of it was asked for.
-                self._outbox.answer(sender, retrieved, _bytes_of([*read, *digests]))
+                self._outbox.answer(sender, retrieved, _bytes_of([*read, *descriptors]))
 
-    def _read(self, line: Line, offset: int, count: int) -> list[bytes]:
+    def _read(self, line: Line, position: Position, at: int, count: int) -> list[bytes]:
         """So many payloads, or as many as a message takes; and not much more than that."""
         found: list[bytes] = []
+        offset = self._store.behind(line.target, position.offset, at)
         while len(found) < count and (room := RETRIEVED_BYTES_MAX - _bytes_of([*found])) > 0:
             bytes_max = min(room, (count - len(found)) * INLINE_BYTES_MAX)
-            stretches = self._readers.read(line.target, offset + len(found), bytes_max)
+            stretches = self._readers.read(line.target, offset, bytes_max)
             if not stretches:
                 break
             found += [payload for stretch in stretches for payload in stretch.payloads]
+            offset = stretches[-1].end
         return found
 
 

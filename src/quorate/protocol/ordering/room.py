@@ -5,7 +5,7 @@ Source: DESIGN section 8 (no input from outside may fill up a replica); docs/dec
 A client that tells each replica something else has nothing ordered, and all of it waits. So what
 waits is bounded, in memory and on disk: for each session of a client over all its lines, and for
 each client over all its sessions. A batch takes more than its payload, and a line more than its
-batches; both are counted.
+batches; both are counted, and so are events, by the header of their batch.
 
 An honest client is not held up by this:
 
@@ -32,8 +32,10 @@ from quorate.core.ids import NodeId, member_of
 from quorate.protocol.control.state import PUBLISHERS_PER_MEMBER_MAX
 
 # What a batch takes beside its payload, and a line beside its batches: about what Python needs.
+# An event is charged too, announced or not: every event takes an offset for good.
 BATCH_COST = 1024
 LINE_COST = 4096
+EVENT_COST = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,10 @@
-"""Validated topics: a batch is ordered only if its producer signed it for just this place.
+"""Validated topics: a signed batch is ordered only if its producer signed it for just this place.
 
 Source: Kabis 2023, sections 3.1.2 and 3.3; DESIGN section 4 (SIDs).
+
+Which batches are signed, their headers say (`core/header.py`). A basic batch goes the same way and
+has no seal; a batch that says it is signed, and is not, is refused, also where no topic is
+validated.
 
 A replica looks at every seal that a publisher hands in, before it says that it received the batch,
 stores it, or votes for it. What it takes on the word of others, f + 1 received: one of those is
@@ -21,25 +25,23 @@ the key was the producer's then; it may have another one now.
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
-from quorate.core.batch import Batch, count_of
+from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import Digest, MemberId, NodeId, Sequence, TopicId, member_of
-from quorate.core.ordering import SEAL_BYTES, Line
-from quorate.crypto.digests import payload_digest
+from quorate.core.header import HEADER_BYTES, NO_ROOT, SEAL_BYTES, header_of, is_signed
+from quorate.core.ids import MemberId, NodeId, Sequence, TopicId, member_of
+from quorate.core.ordering import Line
+from quorate.crypto.digests import seal_descriptor
 from quorate.crypto.events import events_root
 from quorate.crypto.sids import (
-    NO_ROOT,
     SHEAF_MAX,
     Checked,
     Place,
     Seal,
     Sign,
-    batch_of,
-    check_body,
     check_seal,
-    events_of,
     sign_together,
+    unsealed,
 )
 from quorate.protocol.topic import Topic
 
@@ -88,38 +90,36 @@ class Validation:
             check_seal(place, sequence, seal, self._checked)
 
     def check_batches(
-        self, line: Line, first: Sequence, payloads: Seq[bytes], contents: Seq[Digest]
+        self, line: Line, first: Sequence, payloads: Seq[bytes], descriptors: Seq[bytes]
     ) -> None:
-        """The same for whole batches, whose bodies must be what their seals name."""
-        self.check_seals(line, first, [payload[:SEAL_BYTES] for payload in payloads])
-        self.check_bodies(payloads, contents)
+        """Headers may be true, and the producer signed what says that it is signed.
 
-    def check_bodies(self, payloads: Iterable[bytes], contents: Iterable[Digest]) -> None:
-        """What is behind these seals is what they say: the bodies, and as many events.
-
-        Seals alone do not show that. So it is looked at wherever a payload comes to one that it
-        may be ordered for, even if the seal was known before.
+        What is behind a seal is what it names: payloads are looked at wherever they come to one
+        that they may be ordered for.
         """
-        for payload, content in zip(payloads, contents, strict=True):
-            check_body(payload, content)
-            _check_count(payload)
+        for sequence, (payload, described) in enumerate(
+            zip(payloads, descriptors, strict=True), first
+        ):
+            header_of(described)
+            if not is_signed(described):
+                continue
+            if line.topic not in self._topics:
+                raise RemoteProtocolError("a signed batch, on a topic that is not validated")
+            seal = payload[:SEAL_BYTES]
+            self.check_seals(line, sequence, [seal])
+            if seal_descriptor(seal) != described:
+                raise RemoteProtocolError("a signed batch whose body is not what its seal names")
 
     def check_ordered(self, line: Line, sequence: Sequence, payload: bytes) -> Seal:
-        """The seal of a batch that was ordered, and whose body it names."""
+        """The seal of a signed batch that was ordered, and whose body it names."""
         seal = Seal.decode(payload)
         check_seal(self.place(line), sequence, seal, self._checked)
-        _check_count(payload)
         return seal
 
     def place(self, line: Line) -> Place:
         return Place.of(
             self._cluster, self._topics[line.topic].name, line.partition, line.publisher
         )
-
-
-def _check_count(payload: bytes) -> None:
-    if count_of(batch_of(payload)) != events_of(payload):
-        raise RemoteProtocolError("a batch with more or fewer events than its seal says")
 
 
 def _keys(cluster: Cluster) -> dict[MemberId, bytes]:
@@ -167,13 +167,15 @@ class Sealer:
         self, topic: Topic, me: NodeId, partition: int, sequence: Sequence, payload: bytes
     ) -> Sealing:
         """Take a batch that `sign_held` will seal."""
-        body, root, count = payload, NO_ROOT, count_of(payload)
+        salt, root = b"", NO_ROOT
         place = Place.of(self._cluster, topic.name, partition, me)
         if topic.contract.event_proofs:
             salt = self._salt(place, sequence)
-            body, root = salt + payload, events_root(salt, Batch(payload).events())
-        seal = Seal(count, self._wall_us(), payload_digest(body), root, self._public_key)
-        self._held.append(Sealing(place, sequence, seal, body))
+            root = events_root(salt, Batch(payload).events())
+        seal = unsealed(
+            payload, salt, time_us=self._wall_us(), root=root, public_key=self._public_key
+        )
+        self._held.append(Sealing(place, sequence, seal, salt + payload[HEADER_BYTES:]))
         return self._held[-1]
 
     def sign_held(self) -> list[Sealing]:

@@ -91,6 +91,11 @@ def chained(before: Digest, digests: Iterable[Digest]) -> list[Digest]:
     return list(accumulate(digests, link, initial=before))[1:]
 
 
+def chain_of(before: Digest, descriptors: Iterable[bytes]) -> list[Digest]:
+    """The chain of a line after each of the batches with these descriptors."""
+    return chained(before, map(digest_of, descriptors))
+
+
 def offsets_of(offset: int, descriptors: Iterable[bytes]) -> list[int]:
     """The first offset of each of these batches, and the one after the last."""
     return list(accumulate(map(events_in, descriptors), initial=offset))

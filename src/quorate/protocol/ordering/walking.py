@@ -1,8 +1,9 @@
 """Those who walk the slots of a group: how this replica decided each of them.
 
 An auditor compares the replicas of a group with each other, and with what a quorum signed. So each
-is asked on its own, and tells what stands in its journal: values, digests and offsets, no payloads.
-From these and the tree before the first slot, the auditor computes everything else by itself.
+is asked on its own, and tells what stands in its journal: values, descriptors and offsets, no
+payloads. From these and the tree before the first slot, the auditor computes everything else by
+itself.
 """
 
 from quorate.core.ids import NodeId
@@ -41,7 +42,7 @@ class Walking:
         walked = Walked(
             group, walk.number, first, slots, start, end, size, edge, self._checkpoints()
         )
-        told_bytes = sum(len(slot.value) + len(slot.digests) for slot in slots)
+        told_bytes = sum(len(slot.value) + len(slot.descriptors) for slot in slots)
         self._outbox.answer(sender, walked, told_bytes)
 
     def _tree_before(self, found: list[Decided]) -> tuple[int, list[bytes]]:
@@ -60,5 +61,5 @@ class Walking:
 
 
 def _slot(decided: Decided) -> Slot:
-    digests = b"".join([placed.digests for placed in decided.placed])
-    return Slot(decided.value, digests, [placed.offset for placed in decided.placed])
+    descriptors = b"".join([placed.descriptors for placed in decided.placed])
+    return Slot(decided.value, descriptors, [placed.offset for placed in decided.placed])
