@@ -37,6 +37,9 @@ Rules:
   that of a stranger, which a reader of checkpoints passes over;
 - a proof of one event has neither the salt of the batch nor anything of the other events but
   hashes that are salted;
+- a SID has the name of the topic, and a leaf the number that follows from it, of 32 bits. So what
+  the proof of a basic batch shows of its topic is this number, and the verdict says so: names that
+  share it can be found;
 - that the body is what its header says (`core.batch.Batch`), and that the tree of events is that of
   the batch, the producer vouches for alone. A batch that is malformed takes its offsets all the
   same, so that its proof holds. Whoever has the whole batch looks (`remarks` of the verdict), and
@@ -471,7 +474,7 @@ def _whose(proof: Proof, producer: Producer | None) -> str:
         who = f"client {proof.producer}" if producer is None else producer.name
         return (
             f"{who} did not sign this batch: that {who} published it, the vouchers say, who "
-            "ordered it as a basic batch"
+            "ordered it as a basic batch; of the topic's name they signed 32 bits of its hash"
         )
     if producer is None:
         has = f"has no client {proof.producer}"
