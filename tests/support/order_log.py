@@ -52,11 +52,14 @@ def identity(name: str, generation: int = 0) -> Identity:
     return Identity(signing, agreement, pem, name)
 
 
-def cluster(name: str = "bank", replicas: Sequence[str] = REPLICAS) -> Cluster:
+def cluster(
+    name: str = "bank", replicas: Sequence[str] = REPLICAS, nonce: bytes = bytes(16)
+) -> Cluster:
     """Four replicas; alice and bob publish, and carol did once."""
     return Cluster(
         name=name,
         f=1,
+        nonce=nonce,
         replicas=tuple(
             Replica.of(identity(each).public, number=number, host="127.0.0.1", port=7400 + number)
             for number, each in enumerate(replicas)
@@ -95,8 +98,8 @@ class Published:
 class OrderLog:
     """Batches in one order, and checkpoints of that."""
 
-    def __init__(self, name: str = "bank") -> None:
-        self.cluster = cluster(name)
+    def __init__(self, name: str = "bank", nonce: bytes = bytes(16)) -> None:
+        self.cluster = cluster(name, nonce=nonce)
         self.keys = Keys.of(self.cluster)
         self.published: list[Published] = []
         self._nodes: dict[tuple[int, int], bytes] = {}
@@ -132,7 +135,7 @@ class OrderLog:
             len(events) if count is None else count, TIME_US - 1000, payload_digest(body),
             real_root if root is None else root, keys.public.sign_key,
         )  # fmt: skip
-        place = Place.of(self.cluster.name, topic, partition, publisher)
+        place = Place.of(self.cluster.full_name, topic, partition, publisher)
         others = [(place, sequence + number, seal) for number in range(1, sheaf)]
         payload = sign_together([*others, (place, sequence, seal)], keys.sign)[-1].encode() + body
         time_us = TIME_US + 1000 * len(self.published)
@@ -173,7 +176,7 @@ class OrderLog:
         body = found.payload[SEAL_BYTES:]
         proof = Proof(
             format="quorate proof v1",
-            cluster=self.cluster.name,
+            cluster=self.cluster.full_name,
             topic=found.topic,
             partition=found.partition,
             offset=found.offset,

@@ -15,7 +15,6 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,6 +30,7 @@ from quorate.protocol.machine import Outcome, Report, Topology
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.runtime.driver import Driver
 from quorate.runtime.files import read_cluster, read_founding, read_identity
+from quorate.runtime.founding import check_mark, write_mark
 from quorate.runtime.keeper import LogKeeper
 from quorate.runtime.loop import run
 from quorate.runtime.metrics import Sample, serve_metrics
@@ -370,10 +370,20 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         cluster, identity = read_cluster(given.cluster), read_identity(given.key)
-        founding = read_founding(given.cluster, cluster)
         if identity.public.name != given.name:
             raise ConfigError(f"{given.key} holds the keys of {identity.public.name}")
-        make = partial(ReplicaProcess, cluster, founding, identity, given.data)
+        mark, ignored = check_mark(given.data, cluster, given.name)
+        for sentence in ignored:
+            _log.warning("%s", sentence)
+        founding = mark.founding if mark.has_run else read_founding(given.cluster, cluster)
+
+        def make() -> ReplicaProcess:
+            process = ReplicaProcess(cluster, founding, identity, given.data)
+            # From here on it says what it must not forget.
+            if not mark.has_run:
+                write_mark(given.data, founding, has_run=True)
+            return process
+
         run(_serve(make, until_input_ends=given.until_input_ends))
     except (QuorateError, OSError) as error:
         _log.error("%s cannot run: %s", given.name, error)
