@@ -1,6 +1,6 @@
 """Archives made by hand: what producers and a quorum of replicas signed wrongly is found."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import groupby
 from pathlib import Path
@@ -242,9 +242,7 @@ def test_another_key_than_the_pinned_one_is_a_note_since_it_may_have_been_one(
 def test_a_checkpoint_of_other_keys_leaves_positions_unproved(tmp_path: Path) -> None:
     findings, made = Findings(), Archive(str(tmp_path))
     archive(tmp_path, ordered(Quorum(), 0, [payload_of(1)], 1))
-    later = replace(
-        make_local_cluster().cluster, nonce=CLUSTER.nonce, founders=CLUSTER.founders
-    )
+    later = replace(make_local_cluster().cluster, nonce=CLUSTER.nonce, founders=CLUSTER.founders)
     looker = FileAudit(made, KeyRing([later]), findings)
 
     (looked,) = [looker.look(file) for file in made.view().files]

@@ -17,7 +17,13 @@ def flipped(_: HeldHead, __: int, payload: bytes) -> bytes:
 
 
 def signed_again(
-    signer: Identity, cluster: str, topic: str, mark: bytes, held: HeldHead, number: int, payload: bytes
+    signer: Identity,
+    cluster: str,
+    topic: str,
+    mark: bytes,
+    held: HeldHead,
+    number: int,
+    payload: bytes,
 ) -> bytes:
     """Another batch in place of this one, with a seal that holds."""
     seal, body = Seal.decode(payload), body_of(payload)
