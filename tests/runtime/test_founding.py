@@ -10,6 +10,7 @@ from order_log import PLAIN, OrderLog, event
 from quorate.core.cluster import Cluster, Replica
 from quorate.core.contract import Contract
 from quorate.core.errors import ConfigError
+from quorate.crypto.digests import digest
 from quorate.crypto.evidence import Keys as KnownKeys
 from quorate.crypto.macs import PairwiseMacs
 from quorate.crypto.proofs import Keys, ProofError, verify_bytes
@@ -18,6 +19,7 @@ from quorate.crypto.sids import Place, Seal, sid, signed
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.runtime.files import data_directory, read_cluster
 from quorate.runtime.founding import (
+    MARK_VERSION,
     LostDiskError,
     check_mark,
     check_preparation,
@@ -35,6 +37,7 @@ LOCAL = make_local_cluster(base_port=7400)
 ONE = LOCAL.cluster
 # The same name, keys and topics, founded once more.
 OTHER = ONE.founded_anew(b"another nonce...")
+GOLDEN_MARK = "c2f14528c16c5e160e9f38753fdcfd775e9d1a42cd855f62becf46134904bee0"
 CHANGED = {
     "another f": ("f = 1\n", "f = 0\n", "the cluster file has f = 0, and .* founded with f = 1"),
     "another party": ('party = "r2"', 'party = "p2"', "party or key of r2"),
@@ -137,6 +140,11 @@ def test_a_file_of_before_is_refused_with_what_to_do() -> None:
     assert tomllib.loads(ONE.render())["cluster"]["nonce"] == ONE.nonce.hex()
 
 
+def test_a_file_of_another_version_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="has version 3, and this program reads version 2; use"):
+        Cluster.parse(ONE.render().replace("version = 2\n", "version = 3\n"))
+
+
 # Disks
 
 
@@ -218,6 +226,13 @@ def test_a_mark_of_another_version_or_with_a_flipped_bit_is_refused(
         read_mark(tmp_path)
 
 
+def test_the_bytes_of_a_mark_change_only_with_its_version(tmp_path: Path) -> None:
+    write_mark(tmp_path, OrderLog().cluster, has_run=True)
+
+    assert MARK_VERSION == 1
+    assert digest((tmp_path / "mark").read_bytes()).hex() == GOLDEN_MARK
+
+
 def test_who_prepares_and_who_restores_depends_on_f_plus_one_others() -> None:
     r3 = ONE.replicas[3]
     check_preparation(ONE, r3, ["r0"])
@@ -234,3 +249,13 @@ def at_port(port: int) -> tuple[Replica, ...]:
 
 def test_keys_are_those_of_the_founding() -> None:
     assert Keys.of(ONE).origin == f"quorate/local/{ONE.identity.hex()}/byzantine"
+
+
+def test_where_there_are_no_commands_the_file_changes_clients_topics_and_addresses(
+    tmp_path: Path,
+) -> None:
+    two = make_local_cluster(replicas=2, topics={}).cluster
+    moved = replace(two, clients=two.clients[:1], founders=b"", replicas=two.replicas)
+
+    assert two.control is None
+    assert check_mark(ran(tmp_path, two), moved, "r0")[1] == []

@@ -187,9 +187,9 @@ class Cluster:
         _check(self)
         n = len(self.replicas)
         object.__setattr__(self, "orderers", self.orderers or n)
-        object.__setattr__(self, "founders", self.founders or _founders(self.members))
-        object.__setattr__(self, "identity", _identity(self))
         object.__setattr__(self, "control", control_contract(self.orderers, self.f))
+        object.__setattr__(self, "founders", self.founders or _founders(self))
+        object.__setattr__(self, "identity", _identity(self))
         fewer = {
             name: over
             for name, over in self.placed_over.items()
@@ -355,7 +355,9 @@ def _identity(cluster: Cluster) -> bytes:
     return _hash(_IDENTITY_CONTEXT, parts)
 
 
-def _founders(members: Iterable[Member]) -> bytes:
+def _founders(cluster: Cluster) -> bytes:
+    # Where no command changes clients, the file does, and they are no part of the identity.
+    members = cluster.replicas if cluster.control is None else cluster.members
     return _hash(
         _FOUNDERS_CONTEXT,
         (
@@ -388,7 +390,11 @@ def _read(top: Table) -> Cluster:
             "clusters had no identity; such files and what replicas kept under them cannot be "
             "read: found a cluster with 'quorate init' or 'quorate cluster assemble'"
         )
-    head.number("version", FILE_VERSION, FILE_VERSION)
+    if (version := head.number("version", 1, 2**31 - 1)) != FILE_VERSION:
+        raise ConfigError(
+            f"the cluster file has version {version}, and this program reads version "
+            f"{FILE_VERSION}; use the program that wrote it, or a later one"
+        )
     security = head.choice("link_security", LINK_SECURITIES, "tls")
     placed_over: dict[str, int] = {}
     cluster = Cluster(
@@ -681,7 +687,7 @@ def _render_changes(cluster: Cluster) -> str:
         changes["orderers"] = cluster.orderers
     if cluster.revision:
         changes["revision"] = cluster.revision
-    if cluster.founders != _founders(cluster.members):
+    if cluster.founders != _founders(cluster):
         changes["founders"] = cluster.founders.hex()
     comment = "# Commands have changed this cluster since it was founded.\n"
     return comment + render_pairs(changes) if changes else ""

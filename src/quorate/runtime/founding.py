@@ -87,9 +87,10 @@ def check_mark(data: Path, cluster: Cluster, name: str) -> tuple[Mark, list[str]
     founding = mark.founding
     if founding.identity != cluster.identity:
         raise ConfigError(_other_cluster(data, cluster, founding, name))
-    if not mark.has_run:
+    # Where there are no commands, the file says what there is.
+    if not mark.has_run or cluster.control is None:
         return mark, []
-    if cluster.control is not None and not any(data.glob("journal-*")):
+    if not any(data.glob("journal-*")):
         raise LostDiskError(_lost(cluster, name, f"{data} has a founding mark and no journal"))
     # A file that commands have changed is not what the cluster began with.
     if cluster.revision != founding.revision:

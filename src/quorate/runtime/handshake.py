@@ -84,7 +84,9 @@ class Credentials:
         magic, version, node, cluster, nonce = _HELLO.unpack(packed)
         check_magic(magic)
         if version != VERSION:
-            raise RemoteProtocolError(f"speaks version {version} of the protocol, not {VERSION}")
+            raise RemoteProtocolError(
+                f"speaks version {version} of the protocol, not {VERSION}; update the older program"
+            )
         self._check_node(node)
         if cluster != self._digest:
             raise RemoteProtocolError(

@@ -375,7 +375,8 @@ def main(arguments: list[str] | None = None) -> int:
         mark, ignored = check_mark(given.data, cluster, given.name)
         for sentence in ignored:
             _log.warning("%s", sentence)
-        founding = mark.founding if mark.has_run else read_founding(given.cluster, cluster)
+        keeps = mark.has_run and cluster.control is not None
+        founding = mark.founding if keeps else read_founding(given.cluster, cluster)
 
         def make() -> ReplicaProcess:
             process = ReplicaProcess(cluster, founding, identity, given.data)
