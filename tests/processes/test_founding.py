@@ -72,7 +72,7 @@ def test_a_cluster_whose_disks_are_all_gone_is_founded_anew_as_another_one(
     assert up.code == 2
     assert "'quorate cluster found'" in up.err
     restored = quorate("replica", "r0", "restore", "-d", cluster.directory)
-    assert "takes 2 other replicas that run, and there are 0" in restored.err
+    assert "and there are 0. Start those that have their disks" in restored.err
     # When it is founded anew with the same keys,
     founded = quorate("cluster", "found", "-d", cluster.directory)
     assert founded.code == 0, founded.err
@@ -131,7 +131,7 @@ def test_a_lost_disk_does_not_start_until_it_is_restored(cluster: TestCluster) -
     with pytest.raises(QuorateError, match="quorate replica r1 restore"):
         cluster.launcher.start("r1")
     prepared = quorate("replica", "r1", "prepare", "-d", cluster.directory)
-    assert "r1 is not prepared, since r0, r2, r3 run under the identity" in prepared.err
+    assert "r1 is not prepared, since r0, r2, r3 have run under the" in prepared.err
     restored = quorate("replica", "r1", "restore", "-d", cluster.directory)
     assert restored.code == 0, restored.err
     cluster.launcher.start("r1")
@@ -154,6 +154,11 @@ def test_up_starts_those_that_have_their_disks_and_names_the_one_that_has_not(
     assert said.code == 0, said.err
     assert "quorate replica r2 restore" in said.err.replace("\n", " ")
     assert [name for name in cluster.names if cluster.launcher.pid(name)] == ["r0", "r1", "r3"]
+    # Those whose disks are here have run, whether or not they run now.
+    cluster.launcher.stop_all()
+    assert quorate("replica", "r2", "restore", "-d", cluster.directory).code == 0
+    assert quorate("up", cluster.directory, "--detach").code == 0
+    assert publish(cluster, b"two") == 1
 
 
 def test_the_disk_of_another_cluster_does_not_start(cluster: TestCluster) -> None:
@@ -165,6 +170,30 @@ def test_the_disk_of_another_cluster_does_not_start(cluster: TestCluster) -> Non
 
         with pytest.raises((LaunchError, QuorateError), match="belongs to the cluster local/"):
             other.launcher.start("r0")
+
+
+def test_a_file_that_commands_changed_is_held_against_the_log(cluster: TestCluster) -> None:
+    """B3: with a file of a later revision as well."""
+
+    async def story() -> None:
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            await admin.create_topic("more", {})
+
+    asyncio.run(story())
+    now = cluster.directory / "now.toml"
+    assert quorate("cluster", "current", "-d", cluster.directory, "-o", now).code == 0
+    cluster.launcher.stop_all()
+    port = cluster.launcher.cluster.replicas[0].port
+    text = now.read_text()
+    edited = text.replace(f"port = {port}\n", f"port = {port + 9}\n", 1)
+    cluster_file(cluster.directory).write_text(edited)
+
+    said = quorate("up", cluster.directory, "--detach")
+
+    assert said.code == 2
+    assert f"r0 at 127.0.0.1:{port + 9}, and the cluster knows it at" in said.err
+    cluster_file(cluster.directory).write_text(text)
+    assert quorate("up", cluster.directory, "--detach").code == 0
 
 
 def test_what_is_edited_after_the_first_run_is_refused_or_reported(cluster: TestCluster) -> None:

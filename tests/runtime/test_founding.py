@@ -236,10 +236,10 @@ def test_the_bytes_of_a_mark_change_only_with_its_version(tmp_path: Path) -> Non
 def test_who_prepares_and_who_restores_depends_on_f_plus_one_others() -> None:
     r3 = ONE.replicas[3]
     check_preparation(ONE, r3, ["r0"])
-    with pytest.raises(ConfigError, match="r0, r1 run under the identity of this cluster"):
+    with pytest.raises(ConfigError, match="r0, r1 have run under the identity of this"):
         check_preparation(ONE, r3, ["r0", "r1"])
     check_restoration(ONE, r3, ["r0", "r1"])
-    with pytest.raises(ConfigError, match="takes 2 other replicas that run, and there are 1"):
+    with pytest.raises(ConfigError, match="takes 2 other replicas that run or .* and there are 1"):
         check_restoration(ONE, r3, ["r0"])
 
 

@@ -78,9 +78,9 @@ def replica(
     foreground.
 
     Its disk: `prepare` makes it a new disk of this cluster, before the first start. `restore` makes
-    it a new disk in place of a lost one, while f + 1 other replicas run. **This may cost safety**:
-    the replica does not know what it voted for, and may vote otherwise. Until it has caught up, it
-    counts among the f that may fail or lie, so that no other one may.
+    it a new disk in place of a lost one, while f + 1 others run or have their disks here. **This
+    may cost safety**: the replica does not know what it voted for, and may vote otherwise. Until it
+    has caught up, it counts among the f that may fail or lie, so that no other one may.
 
     What it sends: `slow` holds it back, `drop` omits some of it, `lie` alters some of it,
     `replay` repeats some of it, `silent` keeps it from some members, `equivocate` tells some

@@ -6,15 +6,16 @@ mark has the cluster file as it was when the replica first ran. A directory with
 lost disk, and a replica starts on it only after `quorate replica NAME restore`.
 
 Rules:
-- nobody founds what others run already: `prepare` is refused if f + 1 other replicas run under
-  the same identity. At least one of them is correct, and the cluster has a history;
-- nobody restores what is gone: `restore` is refused unless f + 1 other replicas run under it;
+- nobody founds what others have run: `prepare` is refused if f + 1 other replicas run under the
+  same identity. At least one of them is correct, and the cluster has a history;
+- nobody restores what is gone: `restore` is refused unless f + 1 other replicas run under it.
+  In both, a replica whose disk is here counts if it has run;
 - a mark of another identity is the disk of another cluster, or the cluster file was edited;
 - until the first run, topics and addresses in the file may be edited; from then on commands do.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +96,22 @@ def check_mark(data: Path, cluster: Cluster, name: str) -> tuple[Mark, list[str]
     # A file that commands have changed is not what the cluster began with.
     if cluster.revision != founding.revision:
         return mark, []
-    _refuse_moved(cluster, founding)
-    return mark, [*_ignored(cluster, founding)]
+    return mark, compare(cluster, founding)
+
+
+def compare(file: Cluster, known: Cluster) -> list[str]:
+    """What of this file does not count where the cluster was known to be otherwise.
+
+    `ConfigError` if it has other addresses: nobody would find a replica that listens there.
+    """
+    for now, then in zip(file.replicas, known.replicas, strict=False):
+        if (now.host, now.port) != (then.host, then.port):
+            raise ConfigError(
+                f"the cluster file has {now.name} at {now.host}:{now.port}, and the cluster knows "
+                f"it at {then.host}:{then.port}: put that back; 'quorate cluster replace "
+                f"{now.name}.pub@HOST:PORT' moves it, and 'quorate cluster current' writes the file"
+            )
+    return [*_ignored(file, known)]
 
 
 async def running_others(cluster: Cluster, identity: Identity) -> list[str]:
@@ -121,22 +136,22 @@ async def running_others(cluster: Cluster, identity: Identity) -> list[str]:
     return [replica.name for replica in others if replica.number in met.peers]
 
 
-def check_preparation(cluster: Cluster, replica: Replica, running: list[str]) -> None:
-    """Refuse to found what others run; a replica that was added later has voted on nothing."""
-    if len(running) > cluster.f and replica.number < cluster.orderers:
+def check_preparation(cluster: Cluster, replica: Replica, others: Sequence[str]) -> None:
+    """Refuse to found what others have run; one that was added later has voted on nothing."""
+    if len(others) > cluster.f and replica.number < cluster.orderers:
         raise ConfigError(
-            f"{replica.name} is not prepared, since {', '.join(running)} run under the identity of "
-            f"this cluster already: without its disk it may vote twice. 'quorate replica "
+            f"{replica.name} is not prepared, since {', '.join(others)} have run under the "
+            f"identity of this cluster: without its disk it may vote twice. 'quorate replica "
             f"{replica.name} restore' starts it all the same; its help says what that may cost"
         )
 
 
-def check_restoration(cluster: Cluster, replica: Replica, running: list[str]) -> None:
-    if len(running) <= cluster.f:
+def check_restoration(cluster: Cluster, replica: Replica, others: Sequence[str]) -> None:
+    if len(others) <= cluster.f:
         raise ConfigError(
-            f"{replica.name} is not restored: that takes {cluster.f + 1} other replicas that run, "
-            f"and there are {len(running)}. Start those that have their disks; if all disks of the "
-            f"cluster are gone, {FOUND_ANEW}"
+            f"{replica.name} is not restored: that takes {cluster.f + 1} other replicas that run "
+            f"or have their disks here, and there are {len(others)}. Start those that have their "
+            f"disks; if all disks of the cluster are gone, {FOUND_ANEW}"
         )
 
 
@@ -196,16 +211,6 @@ def _edited(cluster: Cluster, founding: Cluster) -> tuple[str, str, str]:
 
 def _pins(member: Member) -> tuple[str, str, bytes, bytes]:
     return member.name, member.party, member.sign_key, member.mac_key
-
-
-def _refuse_moved(cluster: Cluster, founding: Cluster) -> None:
-    for now, then in zip(cluster.replicas, founding.replicas, strict=True):
-        if (now.host, now.port) != (then.host, then.port):
-            raise ConfigError(
-                f"the cluster file has {now.name} at {now.host}:{now.port}, and the cluster knows "
-                f"it at {then.host}:{then.port}: put that back; 'quorate cluster replace "
-                f"{now.name}.pub@HOST:PORT' moves it, and 'quorate cluster current' writes the file"
-            )
 
 
 def _ignored(cluster: Cluster, founding: Cluster) -> Iterator[str]:

@@ -126,9 +126,9 @@ class Launcher:
         if not key.exists():
             raise LaunchError(f"{name} does not run here: its private keys would be in {key}")
         if data.exists() and any(data.iterdir()):
-            raise LaunchError(f"{data} is not empty; a replica begins with an empty directory")
-        running = run(running_others(self.cluster, read_identity(key)))
-        (check_restoration if restores else check_preparation)(self.cluster, replica, running)
+            raise LaunchError(f"{data} is not empty, and a new disk is: move it away")
+        others = self._others_that_ran(name)
+        (check_restoration if restores else check_preparation)(self.cluster, replica, others)
         write_mark(data, read_founding(self.directory / CLUSTER_FILE, self.cluster))
 
     def found_anew(self) -> Path:
@@ -140,10 +140,7 @@ class Launcher:
                     f"{data} is not empty, so that the cluster is not gone; move the disks of all "
                     "replicas away first if it is to begin anew"
                 )
-            running = run(
-                running_others(self.cluster, read_identity(key_file(self.directory, name)))
-            )
-            check_preparation(self.cluster, self.replica(name), running)
+            check_preparation(self.cluster, self.replica(name), self._others_that_ran(name))
         file = self.directory / CLUSTER_FILE
         before = file.with_name(f"cluster-{self.cluster.identity.hex()[:16]}.toml")
         file.rename(before)
@@ -259,6 +256,18 @@ class Launcher:
             "--key", str(key_file(self.directory, name)),
             "--data", str(data_directory(self.directory, name)),
         ]  # fmt: skip
+
+    def _others_that_ran(self, name: str) -> list[str]:
+        """The other replicas that run under this identity, or have run with their disks here."""
+        lost = self.lost
+        found = [
+            each
+            for each in self.held
+            if each not in (name, *lost)
+            and check_mark(data_directory(self.directory, each), self.cluster, each)[0].has_run
+        ]
+        identity = read_identity(key_file(self.directory, name))
+        return [*dict.fromkeys((*found, *run(running_others(self.cluster, identity))))]
 
     def _prepare(self, name: str) -> None:
         replica, pid = self.replica(name), self.pid(name)

@@ -30,7 +30,7 @@ from quorate.protocol.machine import Outcome, Report, Topology
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.runtime.driver import Driver
 from quorate.runtime.files import read_cluster, read_founding, read_identity
-from quorate.runtime.founding import check_mark, write_mark
+from quorate.runtime.founding import check_mark, compare, write_mark
 from quorate.runtime.keeper import LogKeeper
 from quorate.runtime.loop import run
 from quorate.runtime.metrics import Sample, serve_metrics
@@ -250,6 +250,9 @@ class ReplicaProcess:
 
     def _adopt(self, cluster: Cluster) -> None:
         """Commands have changed the cluster; what is older than our file we know already."""
+        if self._until is None and 0 < cluster.revision == self.cluster.revision:
+            for sentence in compare(self.cluster, cluster):
+                _log.warning("%s", sentence)
         is_edited = cluster.revision == self.cluster.revision and (
             cluster.clients != self.cluster.clients
         )
