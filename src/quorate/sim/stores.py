@@ -1,6 +1,6 @@
 """A replica's store in the simulator: what its disk holds, answered from memory."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -32,7 +32,7 @@ from quorate.sim.disks import SimDisk
 class Slot:
     """One batch in a partition."""
 
-    __slots__ = ("before", "payload", "placed", "sequence", "time_us")
+    __slots__ = ("before", "offset", "payload", "placed", "sequence", "time_us")
 
     def __init__(
         self,
@@ -41,7 +41,10 @@ class Slot:
         time_us: int,
         before: Digest,
         payload: bytes | None,
+        offset: int,
     ) -> None:
+        # Of its first event.
+        self.offset = offset
         self.placed = placed
         self.sequence = sequence
         self.time_us = time_us
@@ -50,18 +53,27 @@ class Slot:
 
 
 class Kept:
-    """What is kept of one partition: batches from `start` on, and the chain behind the last."""
+    """What is kept of one partition: batches from the offset `start` on, and the chain behind the
+    last."""
 
-    __slots__ = ("chain", "slots", "start")
+    __slots__ = ("chain", "end", "slots", "start")
 
     def __init__(self, start: int = 0, chain: Digest = CHAIN_START) -> None:
-        self.start = start
+        self.start = self.end = start
         self.slots: list[Slot] = []
         self.chain = chain
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.slots)
+    def at(self, offset: int) -> int | None:
+        """Which batch has this offset."""
+        if not self.start <= offset < self.end:
+            return None
+        return bisect_right(self.slots, offset, key=_offset) - 1
+
+    def end_of(self, at: int) -> int:
+        return self.slots[at + 1].offset if at + 1 < len(self.slots) else self.end
+
+    def chain_behind(self, at: int) -> Digest:
+        return self.slots[at + 1].before if at + 1 < len(self.slots) else self.chain
 
 
 class SimStore:
@@ -132,45 +144,58 @@ class SimStore:
         self._catch_up()
         found: list[Stretch] = []
         kept = self._partition(partition)
-        if offset < kept.start:
+        first = kept.at(offset)
+        if first is None:
             return found
-        for slot in kept.slots[offset - kept.start :]:
+        for at in range(first, len(kept.slots)):
+            slot = kept.slots[at]
             if slot.payload is None or bytes_max <= 0:
                 break
             bytes_max -= len(slot.payload)
-            at = offset + len(found)
             found.append(
                 Stretch(
-                    slot.placed.publisher, at, slot.sequence, slot.time_us, slot.before,
-                    self.chain(partition, at + 1) or b"", [slot.payload],
+                    slot.placed.publisher, slot.offset, slot.sequence, slot.time_us, slot.before,
+                    kept.chain_behind(at), [slot.payload],
                 )
             )  # fmt: skip
         return found
 
-    def chain(self, partition: Partition, offset: int) -> Digest | None:
+    def chain(self, partition: Partition, offset: int) -> tuple[int, Digest] | None:
         self._catch_up()
         kept = self._partition(partition)
         if offset == kept.end:
-            return kept.chain
-        return kept.slots[offset - kept.start].before if kept.start <= offset < kept.end else None
+            return offset, kept.chain
+        at = kept.at(offset)
+        return None if at is None else (kept.slots[at].offset, kept.slots[at].before)
+
+    def behind(self, partition: Partition, offset: int, batches: int) -> int:
+        self._catch_up()
+        kept = self._partition(partition)
+        at = len(kept.slots) if offset >= kept.end else kept.at(max(offset, kept.start)) or 0
+        at = max(0, at + batches)
+        return kept.slots[at].offset if at < len(kept.slots) else kept.end
 
     def spot(self, partition: Partition, offset: int) -> Spot | None:
         self._catch_up()
         kept = self._partition(partition)
-        if not kept.start <= offset < kept.end:
+        at = kept.at(offset)
+        if at is None:
             return None
-        slot = kept.slots[offset - kept.start]
+        slot = kept.slots[at]
         placed = slot.placed
         leaf = placed.leaf + slot.sequence - placed.first
-        return Spot(placed.publisher, slot.sequence, slot.time_us, leaf)
+        return Spot(
+            placed.publisher, slot.sequence, slot.time_us, leaf, slot.offset, kept.end_of(at)
+        )
 
-    def runs(self, partition: Partition, offset: int, count: int) -> list[tuple[int, Spot]]:
+    def runs(self, partition: Partition, offset: int, batches: int) -> list[tuple[int, Spot]]:
         found: list[tuple[int, Spot]] = []
-        for at in range(offset, offset + count):
-            spot = self.spot(partition, at)
+        for _ in range(batches):
+            spot = self.spot(partition, offset)
             if spot is None:
                 break
             found.append((1, spot))
+            offset = spot.end
         return found
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
@@ -185,24 +210,23 @@ class SimStore:
     def offset_at(self, partition: Partition, time_us: int) -> int:
         self._catch_up()
         kept = self._partition(partition)
-        return kept.start + bisect_left(kept.slots, time_us, key=lambda slot: slot.time_us)
+        at = bisect_left(kept.slots, time_us, key=lambda slot: slot.time_us)
+        return kept.slots[at].offset if at < len(kept.slots) else kept.end
 
     def absent(self) -> list[tuple[Partition, int, int]]:
         self._catch_up()
         return [
-            (partition, offset, 1)
+            (partition, slot.offset, 1)
             for partition, kept in self._partitions.items()
-            for offset, slot in enumerate(kept.slots, kept.start)
+            for slot in kept.slots
             if slot.payload is None
         ]
 
     def placed_at(self, group: int, partition: Partition, offset: int) -> tuple[int, Placed] | None:
         self._catch_up()
         kept = self._partition(partition)
-        if not kept.start <= offset < kept.end:
-            return None
-        slot = kept.slots[offset - kept.start]
-        return slot.time_us, slot.placed
+        at = kept.at(offset)
+        return None if at is None else (kept.slots[at].time_us, kept.slots[at].placed)
 
     def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
         found: list[Decided] = []
@@ -210,7 +234,7 @@ class SimStore:
         while bytes_max > 0 and first <= slot < end:
             record = self._decided[group][slot]
             found.append(record)
-            bytes_max -= len(record.value) + sum(len(p.digests) for p in record.placed)
+            bytes_max -= len(record.value) + sum(len(p.descriptors) for p in record.placed)
             slot += 1
         return found
 
@@ -279,15 +303,16 @@ class SimStore:
             kept = self._partitions.setdefault(partition, Kept())
             if placed.offset != kept.end:
                 raise LocalProtocolError(f"offset {placed.offset}, but {kept.end} is next")
-            for at in range(placed.count):
+            for at, offset in enumerate(placed.offsets[:-1]):
                 sequence, cut = placed.first + at, slice(at * DIGEST_BYTES, (at + 1) * DIGEST_BYTES)
                 held = self._held.get(line, {}).pop(sequence, None)
                 payload = None if at in placed.lacking else held
-                slot = Slot(placed, sequence, decided.time_us, kept.chain, payload)
+                slot = Slot(placed, sequence, decided.time_us, kept.chain, payload, offset)
                 kept.slots.append(slot)
                 kept.chain = placed.chains[cut]
                 self._places[*line, sequence] = slot
                 tree.leaves.append(placed.leaves[cut])
+            kept.end = placed.end
 
     def _start_over(self, installed: Installed) -> None:
         """As `DiskStore` does: everything that this group had before is void."""
@@ -305,6 +330,10 @@ class SimStore:
             held = self._held.get(line, {})
             for sequence in [each for each in held if each < goes_on.next]:
                 del held[sequence]
+
+
+def _offset(slot: Slot) -> int:
+    return slot.offset
 
 
 class Leaves:

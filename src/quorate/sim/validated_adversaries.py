@@ -19,7 +19,7 @@ import msgspec
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.messages import Message
 from quorate.core.ordering import (
-    SEAL_BYTES,
+
     Absent,
     AnnounceSealed,
     Append,
@@ -31,7 +31,9 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.digests import digest, payload_digest
 from quorate.crypto.identity import SIGNATURE_BYTES
-from quorate.crypto.sids import NO_ROOT, SALT_BYTES, Place, Seal, batch_of, body_of, signed
+from quorate.core.header import NO_ROOT, SALT_BYTES, SEAL_BYTES
+from quorate.crypto.sids import Place, Seal, body_of, signed
+batch_of = bytes
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Parts, behave
 from quorate.protocol.ordering.rules import Byzantine
