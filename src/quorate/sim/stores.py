@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -30,50 +31,44 @@ from quorate.sim.disks import SimDisk
 
 
 class Slot:
-    """One batch in a partition."""
+    """One batch in a partition: its first offset, the one after its last, and the chain around."""
 
-    __slots__ = ("before", "offset", "payload", "placed", "sequence", "time_us")
+    __slots__ = ("after", "before", "end", "offset", "payload", "placed", "sequence", "time_us")
 
     def __init__(
-        self,
-        placed: Placed,
-        sequence: Sequence,
-        time_us: int,
-        before: Digest,
-        payload: bytes | None,
-        offset: int,
+        self, placed: Placed, at: int, offset: int, end: int, time_us: int, before: Digest
     ) -> None:
-        # Of its first event.
-        self.offset = offset
+        """The batch with this number among those that were placed together; it is not here yet."""
         self.placed = placed
-        self.sequence = sequence
+        self.sequence = placed.first + at
+        self.offset, self.end = offset, end
         self.time_us = time_us
         self.before = before
-        self.payload = payload
+        self.after = placed.chains[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
+        self.payload: bytes | None = None
 
 
 class Kept:
-    """What is kept of one partition: batches from the offset `start` on, and the chain behind the
-    last."""
+    """What is kept of one partition: batches from `start` on, and the chain behind the last."""
 
-    __slots__ = ("chain", "end", "slots", "start")
+    __slots__ = ("chain", "slots", "start")
 
     def __init__(self, start: int = 0, chain: Digest = CHAIN_START) -> None:
-        self.start = self.end = start
+        self.start = start
         self.slots: list[Slot] = []
         self.chain = chain
 
-    def at(self, offset: int) -> int | None:
-        """Which batch has this offset."""
-        if not self.start <= offset < self.end:
-            return None
-        return bisect_right(self.slots, offset, key=_offset) - 1
+    @property
+    def end(self) -> int:
+        return self.slots[-1].end if self.slots else self.start
 
-    def end_of(self, at: int) -> int:
-        return self.slots[at + 1].offset if at + 1 < len(self.slots) else self.end
+    def at(self, offset: int) -> int:
+        """The place of the batch that has this offset, behind the last one at the end."""
+        return bisect_right(self.slots, offset, key=_end_of)
 
-    def chain_behind(self, at: int) -> Digest:
-        return self.slots[at + 1].before if at + 1 < len(self.slots) else self.chain
+    def from_on(self, offset: int) -> list[Slot]:
+        """From the batch of this offset on, if that is kept."""
+        return self.slots[self.at(offset) :] if self.start <= offset else []
 
 
 class SimStore:
@@ -141,66 +136,47 @@ class SimStore:
         return False
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
-        self._catch_up()
         found: list[Stretch] = []
-        kept = self._partition(partition)
-        first = kept.at(offset)
-        if first is None:
-            return found
-        for at in range(first, len(kept.slots)):
-            slot = kept.slots[at]
+        for slot in self._kept(partition).from_on(offset):
             if slot.payload is None or bytes_max <= 0:
                 break
             bytes_max -= len(slot.payload)
             found.append(
                 Stretch(
                     slot.placed.publisher, slot.offset, slot.sequence, slot.time_us, slot.before,
-                    kept.chain_behind(at), [slot.payload],
+                    slot.after, [slot.payload],
                 )
             )  # fmt: skip
         return found
 
     def chain(self, partition: Partition, offset: int) -> tuple[int, Digest] | None:
-        self._catch_up()
-        kept = self._partition(partition)
+        kept = self._kept(partition)
         if offset == kept.end:
             return offset, kept.chain
-        at = kept.at(offset)
-        return None if at is None else (kept.slots[at].offset, kept.slots[at].before)
+        return next(((slot.offset, slot.before) for slot in kept.from_on(offset)), None)
 
     def behind(self, partition: Partition, offset: int, batches: int) -> int:
-        self._catch_up()
-        kept = self._partition(partition)
-        at = len(kept.slots) if offset >= kept.end else kept.at(max(offset, kept.start)) or 0
-        at = max(0, at + batches)
-        return kept.slots[at].offset if at < len(kept.slots) else kept.end
+        kept = self._kept(partition)
+        at = kept.at(offset) + batches
+        return kept.slots[max(at, 0)].offset if at < len(kept.slots) else kept.end
 
     def spot(self, partition: Partition, offset: int) -> Spot | None:
-        self._catch_up()
-        kept = self._partition(partition)
-        at = kept.at(offset)
-        if at is None:
-            return None
-        slot = kept.slots[at]
-        placed = slot.placed
-        leaf = placed.leaf + slot.sequence - placed.first
-        return Spot(
-            placed.publisher, slot.sequence, slot.time_us, leaf, slot.offset, kept.end_of(at)
-        )
+        return next((spot for _, spot in self.runs(partition, offset, 1)), None)
 
     def runs(self, partition: Partition, offset: int, batches: int) -> list[tuple[int, Spot]]:
-        found: list[tuple[int, Spot]] = []
-        for _ in range(batches):
-            spot = self.spot(partition, offset)
-            if spot is None:
-                break
-            found.append((1, spot))
-            offset = spot.end
-        return found
+        return [
+            (
+                1,
+                Spot(
+                    slot.placed.publisher, slot.sequence, slot.time_us,
+                    slot.placed.leaf + slot.sequence - slot.placed.first, slot.offset, slot.end,
+                ),
+            )
+            for slot in self._kept(partition).from_on(offset)[:batches]
+        ]  # fmt: skip
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
-        self._catch_up()
-        kept = self._partition(partition)
+        kept = self._kept(partition)
         return kept.start, kept.end
 
     def taken(self, partition: Partition) -> int:
@@ -208,8 +184,7 @@ class SimStore:
         return 0
 
     def offset_at(self, partition: Partition, time_us: int) -> int:
-        self._catch_up()
-        kept = self._partition(partition)
+        kept = self._kept(partition)
         at = bisect_left(kept.slots, time_us, key=lambda slot: slot.time_us)
         return kept.slots[at].offset if at < len(kept.slots) else kept.end
 
@@ -223,10 +198,8 @@ class SimStore:
         ]
 
     def placed_at(self, group: int, partition: Partition, offset: int) -> tuple[int, Placed] | None:
-        self._catch_up()
-        kept = self._partition(partition)
-        at = kept.at(offset)
-        return None if at is None else (kept.slots[at].time_us, kept.slots[at].placed)
+        found = self._kept(partition).from_on(offset)[:1]
+        return next(((slot.time_us, slot.placed) for slot in found), None)
 
     def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
         found: list[Decided] = []
@@ -266,7 +239,8 @@ class SimStore:
         self._catch_up()
         return self._all
 
-    def _partition(self, partition: Partition) -> Kept:
+    def _kept(self, partition: Partition) -> Kept:
+        self._catch_up()
         kept = self._partitions.get(partition)
         return Kept() if kept is None else kept
 
@@ -303,16 +277,14 @@ class SimStore:
             kept = self._partitions.setdefault(partition, Kept())
             if placed.offset != kept.end:
                 raise LocalProtocolError(f"offset {placed.offset}, but {kept.end} is next")
-            for at, offset in enumerate(placed.offsets[:-1]):
-                sequence, cut = placed.first + at, slice(at * DIGEST_BYTES, (at + 1) * DIGEST_BYTES)
-                held = self._held.get(line, {}).pop(sequence, None)
-                payload = None if at in placed.lacking else held
-                slot = Slot(placed, sequence, decided.time_us, kept.chain, payload, offset)
+            for at, (offset, end) in enumerate(pairwise(placed.offsets)):
+                held = self._held.get(line, {}).pop(placed.first + at, None)
+                slot = Slot(placed, at, offset, end, decided.time_us, kept.chain)
+                slot.payload = None if at in placed.lacking else held
                 kept.slots.append(slot)
-                kept.chain = placed.chains[cut]
-                self._places[*line, sequence] = slot
-                tree.leaves.append(placed.leaves[cut])
-            kept.end = placed.end
+                kept.chain = slot.after
+                self._places[*line, slot.sequence] = slot
+                tree.leaves.append(placed.leaves[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES])
 
     def _start_over(self, installed: Installed) -> None:
         """As `DiskStore` does: everything that this group had before is void."""
@@ -330,10 +302,6 @@ class SimStore:
             held = self._held.get(line, {})
             for sequence in [each for each in held if each < goes_on.next]:
                 del held[sequence]
-
-
-def _offset(slot: Slot) -> int:
-    return slot.offset
 
 
 class Leaves:
@@ -360,6 +328,10 @@ class Leaves:
                 return node
             at += 1 << height
         raise LocalProtocolError(f"node {number} of level {level} lies before leaf {self.start}")
+
+
+def _end_of(slot: Slot) -> int:
+    return slot.end
 
 
 def _heights(size: int) -> list[int]:
