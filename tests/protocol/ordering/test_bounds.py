@@ -3,6 +3,7 @@
 import pytest
 
 from council import A, B, Council, T, payload_of, span_of, value_of
+from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ordering import Decision, Line, Retrieved
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering import retrieval
@@ -24,18 +25,21 @@ def kept_bytes(council: Council) -> int:
 def test_what_a_replica_says_of_slots_ahead_is_bounded_in_bytes(field: str) -> None:
     council = Council(byzantine=(LIAR,))
     size = EARLY_BYTES_MAX // 8
+    batches, topic = (size // 32, T) if field == "digests" else (1, CONTROL_TOPIC_ID)
+    commands = [] if field == "digests" else [bytes(size)]
+    value = value_of(Span(A, topic, 0, 1, batches, bytes(32)))
     for slot in range(2, DECISIONS_AHEAD_MAX):
-        many = bytes(size)
-        digests, commands = (many, []) if field == "digests" else (b"", [many])
-        council.say(LIAR, [0], Decision(council.number, slot, b"", digests, commands))
+        decision = Decision(council.number, slot, value, bytes(32 * batches), commands)
+        council.say(LIAR, [0], decision)
     assert size < kept_bytes(council) <= EARLY_BYTES_MAX
 
 
 def test_a_replica_that_repeats_itself_takes_no_more_room() -> None:
     council = Council(byzantine=(LIAR,))
-    for _ in range(20):
-        council.say(LIAR, [0], Decision(council.number, 2, b"", bytes(EARLY_BYTES_MAX // 2)))
-    council.say(LIAR, [0], Decision(council.number, 3, b"", bytes(EARLY_BYTES_MAX // 2)))
+    value = value_of(Span(A, CONTROL_TOPIC_ID, 0, 1, 1, bytes(32)))
+    command = bytes(EARLY_BYTES_MAX // 2 - len(value) - 32)
+    for slot in (*[2] * 20, 3):
+        council.say(LIAR, [0], Decision(council.number, slot, value, bytes(32), [command]))
     assert kept_bytes(council) == EARLY_BYTES_MAX
 
 

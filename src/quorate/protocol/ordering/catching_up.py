@@ -13,7 +13,7 @@ all of those.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ids import Digest, NodeId
@@ -26,7 +26,8 @@ from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.leader_change import LeaderChange
 from quorate.protocol.ordering.pace import Pace
 from quorate.protocol.ordering.placement import Roster
-from quorate.protocol.ordering.records import Store, cut
+from quorate.protocol.ordering.records import DIGEST_BYTES, Store, cut
+from quorate.protocol.ordering.territory import Territory
 from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.value import Value, value_digest
 from quorate.protocol.outbox import Outbox
@@ -57,9 +58,14 @@ class CatchingUp:
         store: Store,
         outbox: Outbox,
         pace: Pace,
+        territory: Territory,
+        stop: Callable[[str], None],
     ) -> None:
         # What others say was decided, by slot.
         self.said: dict[int, dict[NodeId, Decision]] = {}
+        # Who says that the current slot has a value which this group never decides.
+        self._refused: tuple[int, dict[NodeId, bytes]] = (0, {})
+        self._territory, self._stop = territory, stop
         self._roster, self._others = roster, roster.others
         self._consensus, self._change = consensus, change
         self._backlog, self._commands, self._clocks = backlog, commands, clocks
@@ -146,6 +152,9 @@ class CatchingUp:
             return
         if not slot <= decision.slot < slot + DECISIONS_AHEAD_MAX:
             return
+        if refusal := self._refusal(decision):
+            self._refuse(sender, decision, refusal)
+            return
         if decision.slot > slot and not self._may_wait(sender, decision):
             return
         self.said.setdefault(decision.slot, {})[sender] = decision
@@ -157,6 +166,30 @@ class CatchingUp:
             pass
         if self._consensus.slot > slot and not self.said:
             self.say_standing(self._others)
+
+    def _refusal(self, decision: Decision) -> str:
+        """Why no correct replica says this; empty if one may."""
+        if refusal := self._territory.refusal(decision.value):
+            return refusal
+        spans = Value.decode(decision.value).spans
+        batches = sum(span.batches for span in spans)
+        commands = sum(span.batches for span in spans if span.topic == CONTROL_TOPIC_ID)
+        if len(decision.digests) != batches * DIGEST_BYTES or len(decision.commands) > commands:
+            return f"{batches} batches, with other digests or commands"
+        return ""
+
+    def _refuse(self, sender: NodeId, decision: Decision, refusal: str) -> None:
+        """One voice is reported; of f + 1 that say the same one is correct, and it is so."""
+        self._outbox.report(sender, "bad-decision", refusal)
+        slot = self._consensus.slot
+        if decision.slot != slot or sender not in self._roster.members:
+            return
+        if self._refused[0] != slot:
+            self._refused = slot, {}
+        said = self._refused[1]
+        said[sender] = decision.value
+        if list(said.values()).count(decision.value) >= self._roster.one_correct:
+            self._stop(f"slot {slot} was decided with {refusal}")
 
     def _may_wait(self, sender: NodeId, decision: Decision) -> bool:
         """Whether there is room for what is said of a slot ahead; if not, it is said again."""
@@ -187,7 +220,10 @@ class CatchingUp:
         """Take the contents of a decided value from whoever told us of it."""
         digests, at = cut(decision.digests), 0
         commands = iter(decision.commands)
-        for span in Value.decode(decision.value).spans:
+        spans = Value.decode(decision.value).spans
+        if not self._territory.knows(span.line.target for span in spans):
+            return
+        for span in spans:
             self._backlog.foresee(span)
             waiting = self._backlog.line(span.line)
             contents = digests[at : at + span.batches]

@@ -161,6 +161,8 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False, tag="snapshot"):
     state: bytes
     # In which regency this replica was: it must not go back behind that.
     regency: int = 1
+    # It signs no head of so many batches or fewer: it may have signed others of these sizes.
+    signs_above: int = 0
 
 
 class Certified(msgspec.Struct, frozen=True, gc=False, tag="certified"):
@@ -186,10 +188,11 @@ class Installed(msgspec.Struct, frozen=True, gc=False, tag="installed"):
     slot: int
     state: bytes
     regency: int
+    signs_above: int = 0
 
     @property
     def snapshot(self) -> Snapshot:
-        return Snapshot(self.group, self.slot, self.state, self.regency)
+        return Snapshot(self.group, self.slot, self.state, self.regency, self.signs_above)
 
 
 Record: TypeAlias = Held | Dropped | Voted | Decided | Snapshot | Certified | Installed
