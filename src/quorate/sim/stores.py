@@ -14,6 +14,7 @@ from quorate.protocol.ordering.records import (
     DIGEST_BYTES,
     Certified,
     Decided,
+    Disowned,
     Dropped,
     Held,
     Installed,
@@ -52,12 +53,14 @@ class Slot:
 class Kept:
     """What is kept of one partition: batches from `start` on, and the chain behind the last."""
 
-    __slots__ = ("chain", "slots", "start")
+    __slots__ = ("chain", "group", "slots", "start")
 
     def __init__(self, start: int = 0, chain: Digest = CHAIN_START) -> None:
         self.start = start
         self.slots: list[Slot] = []
         self.chain = chain
+        # Who writes here; nobody did yet.
+        self.group = -1
 
     @property
     def end(self) -> int:
@@ -256,6 +259,8 @@ class SimStore:
                 self._held.pop(Line(record.publisher, record.topic, record.partition), None)
             elif isinstance(record, Decided):
                 self._place(record)
+            elif isinstance(record, Disowned):
+                self._disown(record)
             elif isinstance(record, Certified):
                 self._certified[record.group] = record
             elif isinstance(record, Installed):
@@ -279,6 +284,7 @@ class SimStore:
             kept = self._partitions.setdefault(partition, Kept())
             if placed.offset != kept.end:
                 raise LocalProtocolError(f"offset {placed.offset}, but {kept.end} is next")
+            kept.group = decided.group
             for at in range(placed.count):
                 sequence, cut = placed.first + at, slice(at * DIGEST_BYTES, (at + 1) * DIGEST_BYTES)
                 held = self._held.get(line, {}).pop(sequence, None)
@@ -288,6 +294,11 @@ class SimStore:
                 kept.chain = placed.chains[cut]
                 self._places[*line, sequence] = slot
                 tree.leaves.append(placed.leaves[cut])
+
+    def _disown(self, disowned: Disowned) -> None:
+        partition = Partition(disowned.topic, disowned.partition)
+        if self._partition(partition).group == disowned.group:
+            del self._partitions[partition]
 
     def _start_over(self, installed: Installed) -> None:
         """As `DiskStore` does: everything that this group had before is void."""

@@ -43,6 +43,9 @@ class IndexState(msgspec.Struct, frozen=True, array_like=True):
 
     topic: int
     number: int
+    # The group that writes here, and after which of its slots it began to.
+    group: int
+    since: int
     start: int = 0
     bytes_held: int = 0
     places: Extent = _EMPTY
@@ -61,6 +64,7 @@ class Index:
 
     def __init__(self, files: Files, directory: str, state: IndexState, chunk_entries: int) -> None:
         self.partition = Partition(state.topic, state.number)
+        self.group, self.since = state.group, state.since
         self.start, self._begun = state.start, state.begun
         self.bytes_held, self.absent = state.bytes_held, state.absent
         stem = f"{directory}/partition-{state.topic}-{state.number}"
@@ -79,6 +83,8 @@ class Index:
         chains, runs = max(offset - 1, 0), self._runs.end
         return IndexState(
             *self.partition,
+            self.group,
+            self.since,
             start=offset,
             places=Extent(offset, offset, offset),
             chains=Extent(chains, chains, chains),
@@ -96,6 +102,8 @@ class Index:
         patches = {at: place for at, place in self._patches.items() if at >= self.start}
         return IndexState(
             *self.partition,
+            self.group,
+            self.since,
             self.start,
             self.bytes_held,
             places,

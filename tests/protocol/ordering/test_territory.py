@@ -307,6 +307,8 @@ def test_a_replica_starts_with_a_record_of_before_that_names_partitions_of_other
     assert council.crash_group(1).log.state.slot == 0
     assert "topic" in council.crash_group(1).stopped
     assert [each.kind for each in council.reports(1)] == ["stopped"]
+    council.publish_on(T, A, 1)
+    assert {council.bounds(each, FOREIGN) for each in (1, 2, 3)} == {(0, 1)}
 
 
 # One head of each size (N1)

@@ -67,6 +67,7 @@ from quorate.protocol.ordering.records import (
     DIGEST_BYTES,
     Certified,
     Decided,
+    Disowned,
     Held,
     Installed,
     Named,
@@ -214,12 +215,13 @@ class Group:
 
     def _replay_decided(self, records: list[Record]) -> None:
         if refusal := self.territory.refusal_of_state(self.log.state):
-            self.stop(f"its state on disk has {refusal}")
+            self._stop_at_disk(f"its state on disk has {refusal}", self.log.state.partitions)
         for record in records:
             if not isinstance(record, Decided) or record.group != self.roster.number:
                 continue
             if refusal := self.territory.refusal(record.value):
-                self.stop(f"slot {record.slot} on disk has {refusal}")
+                targets = [Partition(each.topic, each.partition) for each in record.placed]
+                self._stop_at_disk(f"slot {record.slot} on disk has {refusal}", targets)
             if self.stopped:
                 return
             self._replay(record)
@@ -237,6 +239,12 @@ class Group:
         if not self.stopped:
             self.stopped = reason
             self._outbox.report(self.roster.me, "stopped", reason)
+
+    def _stop_at_disk(self, reason: str, partitions: Iterable[Partition]) -> None:
+        """What the disk has of this group cannot be, and does not stand in the way of others."""
+        self.stop(reason)
+        for each in self.territory.foreign(partitions):
+            self._outbox.persist(Disowned(self.roster.number, *each), sync=False)
 
     def _may_install(self, sender: NodeId, state: LogState) -> bool:
         """Whether our log may come to this state, as far as the control log has told us."""

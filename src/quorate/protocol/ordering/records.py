@@ -71,6 +71,14 @@ class Dropped(msgspec.Struct, frozen=True, gc=False, tag="dropped"):
     partition: int
 
 
+class Disowned(msgspec.Struct, frozen=True, gc=False, tag="disowned"):
+    """What this group wrote of this partition was never its to write, and is void."""
+
+    group: int
+    topic: TopicId
+    partition: int
+
+
 class Named(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Consecutive batches of one publisher, by their digests, which are laid end to end."""
 
@@ -195,7 +203,7 @@ class Installed(msgspec.Struct, frozen=True, gc=False, tag="installed"):
         return Snapshot(self.group, self.slot, self.state, self.regency, self.signs_above)
 
 
-Record: TypeAlias = Held | Dropped | Voted | Decided | Snapshot | Certified | Installed
+Record: TypeAlias = Held | Dropped | Disowned | Voted | Decided | Snapshot | Certified | Installed
 
 
 class Stretch(msgspec.Struct, frozen=True, gc=False):

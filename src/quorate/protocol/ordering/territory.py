@@ -54,6 +54,10 @@ class Territory:
         known = ((find(each.topic), each.number) for each in partitions)
         return all(topic is not None and n < topic.contract.partitions for topic, n in known)
 
+    def foreign(self, partitions: Iterable[Partition]) -> list[Partition]:
+        """Those of these that are another group's."""
+        return [each for each in partitions if self._foreign([each.topic], self._topic_of)]
+
     def _foreign(self, topics: Iterable[TopicId], topic_of: TopicOf) -> str:
         for number in topics:
             topic = topic_of(number)
