@@ -8,7 +8,8 @@ no correct one does. It needs no cluster, no log and nobody's word. There are fo
 - `TwoSeals`: a producer signed two different batches under one number of one line;
 - `FalseSeal`: a producer signed a number of events, or a tree of events, that the batch under its
   signature does not have. Replicas do not look at trees, so that only auditors find it;
-- `TwoHeads`: a replica cosigned two heads of one log, of one size and with different roots;
+- `TwoHeads`: a replica cosigned two heads of one log, of one size and with different roots. The
+  log is one that tolerates liars: in any other, one liar makes correct replicas sign what it says;
 - `FalseReceipt`: a store signed that it keeps a batch, and then that it does not have it, although
   by its own words retention has not taken it.
 
@@ -294,7 +295,7 @@ def heads_in_conflict(
     `replicas` has the numbers of the replicas by their names.
     """
     same = (one.head.origin, one.head.size) == (other.head.origin, other.head.size)
-    if not same or one.head.root == other.head.root:
+    if not same or one.head.root == other.head.root or not _bears_liars(one.head.origin):
         return []
     first, second = sorted((one, other), key=lambda checkpoint: checkpoint.head.root)
     theirs = {cosignature.name: cosignature for cosignature in second.cosignatures}
@@ -371,6 +372,11 @@ def _two_heads(evidence: TwoHeads, keys: Keys) -> Proved:
             f"evidence about the log {evidence.origin!a}, which is none of the cluster "
             f"{evidence.cluster!a}"
         )
+    if not _bears_liars(evidence.origin):
+        raise RemoteProtocolError(
+            f"evidence about the log {evidence.origin!a}, which tolerates crashes only: one liar "
+            "makes others sign what it says"
+        )
     for signed in (evidence.one, evidence.other):
         try:
             data = cosigned_bytes(evidence.head(signed), signed.time_s)
@@ -383,6 +389,11 @@ def _two_heads(evidence: TwoHeads, keys: Keys) -> Proved:
         f"{name} signed two heads of the log {evidence.origin!a} with {evidence.size} batches: "
         f"{evidence.one.root.hex()} and {evidence.other.root.hex()}",
     )  # fmt: skip
+
+
+def _bears_liars(origin: str) -> bool:
+    """Whether the log of this name is ordered by replicas of which some may lie."""
+    return origin.endswith("/byzantine")
 
 
 def _false_receipt(evidence: FalseReceipt, keys: Keys) -> Proved:
