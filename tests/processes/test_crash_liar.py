@@ -13,8 +13,14 @@ from clusters import TestCluster, quorate, running_cluster
 from crash_liar import LIAR, ORDERS, LyingLauncher
 from quorate.client import Admin, Consumer, Producer
 from quorate.core.control import CONTROL_TOPIC
+from quorate.core.ids import topic_id
+from quorate.crypto.digests import digest
+from quorate.protocol.ordering.log import Content, OrderLog
+from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, value_digest
 from quorate.runtime.files import data_directory
 from quorate.runtime.local import OPERATOR
+from quorate.storage.store import DiskStore
 from traffic import eventually, offences
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -119,3 +125,38 @@ def test_an_audit_names_nobody_for_a_fork_of_a_crash_log(cluster: TestCluster) -
     assert said.code == 1
     assert report["named"] == []
     assert ("fork", None) in found or ("fork", "") in found
+
+
+def test_a_replica_starts_with_a_record_of_before_that_names_a_topic_of_others(
+    cluster: TestCluster,
+) -> None:
+    """The group that wrote it stops, says so, and does not stand in the way of the topic's own."""
+    cluster.launcher.stop("r1")
+    content = digest(b"")
+    span = Span(4000, topic_id("fresh"), 0, 1, 1, chained(CHAIN_START, [content])[-1])
+    value = Value(1, (span,))
+    encoded = value.encode()
+    decided = OrderLog(GroupKind.CRASH).apply(
+        1, value_digest(encoded), encoded, value, [Content([content], [])]
+    )
+    store = DiskStore(data_directory(cluster.directory, "r1"))
+    store.append([decided])
+    store.close()
+
+    async def kept() -> int:
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            report: Any = (await admin.status())["r1"]
+        return report["log"]["topics"].get("fresh", {}).get("batches", 0)  # type: ignore[no-any-return]
+
+    async def go_on(count: int) -> None:
+        await publish(cluster, "fresh", "used")
+        await eventually(kept, lambda batches: batches == count)
+
+    for count in (1, 2):
+        cluster.launcher.start("r1")
+        cluster.launcher.wait_until_up("r1")
+        asyncio.run(go_on(count))
+        said = quorate("status", cluster.directory)
+        assert "r1 is silent in a group that cannot go on: crash" in said.out
+        assert "r1 stopped its crash log: slot 1 on disk has batches of topic 'fresh'" in said.out
+        cluster.launcher.stop("r1")

@@ -214,6 +214,7 @@ class LogKeeper:
             yield "log_signed_batches", log, group.cosigning.size if group.cosigning else 0
             yield "log_missing_batches", log, group.filling.count
             yield "log_regency", log, group.consensus.regency
+            yield "log_stopped", log, bool(group.stopped)
         yield from self.outside.samples()
 
     def _trim(self, broker: Broker) -> None:

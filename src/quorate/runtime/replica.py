@@ -240,7 +240,7 @@ class ReplicaProcess:
             return "misbehaving"
         groups = self.broker.ordering.groups if self.broker.ordering is not None else {}
         if any(group.stopped for group in groups.values()):
-            return "a log stopped"
+            return "log stopped"
         return "store in trouble" if self._store_trouble() else "ok"
 
     def _store_trouble(self) -> str:
