@@ -25,8 +25,8 @@ def kept_bytes(council: Council) -> int:
 def test_what_a_replica_says_of_slots_ahead_is_bounded_in_bytes(field: str) -> None:
     council = Council(byzantine=(LIAR,))
     size = EARLY_BYTES_MAX // 8
-    batches, topic = (size // 32, T) if field == "digests" else (1, CONTROL_TOPIC_ID)
-    commands = [] if field == "digests" else [bytes(size)]
+    batches, topic = (size // 32, T) if field == "digests" else (32, CONTROL_TOPIC_ID)
+    commands = [] if field == "digests" else [bytes(size // 32)] * 32
     value = value_of(Span(A, topic, 0, 1, batches, bytes(32)))
     for slot in range(2, DECISIONS_AHEAD_MAX):
         decision = Decision(council.number, slot, value, bytes(32 * batches), commands)
@@ -36,10 +36,12 @@ def test_what_a_replica_says_of_slots_ahead_is_bounded_in_bytes(field: str) -> N
 
 def test_a_replica_that_repeats_itself_takes_no_more_room() -> None:
     council = Council(byzantine=(LIAR,))
-    value = value_of(Span(A, CONTROL_TOPIC_ID, 0, 1, 1, bytes(32)))
-    command = bytes(EARLY_BYTES_MAX // 2 - len(value) - 32)
+    value = value_of(Span(A, CONTROL_TOPIC_ID, 0, 1, 128, bytes(32)))
+    commands = [bytes(4090)] * 127
+    commands.append(bytes(EARLY_BYTES_MAX // 2 - len(value) - 128 * 32 - 127 * 4090))
     for slot in (*[2] * 20, 3):
-        council.say(LIAR, [0], Decision(council.number, slot, value, bytes(32), [command]))
+        decision = Decision(council.number, slot, value, bytes(128 * 32), commands)
+        council.say(LIAR, [0], decision)
     assert kept_bytes(council) == EARLY_BYTES_MAX
 
 

@@ -212,6 +212,15 @@ def test_a_topic_that_is_not_known_yet_is_waited_for() -> None:
     assert council.reports(1) == []
 
 
+def test_a_word_that_cannot_be_applied_does_not_stand_in_the_way_of_another() -> None:
+    council = TwoGroups(byzantine=(LIAR,))
+
+    council.say(LIAR, (1,), decision_of(value_on(span_on(Partition(12345, 7)))))
+    council.say(2, (1,), decision_of(value_on(span_on(OWN))))
+
+    assert council.bounds(1, OWN) == (0, 1)
+
+
 # Limits of a slot (A20)
 
 

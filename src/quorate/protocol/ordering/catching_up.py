@@ -24,6 +24,7 @@ from quorate.protocol.ordering.clocks import Clocks
 from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.leader_change import LeaderChange
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.pace import Pace
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.records import DIGEST_BYTES, Store, cut
@@ -174,7 +175,9 @@ class CatchingUp:
         spans = Value.decode(decision.value).spans
         batches = sum(span.batches for span in spans)
         commands = sum(span.batches for span in spans if span.topic == CONTROL_TOPIC_ID)
-        if len(decision.digests) != batches * DIGEST_BYTES or len(decision.commands) > commands:
+        are_too_many = len(decision.commands) > commands
+        is_too_large = any(len(each) > INLINE_BYTES_MAX for each in decision.commands)
+        if len(decision.digests) != batches * DIGEST_BYTES or are_too_many or is_too_large:
             return f"{batches} batches, with other digests or commands"
         return ""
 
@@ -213,8 +216,9 @@ class CatchingUp:
                     if decision.value == value:
                         self._learn(decision)
                 self._consensus.decided_elsewhere(value)
-                break
-        return self._consensus.slot > slot
+                if self._consensus.slot > slot:
+                    return True
+        return False
 
     def _learn(self, decision: Decision) -> None:
         """Take the contents of a decided value from whoever told us of it."""

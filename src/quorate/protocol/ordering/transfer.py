@@ -367,7 +367,9 @@ class Transfer:
             self._outbox.report(fetch.peer, "forgery", f"a state that cannot be: {error}")
             may_install = False
         if not may_install:
-            self._give_up(fetch)
+            # Whoever offers one again does so when we say again where we stand.
+            self._fetch = None
+            self._offers.clear()
             return
         self._fetch, self._snapshot = None, None
         self._offers.clear()
