@@ -127,36 +127,66 @@ def test_an_audit_names_nobody_for_a_fork_of_a_crash_log(cluster: TestCluster) -
     assert ("fork", None) in found or ("fork", "") in found
 
 
-def test_a_replica_starts_with_a_record_of_before_that_names_a_topic_of_others(
-    cluster: TestCluster,
-) -> None:
-    """The group that wrote it stops, says so, and does not stand in the way of the topic's own."""
+def forge(cluster: TestCluster, group: GroupKind) -> None:
+    """Have on r1's disk that this group decided a batch of a Byzantine topic."""
     cluster.launcher.stop("r1")
     content = digest(b"")
     span = Span(4000, topic_id("fresh"), 0, 1, 1, chained(CHAIN_START, [content])[-1])
     value = Value(1, (span,))
     encoded = value.encode()
-    decided = OrderLog(GroupKind.CRASH).apply(
-        1, value_digest(encoded), encoded, value, [Content([content], [])]
-    )
+    contents = [Content([content], [])]
+    decided = OrderLog(group).apply(1, value_digest(encoded), encoded, value, contents)
     store = DiskStore(data_directory(cluster.directory, "r1"))
     store.append([decided])
     store.close()
+    cluster.launcher.start("r1")
+    cluster.launcher.wait_until_up("r1")
 
-    async def kept() -> int:
-        async with Admin(cluster.directory, OPERATOR) as admin:
-            report: Any = (await admin.status())["r1"]
-        return report["log"]["topics"].get("fresh", {}).get("batches", 0)  # type: ignore[no-any-return]
+
+async def batches_of(cluster: TestCluster, topic: str) -> int:
+    """How many r1 has."""
+    async with Admin(cluster.directory, OPERATOR) as admin:
+        report: Any = (await admin.status())["r1"]
+    batches: int = report["log"]["topics"].get(topic, {}).get("batches", 0)
+    return batches
+
+
+def test_a_replica_starts_with_a_record_of_before_that_names_a_topic_of_others(
+    cluster: TestCluster,
+) -> None:
+    """The group that wrote it stops, says so, and does not stand in the way of the topic's own."""
 
     async def go_on(count: int) -> None:
         await publish(cluster, "fresh", "used")
-        await eventually(kept, lambda batches: batches == count)
+        await eventually(partial(batches_of, cluster, "fresh"), lambda batches: batches == count)
 
+    forge(cluster, GroupKind.CRASH)
     for count in (1, 2):
-        cluster.launcher.start("r1")
-        cluster.launcher.wait_until_up("r1")
         asyncio.run(go_on(count))
         said = quorate("status", cluster.directory)
         assert "r1 is silent in a group that cannot go on: crash" in said.out
         assert "r1 stopped its crash log: slot 1 on disk has batches of topic 'fresh'" in said.out
         cluster.launcher.stop("r1")
+        cluster.launcher.start("r1")
+        cluster.launcher.wait_until_up("r1")
+
+
+def test_a_record_that_the_disk_refuses_stops_its_group_and_neither_the_process_nor_the_others(
+    cluster: TestCluster,
+) -> None:
+    """On r1's disk the topic belongs to a group that does not run there, and does not notice."""
+
+    async def story() -> None:
+        await publish(cluster, "fresh")
+        await eventually(partial(stopped, cluster))
+        await publish(cluster, "crash", "fresh")
+        await eventually(partial(batches_of, cluster, "crash"))
+
+    forge(cluster, GroupKind.NONE)
+    pid = cluster.launcher.pid("r1")
+    asyncio.run(story())
+
+    assert cluster.launcher.pid("r1") == pid
+    said = quorate("status", cluster.directory)
+    assert "r1 is silent in a group that cannot go on: byzantine" in said.out
+    assert "which group 2 writes since its slot 1" in " ".join(said.out.split())
