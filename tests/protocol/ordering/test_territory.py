@@ -384,3 +384,15 @@ def test_a_replica_that_started_over_signs_no_second_head_of_a_size(restarts: bo
     after = signed_by(council, 1)
     assert (max(before), max(after)) == (14, 19)
     assert all(len(signatures) == 1 for size, signatures in after.items() if size <= 14)
+
+
+@pytest.mark.parametrize("time_us", [-(2**63), 2**63 - 1])
+def test_a_time_that_cannot_be_harms_no_other_group_also_not_after_a_restart(time_us: int) -> None:
+    council = TwoGroups(byzantine=(LIAR,), signs=True, snapshot_every=1)
+    value = Value(time_us, (span_on(OWN),)).encode()
+
+    council.say(LIAR, (1,), decision_of(value))
+    council.seats[1].disk.sync()
+    council.reboot(1)
+
+    goes_on(council)
