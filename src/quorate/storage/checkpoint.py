@@ -45,35 +45,35 @@ class SavedSnapshot(msgspec.Struct, frozen=True):
 
 # Of the index and tree files as well: since version 2 a run has its leaf, and since version 3 there
 # are offsets of events.
-_CHECKPOINTS = Format({3: msgspec.msgpack.Decoder(Checkpoint).decode})
-_SNAPSHOTS = Format({1: msgspec.msgpack.Decoder(SavedSnapshot).decode})
-_CERTIFIED = Format({1: msgspec.msgpack.Decoder(Certified).decode})
+CHECKPOINTS = Format("checkpoint", {3: msgspec.msgpack.Decoder(Checkpoint).decode})
+SNAPSHOTS = Format("snapshot", {1: msgspec.msgpack.Decoder(SavedSnapshot).decode})
+CERTIFIED = Format("certified", {1: msgspec.msgpack.Decoder(Certified).decode})
 
 
 def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    _CHECKPOINTS.save(directory / _CHECKPOINT, checkpoint)
+    CHECKPOINTS.save(directory / _CHECKPOINT, checkpoint)
 
 
 def load_checkpoint(directory: Path) -> Checkpoint | None:
-    return _CHECKPOINTS.load(directory / _CHECKPOINT)
+    return CHECKPOINTS.load(directory / _CHECKPOINT)
 
 
 def save_snapshot(directory: Path, saved: SavedSnapshot) -> None:
-    _SNAPSHOTS.save(directory / f"snapshot-{saved.snapshot.group}", saved)
+    SNAPSHOTS.save(directory / f"snapshot-{saved.snapshot.group}", saved)
 
 
 def load_snapshots(directory: Path) -> dict[int, SavedSnapshot]:
     """The newest snapshot of each group that has one."""
     found: dict[int, SavedSnapshot] = {}
     for path in sorted(directory.iterdir()):
-        if _SNAPSHOT.fullmatch(path.name) and (saved := _SNAPSHOTS.load(path)):
+        if _SNAPSHOT.fullmatch(path.name) and (saved := SNAPSHOTS.load(path)):
             found[saved.snapshot.group] = saved
     return found
 
 
 def save_certified(directory: Path, certified: Certified) -> None:
-    _CERTIFIED.save(directory / f"certified-{certified.group}", certified)
+    CERTIFIED.save(directory / f"certified-{certified.group}", certified)
 
 
 def load_certified(directory: Path, group: int) -> Certified | None:
-    return _CERTIFIED.load(directory / f"certified-{group}")
+    return CERTIFIED.load(directory / f"certified-{group}")

@@ -61,7 +61,7 @@ class Files:
         descriptor, done = self.descriptor(path, create=True), 0
         try:
             while done < len(data):
-                # Released even if it fails: who wrote this may try again while the error is at hand.
+                # Released even if it fails: one may try again while the error is at hand.
                 with memoryview(data)[done:] as rest:
                     done += os.pwrite(descriptor, rest, at + done)
         except OSError as error:

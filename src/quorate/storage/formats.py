@@ -26,7 +26,10 @@ _Content = TypeVar("_Content")
 class Format(Generic[_Content]):
     """One kind of content: the reader of each version, of which the last one is written."""
 
-    def __init__(self, readers: Mapping[int, Callable[[bytes | memoryview], _Content]]) -> None:
+    def __init__(
+        self, kind: str, readers: Mapping[int, Callable[[bytes | memoryview], _Content]]
+    ) -> None:
+        self.kind = kind
         self.readers = dict(readers)
 
     @property

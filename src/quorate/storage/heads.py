@@ -59,7 +59,7 @@ Head: TypeAlias = HeldHead | Dropped | MovedHead | Voted | Decided | Installed |
 _decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
 decode_head = _decoder.decode
 # Of a segment of the journal: what reads the heads in it. The rest is the same in every version.
-SEGMENTS: Format[Head] = Format({1: decode_head})
+SEGMENTS: Format[Head] = Format("journal", {1: decode_head})
 encode_head = msgspec.msgpack.Encoder().encode
 
 

@@ -293,7 +293,8 @@ class Index:
         """
         at = max(self._hint, self._runs.start)
         runs = self._block(at)
-        if not runs or not key(runs[0]) <= wanted < key(runs[-1]):
+        is_last = at + len(runs) == self._runs.end
+        if not runs or wanted < key(runs[0]) or not (is_last or wanted < key(runs[-1])):
             blocks = range(self._runs.start, self._runs.end, _RUNS_READ - 1)
             at = _last(blocks, lambda at: key(self._run(at)), wanted)
             runs = self._block(at)

@@ -38,7 +38,7 @@ class _Saved(msgspec.Struct, frozen=True):
 
 
 # Of the pointers in the journal as well.
-_FORMAT = Format({1: msgspec.msgpack.Decoder(_Saved).decode})
+POINTERS = Format("outside", {1: msgspec.msgpack.Decoder(_Saved).decode})
 
 
 class Pointers:
@@ -75,11 +75,11 @@ class Pointers:
         return Pointer(*_POINTER.unpack(payload)[1:])
 
     def _save(self) -> None:
-        _FORMAT.save(self._path, _Saved(self._mark, self.names))
+        POINTERS.save(self._path, _Saved(self._mark, self.names))
 
 
 def _load(path: Path) -> _Saved | None:
-    saved = _FORMAT.load(path)
+    saved = POINTERS.load(path)
     if saved is not None and len(saved.mark) != _MARK_BYTES:
         raise StorageError(f"{path} is not one that this version can read: it has a wrong mark")
     return saved

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest
@@ -34,6 +34,9 @@ from quorate.protocol.ordering.records import (
 )
 from quorate.protocol.ordering.value import CHAIN_START
 from quorate.storage.checkpoint import (
+    CERTIFIED,
+    CHECKPOINTS,
+    SNAPSHOTS,
     Checkpoint,
     SavedSnapshot,
     load_certified,
@@ -48,12 +51,15 @@ from quorate.storage.columns import CHUNK_ENTRIES
 from quorate.storage.derived import Derived
 from quorate.storage.errors import DiskFullError, StorageError
 from quorate.storage.files import Files, lock_directory, make_directory
-from quorate.storage.heads import Entry
+from quorate.storage.formats import Format
+from quorate.storage.heads import SEGMENTS, Entry
 from quorate.storage.index import Index
 from quorate.storage.journal import SEGMENT_BYTES, Journal
+from quorate.storage.pointers import POINTERS
 from quorate.storage.reading import payloads_from, spots, stretches, surplus_end
 from quorate.storage.recovery import Recovered, recovered_records
 from quorate.storage.reserve import RESERVE_BYTES, Reserve
+from quorate.storage.witness import WITNESSES
 
 FsyncPolicy: TypeAlias = Literal["always", "interval", "never"]
 
@@ -68,6 +74,10 @@ _GIVES_UP: Final[dict[FsyncPolicy, str]] = {
         "lost if the machine loses power, though not if only the process crashes."
     ),
 }
+# Of all that a store has on disk.
+FORMATS: Final[tuple[Format[Any], ...]] = (
+    SEGMENTS, CHECKPOINTS, SNAPSHOTS, CERTIFIED, WITNESSES, POINTERS,
+)  # fmt: skip
 # Changed index entries wait in memory for a checkpoint; so many of them bring one about.
 _PATCHES_MAX = 65_536
 

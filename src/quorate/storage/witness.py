@@ -21,15 +21,15 @@ class Witness(msgspec.Struct, frozen=True):
     last: int
 
 
-_WITNESSES = Format({1: msgspec.msgpack.Decoder(Witness).decode})
+WITNESSES = Format("witness", {1: msgspec.msgpack.Decoder(Witness).decode})
 
 
 def load_witness(directory: Path) -> Witness | None:
-    return _WITNESSES.load(directory / _NAME)
+    return WITNESSES.load(directory / _NAME)
 
 
 def save_witness(directory: Path, mark: bytes, last: int) -> None:
-    _WITNESSES.save(directory / _NAME, Witness(mark, last))
+    WITNESSES.save(directory / _NAME, Witness(mark, last))
 
 
 def new_mark() -> bytes:
