@@ -495,7 +495,7 @@ class Consumer(Session):
     def _hand_out_open(self) -> None:
         """The program has all of the batch that was taken apart last."""
         if self._open is not None:
-            self._progress.hand_out(self._place_of(self._open), self._open.end)
+            self._progress.close(self._open.end)
             self._open = None
 
     async def poll_table(

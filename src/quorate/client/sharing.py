@@ -46,7 +46,6 @@ class Progress:
     def hand_out(self, place: Place, end: int) -> None:
         """All that comes before this offset has gone to the program."""
         self.handed[place] = end
-        self.open = None
 
     def begin(self, place: Place) -> None:
         """The first event of a batch is about to go to the program."""
@@ -57,6 +56,7 @@ class Progress:
         self.catch_up()
         if self.open is not None:
             self.hand_out(self.open, offset)
+            self.open = None
 
     def pass_on(self, place: Place, offset: int) -> None:
         """What comes before this offset, and has not gone to the program, never does."""
