@@ -180,7 +180,9 @@ class Council:
 
         What has the header of a batch is handed in as it is.
         """
-        append = Append(T, 0, first, [*map(framed, payloads)] or [framed(payload_of(publisher, first))])
+        append = Append(
+            T, 0, first, [*map(framed, payloads)] or [framed(payload_of(publisher, first))]
+        )
         for replica in self.members if to is None else to:
             if replica in self.seats:
                 self.step(publisher, replica, append)

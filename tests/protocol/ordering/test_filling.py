@@ -65,7 +65,9 @@ def test_a_payload_that_does_not_fit_the_chain_is_refused_and_asked_of_another()
         for flight in council.flying:
             if isinstance(flight.message, Entries) and flight.receiver == 3 and not forged:
                 forged += 1
-                flight.message = msgspec.structs.replace(flight.message, payloads=[event(b"forged")])
+                flight.message = msgspec.structs.replace(
+                    flight.message, payloads=[event(b"forged")]
+                )
         council.deliver()
     assert forged == 1
     assert held_by(council, 3) == [event(payload_of(A, 1))]
@@ -79,7 +81,9 @@ def test_a_peer_answers_with_what_stands_there_or_says_that_it_has_nothing() -> 
     for offset, end, large in ((0, 4, False), (2, 4, False), (2, 4, True), (9, 10, True)):
         council.say(3, [0], Fill(T, 0, offset, end, large))
     answers = [*council.messages(Entries, sender=0), *council.messages(Absent, sender=0)]
-    payloads = [[*map(opened, answer.payloads)] for answer in answers if isinstance(answer, Entries)]
+    payloads = [
+        [*map(opened, answer.payloads)] for answer in answers if isinstance(answer, Entries)
+    ]
     assert payloads == [[b"one", b"two"], [LARGE, b"four"]]
     absent = [(each.offset, each.end) for each in answers if isinstance(each, Absent)]
     assert absent == [(2, 3), (9, 10)]

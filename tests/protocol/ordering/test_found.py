@@ -415,7 +415,11 @@ def test_what_a_replica_said_it_received_it_stands_by_when_something_else_takes_
     # Given a replica that has come to have the other one, which the leader has yet to hear,
     for replica in (2, 3):
         council.say(replica, [1], Received(*two.line, 2, two.chain))
-    council.say(3, [1], Retrieved(*two.line, 1, [described(b"y"), described(b"z")], [event(b"y"), event(b"z")]))
+    council.say(
+        3,
+        [1],
+        Retrieved(*two.line, 1, [described(b"y"), described(b"z")], [event(b"y"), event(b"z")]),
+    )
     council.run(0.05, lambda _: False)
     assert council.group(1).backlog.line(one.line).matches(two)
 
@@ -424,7 +428,11 @@ def test_what_a_replica_said_it_received_it_stands_by_when_something_else_takes_
     assert council.messages(Propose, sender=0)
     for replica in (2, 3):
         council.say(replica, [0], Received(*two.line, 2, two.chain))
-    council.say(3, [0], Retrieved(*two.line, 1, [described(b"y"), described(b"z")], [event(b"y"), event(b"z")]))
+    council.say(
+        3,
+        [0],
+        Retrieved(*two.line, 1, [described(b"y"), described(b"z")], [event(b"y"), event(b"z")]),
+    )
     council.publish(B, 1)
     council.run(3)
 
@@ -598,7 +606,9 @@ def test_entries_with_numbers_that_no_leaf_can_have_are_refused(field: str) -> N
     reader = reading()
     assert reader.lead is not None
     (honest,) = entries(1)
-    false = msgspec.structs.replace(honest, payloads=[event(b"x"), event(b"y")], **{field: 2**64 - 1})
+    false = msgspec.structs.replace(
+        honest, payloads=[event(b"x"), event(b"y")], **{field: 2**64 - 1}
+    )
 
     try:
         received = codec.decode(memoryview(codec.encode(false))[codec.LENGTH.size :])

@@ -367,7 +367,12 @@ def test_a_large_batch_is_ordered_once_f_plus_1_store_it() -> None:
     council.publish(A, 1, LARGE, to=[1])
     council.settle()
     assert {council.group(replica).consensus.slot for replica in council.seats} == {2}
-    assert [council.log(replica) for replica in council.seats] == [[opened(LARGE)], [opened(LARGE)], [], []]
+    assert [council.log(replica) for replica in council.seats] == [
+        [opened(LARGE)],
+        [opened(LARGE)],
+        [],
+        [],
+    ]
 
 
 def test_words_of_stores_that_come_before_the_line_count() -> None:

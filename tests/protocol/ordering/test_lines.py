@@ -168,7 +168,9 @@ def test_what_loses_its_place_again_and_again_is_kept_once() -> None:
     waiting, before = line_with(*range(1, 10)), CHAIN_START
     for at in range(8):
         for each in (other[at:], mine[at:]):
-            assert waiting.replace(span(at + 1, each, before), descriptors_of(each), [None] * len(each))
+            assert waiting.replace(
+                span(at + 1, each, before), descriptors_of(each), [None] * len(each)
+            )
             assert waiting.payloads[:-1] == mine[at:-1]
         waiting.advance(1)
         before = waiting.base
@@ -205,7 +207,9 @@ def test_what_is_there_already_stays_and_gets_its_payloads() -> None:
     announced(waiting, 1, contents(1, 2, 3))
     waiting.direct = 3
 
-    assert waiting.replace(span(1, contents(1, 2)), descriptors_of(contents(1, 2)), [*contents(1), None])
+    assert waiting.replace(
+        span(1, contents(1, 2)), descriptors_of(contents(1, 2)), [*contents(1), None]
+    )
 
     assert waiting.payloads == [*contents(1), None, None]
     assert waiting.direct == 3
