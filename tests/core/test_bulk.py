@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from quorate.core.bulk import Bulk, Bulky, decode_bulk, encode_bulk, is_bulky
 from quorate.core.codec import for_link
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.header import HEADER_BYTES
 from quorate.core.limits import RUN_BATCHES_MAX, SEALED_BYTES_MAX
 from quorate.core.ordering import Announce, Append, Entries
 from quorate.crypto.digests import digest
 
 D = b"d" * 32
 LARGE = bytes(5000)
-PAYLOADS = st.lists(st.binary(max_size=100), min_size=1, max_size=20)
+PAYLOADS = st.lists(st.binary(min_size=HEADER_BYTES, max_size=100), min_size=1, max_size=20)
 
 
 def append(*payloads: bytes) -> Append:

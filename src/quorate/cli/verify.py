@@ -71,9 +71,11 @@ def _as_words(verdict: Verdict) -> list[str]:
     vouchers = ", ".join(
         f"{_shown(each.name)} at {_seconds(each.time_s)}" for each in verdict.vouchers
     )
+    name, _, identity = verdict.cluster.partition("/")
     return [
         f"{_shown(who)} published {what} on topic {_shown(verdict.topic)} of cluster "
-        f"{_shown(verdict.cluster)}.",
+        f"{_shown(name)}.",
+        f"  identity  {_shown(identity)}",
         *_signature_in_words(verdict),
         f"  ordered   {_micros(verdict.ordered_us)} as batch {verdict.sequence} of session "
         f"{verdict.session} of client {verdict.producer}",
