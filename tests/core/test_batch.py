@@ -12,9 +12,20 @@ from hypothesis import strategies as st
 
 from quorate.core import batch
 from quorate.core.batch import Batch
-from quorate.core.columns import BODY_BYTES_MAX, COMPRESSIONS, HEADER_BYTES
+from quorate.core.columns import BEGINNING_BYTES, COMPRESSIONS
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.event import Event
+from quorate.core.header import (
+    BASIC,
+    HEADER_BYTES,
+    PLAIN_BYTES_MAX,
+    SIGNED,
+    Header,
+    count_of,
+    events_in,
+    header_of,
+    is_signed,
+)
 from quorate.core.limits import BATCH_BYTES_MAX, BATCH_EVENTS_MAX
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -37,9 +48,11 @@ SAMPLE = [
     Event(b"", b"third", (), 30, False),
 ]
 
-# Where the fields of the header stand.
-FLAGS_AT, COMPRESSION_AT, COUNT_AT, OLDEST_AT = 1, 2, 4, 8
-KEY_BYTES_AT, VALUE_BYTES_AT, HEADERS_AT, NAME_BYTES_AT, STORED_BYTES_AT = 16, 20, 24, 28, 36
+# Where the fields of the header stand, and those of the beginning of the columns.
+KIND_AT, COUNT_AT, HEADERS_AT, PLAIN_BYTES_AT = 1, 4, 8, 12
+FLAGS_AT, COMPRESSION_AT, OLDEST_AT = 16, 17, 20
+KEY_BYTES_AT, NAME_BYTES_AT, VALUES_OF_HEADERS_AT = 28, 32, 36
+COLUMNS_AT = HEADER_BYTES + BEGINNING_BYTES
 
 
 def with_u32(payload: bytes, at: int, number: int) -> bytes:
@@ -72,7 +85,7 @@ def test_the_header_alone_tells_count_urgency_and_oldest_time(
     payload = batch.encode(events, compression=codec)
     found = Batch(payload)
 
-    assert batch.count_of(payload) == found.count == len(events)
+    assert count_of(payload) == found.count == len(events)
     assert batch.urgent_of(payload) == found.urgent == any(event.urgent for event in events)
     oldest_us = min(event.timestamp_us for event in events)
     assert batch.oldest_us_of(payload) == found.oldest_us == oldest_us
@@ -180,7 +193,7 @@ def test_values_of_one_length_hide_no_offset_that_is_wrong(
 def test_offsets_that_go_back_are_found_in_every_window() -> None:
     payload = batch.encode_values([b"x"] * (2 * 4096 + 2), 1)
     for event in (1, 4095, 4096, 4097, 8192, 8193):
-        forged = with_u32(payload, HEADER_BYTES + 4 * event, event + 2)
+        forged = with_u32(payload, COLUMNS_AT + 4 * event, event + 2)
         with pytest.raises(RemoteProtocolError, match="value offsets are not in order"):
             Batch(forged)
 
@@ -221,16 +234,16 @@ def test_the_header_alone_tells_the_compression(codec: str) -> None:
 
     assert batch.compression_of(payload) == codec
     with pytest.raises(RemoteProtocolError, match="compression 3; allowed are 0 to 2"):
-        batch.compression_of(payload[:2] + b"\x03" + payload[3:])
+        batch.compression_of(payload[:COMPRESSION_AT] + b"\x03" + payload[COMPRESSION_AT + 1 :])
 
 
 def test_neither_events_nor_headers_need_arrow() -> None:
     program = (
         "import sys\n"
-        "from quorate.core import batch\n"
+        "from quorate.core import batch, header\n"
         "payload = batch.encode_one(b'k', b'v', (('a', b'b'),), 1, True)\n"
         "assert batch.Batch(payload).events()[0].value == b'v'\n"
-        "assert batch.count_of(payload) == 1\n"
+        "assert header.count_of(payload) == 1\n"
         "sys.exit('pyarrow' in sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": _source()})
@@ -265,12 +278,12 @@ def test_altered_bytes_make_a_valid_batch_or_a_protocol_error(
 
 @given(st.binary(max_size=200), st.booleans())
 def test_garbage_makes_a_valid_batch_or_a_protocol_error(garbage: bytes, versioned: bool) -> None:
-    payload = b"\x01" + garbage if versioned else garbage
+    payload = Header.of(1, 0, 4).encode() + garbage if versioned else garbage
     try:
         use_all_of(payload)
     except RemoteProtocolError as error:
         assert str(error)
-    for read in (batch.count_of, batch.urgent_of, batch.oldest_us_of, batch.compression_of):
+    for read in (count_of, batch.urgent_of, batch.oldest_us_of, batch.compression_of):
         try:
             read(payload)
         except RemoteProtocolError as error:
@@ -286,10 +299,11 @@ def test_garbage_makes_a_valid_batch_or_a_protocol_error(garbage: bytes, version
         (COUNT_AT, BATCH_EVENTS_MAX + 1),
         (COUNT_AT, 2**32 - 1),
         (KEY_BYTES_AT, 2**32 - 1),
-        (VALUE_BYTES_AT, 2**32 - 1),
+        (PLAIN_BYTES_AT, 2**32 - 1),
+        (PLAIN_BYTES_AT, PLAIN_BYTES_MAX),
         (HEADERS_AT, 2**32 - 1),
         (NAME_BYTES_AT, 2**32 - 1),
-        (STORED_BYTES_AT, 2**32 - 1),
+        (VALUES_OF_HEADERS_AT, 2**32 - 1),
     ],
 )
 @pytest.mark.parametrize("codec", COMPRESSIONS)
@@ -311,9 +325,9 @@ def test_forged_counts_and_lengths_are_refused_before_anything_is_allocated(
 
 def test_a_compressed_batch_may_not_grow_beyond_its_bound() -> None:
     payload = batch.encode_values([b"x" * 1000] * 10, 1, compression="zstd")
-    forged = with_u32(payload, VALUE_BYTES_AT, BODY_BYTES_MAX)
+    forged = with_u32(payload, PLAIN_BYTES_AT, PLAIN_BYTES_MAX + 1)
 
-    with pytest.raises(RemoteProtocolError, match="grows to"):
+    with pytest.raises(RemoteProtocolError, match=f"allowed are 40 to {PLAIN_BYTES_MAX}"):
         Batch(forged)
 
 
@@ -321,7 +335,7 @@ def test_a_compressed_batch_may_not_grow_beyond_its_bound() -> None:
 @pytest.mark.parametrize("difference", [-1, 1, 100_000])
 def test_a_body_that_decompresses_to_another_length_is_refused(codec: str, difference: int) -> None:
     payload = batch.encode_values([b"x" * 1000] * 10, 1, compression=codec)
-    forged = with_u32(payload, VALUE_BYTES_AT, 10_000 + difference)
+    forged = with_u32(payload, PLAIN_BYTES_AT, header_of(payload).plain_bytes + difference)
 
     with pytest.raises(RemoteProtocolError, match="decompress|columns take"):
         Batch(forged)
@@ -351,21 +365,121 @@ def test_a_header_that_says_other_than_the_columns_is_refused() -> None:
         (calm, "urgent"),
         (unknown, "unknown flags"),
         (squeezed, "compression 3"),
-        (b"\x02" + payload[1:], "version 2"),
-        (payload[:8], "header alone"),
-        (payload[:3] + b"\x01" + payload[4:], "reserved byte 1"),
+        (_flip(payload, FLAGS_AT + 2, 1), "reserved bytes 1"),
     ):
         with pytest.raises(RemoteProtocolError, match=why):
             Batch(forged)
 
 
+# The header, with its payload or without
+
+
+@given(st.integers(1, BATCH_EVENTS_MAX), st.integers(0, 2**32 - 1), st.sampled_from([0, 1]))
+def test_a_header_is_read_as_it_was_written(events: int, headers: int, kind: int) -> None:
+    header = Header.of(events, headers, 4 * events, kind)
+    written = header.encode()
+
+    assert len(written) == HEADER_BYTES
+    for data in (written, memoryview(written), written + b"digest"):
+        assert header_of(data) == header
+        assert count_of(data) == events_in(data) == events
+        assert is_signed(data) is header.is_signed is (kind == SIGNED)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (Header(1, BASIC, 0, 1, 0, 8), "version 1, .*allowed are version 2"),
+        (Header(3, BASIC, 0, 1, 0, 8), "version 3, .*allowed are version 2"),
+        (Header(2, 2, 0, 1, 0, 8), r"kind 2 .*allowed are .* kinds 0 \(basic\) and 1 \(signed\)"),
+        (Header(2, BASIC, 1, 1, 0, 8), "reserved bytes 1; allowed are .* zero"),
+        (Header.of(0, 0, 8), "a batch of 0 events; allowed are 1 to 1000000"),
+        (
+            Header.of(BATCH_EVENTS_MAX + 1, 0, PLAIN_BYTES_MAX),
+            "of 1000001 events; allowed are 1 to",
+        ),
+        (Header.of(2**32 - 1, 0, 2**32 - 1, SIGNED), "of 4294967295 events; allowed are 1 to"),
+        (Header.of(3, 0, 11), "3 events in 11 bytes; allowed are 12 to"),
+        (Header.of(1, 0, PLAIN_BYTES_MAX + 1), f"bytes; allowed are 4 to {PLAIN_BYTES_MAX}"),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_refused_with_a_payload_and_without(
+    header: Header, why: str
+) -> None:
+    for read in (header_of, count_of, Batch, batch.urgent_of):
+        with pytest.raises(RemoteProtocolError, match=why):
+            read(header.encode() + bytes(400))
+
+
+def test_what_is_shorter_than_a_header_is_refused() -> None:
+    payload = batch.encode(SAMPLE)
+    for length in range(HEADER_BYTES):
+        assert not is_signed(payload[:length])
+        for read in (header_of, count_of, Batch):
+            with pytest.raises(RemoteProtocolError, match="where its header alone takes 16"):
+                read(payload[:length])
+
+
+def signed_form(payload: bytes, root: bytes = bytes(32)) -> bytes:
+    """The same events behind a signature block, and a salt if there is a root; nobody signed it."""
+    header = header_of(payload)._replace(kind=SIGNED).encode()
+    salt = b"s" * 32 if any(root) else b""
+    return header + bytes(40) + root + bytes(200) + salt + payload[HEADER_BYTES:]
+
+
+@given(BATCHES, CODECS, st.sampled_from([bytes(32), b"r" * 32]))
+def test_a_signed_batch_has_the_events_of_the_basic_one(
+    events: list[Event], codec: str, root: bytes
+) -> None:
+    basic = batch.encode(events, compression=codec)
+    payload = signed_form(basic, root)
+
+    assert len(payload) == len(basic) + 272 + 32 * any(root)
+    assert Batch(payload).events() == Batch(memoryview(payload)).events() == events
+    assert batch.urgent_of(payload) == batch.urgent_of(basic)
+    assert batch.oldest_us_of(payload) == batch.oldest_us_of(basic)
+    assert batch.compression_of(payload) == batch.compression_of(basic)
+    use_all_of(payload)
+    for length in range(len(payload)):
+        with pytest.raises(RemoteProtocolError):
+            Batch(payload[:length])
+
+
+@given(BATCHES, CODECS, st.booleans(), st.data())
+def test_a_header_with_another_count_or_size_than_the_columns_is_malformed(
+    events: list[Event], codec: str, is_signed: bool, data: st.DataObject
+) -> None:
+    payload = batch.encode(events, compression=codec)
+    header = header_of(payload)
+    counts = st.integers(1, 40).filter(lambda count: count != header.events)
+    bytes_of = st.integers(160, 4000).filter(lambda size: size != header.plain_bytes)
+    wrong = data.draw(
+        st.builds(lambda count: header._replace(events=count), counts)
+        | st.builds(lambda count: header._replace(headers=header.headers + count), counts)
+        | st.builds(lambda size: header._replace(plain_bytes=size), bytes_of)
+    )
+    forged = wrong.encode() + payload[HEADER_BYTES:]
+
+    with pytest.raises(RemoteProtocolError):
+        Batch(signed_form(forged) if is_signed else forged)
+
+
+@pytest.mark.parametrize("codec", COMPRESSIONS)
+def test_values_of_one_length_hide_no_count_that_is_wrong(codec: str) -> None:
+    payload = batch.encode_values([b"\0" * 40] * 40, 1, compression=codec)
+    header = header_of(payload)
+    for count in (*range(1, 40), *range(41, 300)):
+        with pytest.raises(RemoteProtocolError):
+            Batch(header._replace(events=count).encode() + payload[HEADER_BYTES:])
+
+
 def test_data_of_columns_that_are_not_there_is_refused() -> None:
     payload = batch.encode_values([b"0123456789"], 1)
-    split = with_u32(payload, VALUE_BYTES_AT, 6)
     with pytest.raises(RemoteProtocolError, match="key data and no keys"):
-        Batch(with_u32(split, KEY_BYTES_AT, 4))
-    with pytest.raises(RemoteProtocolError, match="header data and no headers"):
-        Batch(with_u32(split, NAME_BYTES_AT, 4))
+        Batch(with_u32(payload, KEY_BYTES_AT, 4))
+    for at in (HEADERS_AT, NAME_BYTES_AT, VALUES_OF_HEADERS_AT):
+        with pytest.raises(RemoteProtocolError, match="header data and no headers"):
+            Batch(with_u32(payload, at, 4))
 
 
 def test_flags_of_events_that_do_not_exist_are_refused() -> None:
@@ -448,7 +562,7 @@ def test_the_largest_batch_is_accepted_and_one_byte_more_is_not() -> None:
 
     assert len(largest) == BATCH_BYTES_MAX
     assert Batch(largest).count == 1
-    with pytest.raises(RemoteProtocolError, match="allowed are up to 8388608"):
-        Batch(largest + b"x")
+    with pytest.raises(RemoteProtocolError, match="allowed are 40 to 8388608"):
+        Batch(with_u32(largest + b"x", PLAIN_BYTES_AT, BATCH_BYTES_MAX - 39))
     with pytest.raises(LocalProtocolError):
         batch.encode_one(None, bytes(BATCH_BYTES_MAX - 47), (), 1, False)

@@ -14,6 +14,7 @@ from quorate.core.filter import (
     KEY_PREFIX_BYTES_MAX,
     Filter,
 )
+from quorate.core.header import Header
 
 # A small alphabet, so that filters and events meet.
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -93,7 +94,7 @@ def test_what_a_replica_cannot_read_at_little_cost_is_left_to_the_subscriber(
 
 @given(FILTERS, st.binary(max_size=80), st.booleans())
 def test_no_payload_makes_a_filter_fail(wanted: Filter, garbage: bytes, versioned: bool) -> None:
-    payload = b"\x01" + garbage if versioned else garbage
+    payload = Header.of(1, 0, 8).encode() + garbage if versioned else garbage
 
     assert wanted.passes(payload) in (True, False)
 

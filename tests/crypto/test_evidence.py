@@ -1,10 +1,13 @@
 """Evidence proves what it says to whoever has the keys, and nothing once anything is changed."""
 
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,9 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.core.batch import encode_one
+from quorate.core.batch import encode_one, encode_values
+from quorate.core.cluster import Cluster
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.event import Event
+from quorate.core.header import HEADER_BYTES, NO_ROOT, SEAL_BYTES, Header, header_of
 from quorate.core.ordering import EVIDENCE_CHARACTERS_MAX
 from quorate.crypto.checkpoint import Checkpoint, Cosignature, Head, cosigned_bytes
 from quorate.crypto.digests import digest, link
@@ -23,8 +28,8 @@ from quorate.crypto.evidence import (
     BODY_BYTES_MAX,
     Evidence,
     FalseReceipt,
-    FalseSeal,
     Keys,
+    Malformed,
     SignedHead,
     TwoHeads,
     TwoSeals,
@@ -35,7 +40,7 @@ from quorate.crypto.evidence import (
 )
 from quorate.crypto.identity import is_signed
 from quorate.crypto.receipts import Receipt, Refusal
-from quorate.crypto.sids import NO_ROOT, Place, Seal, sealed
+from quorate.crypto.sids import Place, Seal, sealed
 
 ALICE, STORE, OTHER = 1000, 2, 3
 SECRETS = {
@@ -52,13 +57,24 @@ ORIGIN = "quorate/demo/byzantine"
 CONTENTS = [digest(b"batch %d" % number) for number in range(5)]
 
 
-def seal_of(body: bytes, place: Place = PLACE, sequence: int = 9, time_us: int = 5) -> Seal:
+def signed(
+    batch: bytes,
+    *,
+    place: Place = PLACE,
+    sequence: int = 9,
+    time_us: int = 5,
+    salt: bytes = b"",
+    root: bytes = NO_ROOT,
+) -> bytes:
     secret = SECRETS[ALICE]
-    payload = sealed(
-        place, sequence, body, events=1, time_us=time_us,
+    return sealed(
+        place, sequence, batch, time_us=time_us, salt=salt, root=root,
         public_key=secret.public_key().public_bytes_raw(), sign=secret.sign,
     )  # fmt: skip
-    return Seal.decode(payload)
+
+
+def seal_of(value: bytes, place: Place = PLACE) -> Seal:
+    return Seal.decode(signed(encode_values([value], 5), place=place))
 
 
 def two_seals() -> TwoSeals:
@@ -106,25 +122,25 @@ def false_receipt(
     )
 
 
-def false_seal(events: int = 2, *, salted: str = "") -> FalseSeal:
+def malformed_payload(events: int = 2, *, salted: str = "") -> bytes:
     """A batch of one event, signed as one of so many, or with the tree of another."""
-    body, root, secret = encode_one(None, b"one", (), 5, False), NO_ROOT, SECRETS[ALICE]
+    batch, salt, root = encode_one(None, b"one", (), 5, False), b"", NO_ROOT
+    header = header_of(batch)._replace(events=events)
     if salted:
         salt = bytes(range(32))
         root = events_root(salt, [Event(None, salted.encode(), timestamp_us=5)])
-        body = salt + body
-    payload = sealed(
-        PLACE, 9, body, events=events, time_us=5, root=root,
-        public_key=secret.public_key().public_bytes_raw(), sign=secret.sign,
-    )  # fmt: skip
-    evidence = FalseSeal.of(PLACE, 9, payload)
+    return signed(header.encode() + batch[HEADER_BYTES:], salt=salt, root=root)
+
+
+def malformed(events: int = 2, *, salted: str = "") -> Malformed:
+    evidence = Malformed.of(PLACE, 9, malformed_payload(events, salted=salted))
     assert evidence is not None
     return evidence
 
 
 EVIDENCE: dict[str, Callable[[], Evidence]] = {
     "two-seals": two_seals,
-    "false-seal": false_seal,
+    "malformed": malformed,
     "two-heads": two_heads,
     "false-receipt": false_receipt,
 }
@@ -140,7 +156,7 @@ def test_evidence_is_read_back_as_it_was_written_and_names_who_did_it(kind: str)
 
     assert proved.kind == kind
     assert proved.name in proved.sentence
-    assert proved.name == ("alice" if "seal" in kind else "r2")
+    assert proved.name == ("alice" if kind in ("two-seals", "malformed") else "r2")
 
 
 @kinds
@@ -225,51 +241,102 @@ def test_evidence_holds_with_a_key_that_its_signer_had_before(kind: str) -> None
 
 
 def test_a_seal_with_the_tree_of_other_events_is_a_lie() -> None:
-    proved = verify_evidence(false_seal(1, salted="another"), KEYS)
+    proved = verify_evidence(malformed(1, salted="another"), KEYS)
 
-    assert (proved.kind, proved.name) == ("false-seal", "alice")
+    assert (proved.kind, proved.name) == ("malformed", "alice")
     assert "tree of events" in proved.sentence
+
+
+def test_a_malformed_body_is_found_whether_or_not_its_tree_is_right() -> None:
+    proved = verify_evidence(malformed(2, salted="one"), KEYS)
+
+    assert "alice signed a batch whose columns take 1 bytes more" in proved.sentence
 
 
 @pytest.mark.parametrize("salted", ["", "one"])
 def test_a_seal_that_is_true_is_no_lie(salted: str) -> None:
     with pytest.raises(RemoteProtocolError, match="no lie"):
-        verify_evidence(false_seal(1, salted=salted), KEYS)
+        verify_evidence(malformed(1, salted=salted), KEYS)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
+def test_a_compressed_batch_is_malformed_by_its_columns_alone(compression: str) -> None:
+    batch = encode_values([b"x" * 1000] * 9, 5, compression=compression)
+    header = header_of(batch)
+    for changed, is_right in (
+        (header, True),
+        (header._replace(events=8), False),
+        (header._replace(headers=1), False),
+        (header._replace(plain_bytes=header.plain_bytes - 1), False),
+    ):
+        evidence = Malformed.of(PLACE, 9, signed(changed.encode() + batch[HEADER_BYTES:]))
+        assert evidence is not None
+        if is_right:
+            with pytest.raises(RemoteProtocolError, match="no lie"):
+                verify_evidence(evidence, KEYS)
+        else:
+            assert verify_evidence(evidence, KEYS).kind == "malformed"
+
+
+def test_nobody_is_convicted_of_a_basic_batch() -> None:
+    basic = header_of(encode_values([b"one"], 5))._replace(events=2).encode() + bytes(300)
+
+    assert Malformed.of(PLACE, 9, basic) is None
+    as_evidence = msgspec.structs.replace(malformed(), seal=basic[:SEAL_BYTES], body=b"")
+    with pytest.raises(RemoteProtocolError, match="a batch without a seal"):
+        verify_evidence(as_evidence, KEYS)
+
+
+@pytest.mark.parametrize("change", [{"kind": 0}, {"events": 1}, {"plain_bytes": 12}, {"kind": 2}])
+def test_a_header_that_was_not_signed_like_that_proves_nothing(change: dict[str, int]) -> None:
+    """Or whoever relays a batch could convict its producer."""
+    evidence = malformed()
+    header = header_of(evidence.seal)._replace(**change).encode()
+    changed = msgspec.structs.replace(evidence, seal=header + evidence.seal[HEADER_BYTES:])
+
+    with pytest.raises(RemoteProtocolError):
+        verify_evidence(changed, KEYS)
+
+
+def test_two_headers_for_one_number_are_two_seals() -> None:
+    one, other = (Seal.decode(malformed_payload(events)) for events in (1, 2))
+    assert one.digest == other.digest
+
+    assert verify_evidence(TwoSeals.of(PLACE, 9, one, other), KEYS).name == "alice"
 
 
 def test_a_body_that_the_seal_does_not_name_proves_nothing() -> None:
-    other = msgspec.structs.replace(false_seal(), body=b"something else")
+    other = msgspec.structs.replace(malformed(), body=b"something else")
 
     with pytest.raises(RemoteProtocolError, match="not the one that it names"):
         verify_evidence(other, KEYS)
 
 
 def test_bytes_that_are_no_batch_were_signed_as_one() -> None:
-    secret = SECRETS[ALICE]
-    payload = sealed(
-        PLACE, 9, b"junk", events=1, time_us=5,
-        public_key=secret.public_key().public_bytes_raw(), sign=secret.sign,
-    )  # fmt: skip
-    evidence = FalseSeal.of(PLACE, 9, payload)
+    evidence = Malformed.of(PLACE, 9, signed(Header.of(1, 0, 4).encode() + b"junk"))
     assert evidence is not None
 
-    assert verify_evidence(parse(render(evidence)), KEYS).kind == "false-seal"
+    assert verify_evidence(parse(render(evidence)), KEYS).kind == "malformed"
 
 
 @pytest.mark.parametrize(("size", "fits"), [(BODY_BYTES_MAX, True), (BODY_BYTES_MAX + 1, False)])
 def test_evidence_has_room_for_batches_up_to_a_size(size: int, fits: bool) -> None:
-    secret = SECRETS[ALICE]
-    payload = sealed(
-        PLACE, 9, bytes(size), events=1, time_us=5,
-        public_key=secret.public_key().public_bytes_raw(), sign=secret.sign,
-    )  # fmt: skip
-
-    evidence = FalseSeal.of(PLACE, 9, payload)
+    evidence = Malformed.of(PLACE, 9, signed(Header.of(1, 0, size).encode() + bytes(size)))
 
     assert (evidence is not None) is fits
     if evidence is not None:
         assert len(render(evidence)) <= EVIDENCE_CHARACTERS_MAX
-        assert verify_evidence(parse(render(evidence)), KEYS).kind == "false-seal"
+        assert verify_evidence(parse(render(evidence)), KEYS).kind == "malformed"
+
+
+@kinds
+@pytest.mark.parametrize("version", [1, 3])
+def test_evidence_of_another_version_is_refused_with_a_sentence(kind: str, version: int) -> None:
+    first = "evidence" if version == 1 else f"quorate evidence v{version}"
+    text = render(EVIDENCE[kind]()).replace("quorate evidence v2", first)
+
+    with pytest.raises(RemoteProtocolError, match=f"evidence of version {version}, .* version 2"):
+        parse(text)
 
 
 def test_the_same_batch_signed_twice_is_no_lie() -> None:
@@ -385,3 +452,39 @@ def test_a_signature_of_something_longer_does_not_sign_its_end() -> None:
 
     assert is_signed(KEYS.keys[STORE][0], b"in front of data", signature)
     assert not is_signed(KEYS.keys[STORE][0], b"data", signature + b"in front of ")
+
+
+# Vectors
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+EXPECTED: dict[str, dict[str, Any]] = json.loads(
+    (VECTORS / "evidence" / "expected.json").read_text()
+)
+BANK = Keys.of(Cluster.parse((VECTORS / "proofs" / "cluster.toml").read_text()))
+
+
+def test_the_generator_makes_the_vectors_that_are_checked_in_to_the_byte() -> None:
+    generator = VECTORS / "generate_evidence.py"
+    spec = importlib.util.spec_from_file_location("generate_evidence", generator)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: dict[str, bytes] = module.made()
+
+    assert made == {path.name: path.read_bytes() for path in (VECTORS / "evidence").iterdir()}
+
+
+@pytest.mark.parametrize("name", EXPECTED["good"])
+def test_a_good_vector_proves_what_is_expected(name: str) -> None:
+    evidence = parse((VECTORS / "evidence" / f"good-{name}.json").read_text())
+
+    assert msgspec.to_builtins(verify_evidence(evidence, BANK)) == EXPECTED["good"][name]
+
+
+@pytest.mark.parametrize("name", EXPECTED["bad"])
+def test_a_bad_vector_is_refused_with_its_sentence(name: str) -> None:
+    with pytest.raises(RemoteProtocolError) as refused:
+        verify_evidence(parse((VECTORS / "evidence" / f"bad-{name}.json").read_text()), BANK)
+
+    assert str(refused.value) == EXPECTED["bad"][name]

@@ -28,6 +28,7 @@ from order_log import (
 from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
 from quorate.core.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from quorate.core.header import SALT_BYTES
 from quorate.crypto.events import event_salt
 from quorate.crypto.proofs import (
     PROOF_BYTES_MAX,
@@ -39,7 +40,6 @@ from quorate.crypto.proofs import (
     verify,
     verify_bytes,
 )
-from quorate.crypto.sids import SALT_BYTES
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 GENERATOR = VECTORS / "generate_proofs.py"
@@ -105,9 +105,7 @@ def test_other_code_comes_to_the_same_verdict(name: str) -> None:
     assert sorted(names) == [each["name"] for each in EXPECTED["good"][name]["vouchers"]]
 
 
-@pytest.mark.parametrize(
-    "name", [each for each in SIGNED_OTHERWISE if each != "body-with-another-count"]
-)
+@pytest.mark.parametrize("name", SIGNED_OTHERWISE)
 def test_other_code_refuses_what_was_not_signed_like_that(name: str) -> None:
     with pytest.raises((AssertionError, ValueError)):
         independent.check(vector("bad", name), KEYS.origin, COSIGNERS, KEYS.needed)
@@ -116,7 +114,10 @@ def test_other_code_refuses_what_was_not_signed_like_that(name: str) -> None:
 # A changed byte
 
 
-CHANGED = ["batch", "event", "batch-with-another-key", "event-alone-in-its-batch"]
+CHANGED = [
+    "batch", "event", "batch-with-another-key", "event-alone-in-its-batch", "basic-batch",
+    "basic-batch-that-is-malformed",
+]  # fmt: skip
 
 
 def is_refused(data: bytes) -> bool:
@@ -175,15 +176,16 @@ def test_what_is_far_too_long_is_refused_before_it_is_read() -> None:
 
 def test_a_verdict_says_who_published_what_when_where_and_who_vouches_for_it() -> None:
     log = OrderLog()
-    log.publish(PLAIN, [event(b"before")], by="bob")
+    log.publish(PLAIN, [event(b"before"), event(b"that")], by="bob")
     log.publish(PLAIN, [event(b"one", b"k"), event(b"two")], by="alice")
 
     verdict = verify_bytes(log.proof(1).render(), log.keys)
 
     assert (verdict.cluster, verdict.topic, verdict.partition) == ("bank", PLAIN, 0)
-    assert (verdict.offset, verdict.leaf, verdict.tree_size) == (1, 1, 2)
+    assert (verdict.offset, verdict.events) == (2, 2)
+    assert (verdict.leaf, verdict.tree_size) == (1, 2)
     assert (verdict.producer, verdict.producer_name, verdict.session) == (1000, "alice", SESSION)
-    assert verdict.is_key_pinned
+    assert (verdict.is_signed, verdict.is_key_pinned) == (True, True)
     assert verdict.public_key == identity("alice").public.sign_key
     assert (verdict.sequence, verdict.signed_us) == (1, TIME_US - 1000)
     assert verdict.ordered_us == TIME_US + 1000
@@ -199,8 +201,8 @@ def test_a_verdict_says_who_published_what_when_where_and_who_vouches_for_it() -
 def test_a_proof_of_one_event_has_nothing_of_the_others() -> None:
     log = OrderLog()
     events = [event(b"secret value %d" % at, b"secret key %d" % at) for at in range(5)]
-    body = log.publish(SALTED, events).payload[-len(log.proof(0).body or b"") :]
-    salt = body[:SALT_BYTES]
+    log.publish(SALTED, events)
+    salt = (log.proof(0).body or b"")[:SALT_BYTES]
 
     proof = log.proof(0, event=2)
 
@@ -220,20 +222,23 @@ def test_a_proof_of_one_event_has_nothing_of_the_others() -> None:
 def test_every_event_of_a_batch_can_be_proved_alone() -> None:
     log = OrderLog()
     events = [event(b"%d" % at) for at in range(11)]
+    log.publish(SALTED, [event(b"before")] * 5)
     log.publish(SALTED, events)
 
-    proved = [verify(log.proof(0, event=at), log.keys).event for at in range(11)]
+    proved = [verify(log.proof(1, event=at), log.keys) for at in range(11)]
 
-    assert proved == events
+    assert [each.event for each in proved] == events
+    assert [each.offset for each in proved] == [*range(5, 16)]
     with pytest.raises(LocalProtocolError, match="no event 11 in this batch; it has events 0 to"):
-        EventProof.of(log.proof(0).body or b"", 11)
+        EventProof.of(log.proof(1).payload, 11)
 
 
 @pytest.mark.parametrize("batches", [1, 2, 3, 7, 8, 9, 33])
 def test_every_batch_of_a_log_can_be_proved_and_other_code_agrees(batches: int) -> None:
     log = OrderLog()
     for at in range(batches):
-        log.publish(PLAIN, [event(b"%d" % at)], by=("alice", "bob")[at % 2], partition=at % 2)
+        who = ("alice", "bob")[at % 2]
+        log.publish(PLAIN, [event(b"%d" % at)], by=who, partition=at % 2, signed=at % 3 > 0)
     cosigners = {each.name: each.public_key for each in log.keys.cosigners}
 
     for at in range(batches):
@@ -262,6 +267,82 @@ def test_what_is_rendered_is_read_back(data: st.DataObject) -> None:
 
     assert Proof.parse(proof.render()) == proof
     assert verify(proof, log.keys).event in events
+
+
+# Batches that nobody signed
+
+
+def test_a_proof_of_a_basic_batch_says_that_it_was_ordered_and_that_nobody_signed_it() -> None:
+    log = OrderLog()
+    log.publish(PLAIN, [event(b"signed"), event(b"too")])
+    log.publish(PLAIN, [event(b"one"), event(b"two", b"k")], signed=False)
+    proof = log.proof(1)
+
+    verdict = verify_bytes(proof.render(), log.keys)
+
+    assert (proof.seal, proof.event) == (None, None)
+    assert (verdict.producer_name, verdict.offset, verdict.sequence) == ("alice", 2, 2)
+    assert (verdict.is_signed, verdict.is_key_pinned) == (False, False)
+    assert (verdict.public_key, verdict.signed_us) == (None, None)
+    assert Batch(verdict.batch or b"").events() == [event(b"one"), event(b"two", b"k")]
+    assert [each.name for each in verdict.vouchers] == ["r0", "r1", "r2"]
+    (remark,) = verdict.remarks
+    assert remark.startswith("alice did not sign this batch")
+
+
+def test_a_former_client_without_a_key_is_not_taken_for_one_whose_key_is_pinned() -> None:
+    log = OrderLog()
+    log.publish(PLAIN, [event(b"x")], by="carol", signed=False)
+
+    assert not verify(log.proof(0), log.keys).is_key_pinned
+
+
+def test_a_signed_batch_passes_for_no_basic_one_nor_the_other_way_round() -> None:
+    """With the same events of the same producer under the same number, both by all replicas."""
+    signed, basic = OrderLog(), OrderLog()
+    signed.publish(PLAIN, [event(b"x")])
+    basic.publish(PLAIN, [event(b"x")], signed=False)
+    of_signed, of_basic = signed.proof(0), basic.proof(0)
+    assert of_signed.body == of_basic.body
+
+    for log, other in ((signed, of_basic), (basic, of_signed)):
+        mixed = msgspec.structs.replace(log.proof(0), seal=other.seal, header=other.header)
+        with pytest.raises(ProofError, match="step 6"):
+            verify(mixed, log.keys)
+
+
+# Batches that are malformed
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_malformed_batch_is_proved_to_have_its_place_and_readers_deliver_nothing_of_it(
+    signed: bool, count: int
+) -> None:
+    log = OrderLog()
+    log.publish(PLAIN, [event(b"one"), event(b"two")], count=count, signed=signed)
+    log.publish(PLAIN, [event(b"behind")])
+
+    verdict = verify(log.proof(0), log.keys)
+
+    assert (verdict.offset, verdict.events, verdict.is_signed) == (0, count, signed)
+    assert "the batch is malformed, so that readers deliver none" in verdict.remarks[-1]
+    with pytest.raises(RemoteProtocolError):
+        Batch(verdict.batch or b"")
+    assert verify(log.proof(1), log.keys).offset == count
+
+
+# Old ones
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 20])
+def test_a_proof_of_another_version_is_refused_with_a_sentence_that_says_what_to_do(
+    version: int,
+) -> None:
+    other = vector("good", "batch").replace(b"proof v2", b"proof v%d" % version)
+
+    with pytest.raises(ProofError, match=f"version {version}, .* version 2: have it made again"):
+        Proof.parse(other)
 
 
 # Whose key it was

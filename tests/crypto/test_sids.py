@@ -7,14 +7,24 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from nacl.bindings import crypto_sign_open
 
+from quorate.core.batch import Batch, encode_values
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.header import (
+    HEADER_BYTES,
+    KINDS,
+    NO_ROOT,
+    SALT_BYTES,
+    SEAL_BYTES,
+    SIGNED,
+    Header,
+    header_of,
+)
 from quorate.core.ids import MEMBER_ID_MAX, SEQUENCE_MAX, SESSION_MAX, node_of
-from quorate.core.ordering import SEAL_BYTES
+from quorate.core.limits import BATCH_EVENTS_MAX
 from quorate.crypto import sids
-from quorate.crypto.digests import digest, payload_digest, seal_digest
+from quorate.crypto.digests import descriptor, digest, payload_digest, seal_descriptor, seal_digest
 from quorate.crypto.sids import (
     CHECKED_MAX,
-    NO_ROOT,
     SHEAF_MAX,
     Checked,
     Place,
@@ -26,6 +36,7 @@ from quorate.crypto.sids import (
     sealed,
     sid,
     sign_together,
+    unsealed,
 )
 from quorate.sim.sealing import public_key, signing_key
 
@@ -41,9 +52,16 @@ PLACES = st.builds(
     session=st.integers(0, SESSION_MAX),
 )
 SEQUENCES = st.integers(0, SEQUENCE_MAX)
+HEADERS = st.builds(
+    Header.of,
+    events=st.integers(1, BATCH_EVENTS_MAX),
+    headers=st.integers(0, 2**32 - 1),
+    plain_bytes=st.integers(4 * BATCH_EVENTS_MAX, 2**25),
+    kind=st.just(SIGNED),
+)
 SEALS = st.builds(
     Seal,
-    events=st.integers(0, 2**32 - 1),
+    header=HEADERS,
     time_us=st.integers(-(2**63), 2**63 - 1),
     digest=HASHES,
     root=HASHES,
@@ -54,13 +72,24 @@ SEALS = st.builds(
     path=st.binary(min_size=96, max_size=96),
 )
 # Of a seal, what is part of the SID.
-SAID = ("events", "time_us", "digest", "root", "public_key")
+SAID = ("header", "time_us", "digest", "root", "public_key")
+BATCHES = st.lists(st.binary(max_size=40), min_size=1, max_size=5).map(
+    lambda values: encode_values(values, 0)
+)
+SOME = encode_values([b"some", b"values"], 0)
+EMPTY = Seal(Header.of(1, 0, 8, SIGNED), 0, NO_ROOT, NO_ROOT, NO_ROOT, bytes(64))
 HERE = Place("cluster", "topic", 1, 1000, 2)
 
 
-def make(body: bytes, place: Place = HERE, sequence: int = 5, root: bytes = NO_ROOT) -> bytes:
+def make(
+    basic: bytes,
+    place: Place = HERE,
+    sequence: int = 5,
+    root: bytes = NO_ROOT,
+    salt: bytes = b"",
+) -> bytes:
     return sealed(
-        place, sequence, body, events=3, time_us=7, root=root, public_key=PUBLIC, sign=KEY.sign
+        place, sequence, basic, time_us=7, root=root, salt=salt, public_key=PUBLIC, sign=KEY.sign
     )
 
 
@@ -87,8 +116,8 @@ def test_a_seal_is_read_as_it_was_written(seal: Seal) -> None:
 
 @given(PLACES, SEQUENCES, SEALS, PLACES, SEQUENCES, SEALS)
 @example(
-    Place("ab", "c", 0, 0, 0), 0, Seal(0, 0, NO_ROOT, NO_ROOT, NO_ROOT, bytes(64)),
-    Place("a", "bc", 0, 0, 0), 0, Seal(0, 0, NO_ROOT, NO_ROOT, NO_ROOT, bytes(64)),
+    Place("ab", "c", 0, 0, 0), 0, EMPTY,
+    Place("a", "bc", 0, 0, 0), 0, EMPTY,
 )  # fmt: skip
 def test_no_two_sids_are_written_alike(
     place: Place, number: int, seal: Seal, other: Place, other_number: int, other_seal: Seal
@@ -120,41 +149,60 @@ def test_a_sid_with_one_part_changed_is_written_differently(
 # Nothing can be changed
 
 
-@given(st.binary(max_size=200))
-def test_what_was_sealed_holds_where_it_was_sealed_for(body: bytes) -> None:
-    payload = make(body)
+@given(BATCHES, st.sampled_from([NO_ROOT, b"r" * 32]))
+def test_what_was_sealed_holds_where_it_was_sealed_for(basic: bytes, root: bytes) -> None:
+    salt = b"s" * SALT_BYTES if any(root) else b""
+    payload = make(basic, root=root, salt=salt)
+    seal = Seal.decode(payload)
+
     assert holds(HERE, 5, payload)
-    assert body_of(payload) == body
-    assert Seal.decode(payload).digest == payload_digest(body)
+    assert body_of(payload) == salt + basic[HEADER_BYTES:]
+    assert seal.digest == payload_digest(salt + basic[HEADER_BYTES:])
+    assert seal.header == header_of(basic)._replace(kind=SIGNED)
+    assert Batch(payload).events() == Batch(basic).events()
 
 
-@given(st.binary(max_size=40), st.integers(0, 8 * (SEAL_BYTES + 40) - 1))
-def test_a_bit_that_is_changed_anywhere_is_found(body: bytes, bit: int) -> None:
-    payload = bytearray(make(body))
+@given(BATCHES, st.integers(0, 8 * (SEAL_BYTES + 40) - 1))
+def test_a_bit_that_is_changed_anywhere_is_found(basic: bytes, bit: int) -> None:
+    payload = bytearray(make(basic))
     assume(bit < 8 * len(payload))
     payload[bit // 8] ^= 1 << bit % 8
     assert not holds(HERE, 5, bytes(payload))
 
 
 def test_every_bit_of_a_seal_counts() -> None:
-    payload = make(b"body")
+    payload = make(SOME)
     for bit in range(8 * len(payload)):
         changed = bytearray(payload)
         changed[bit // 8] ^= 1 << bit % 8
         assert not holds(HERE, 5, bytes(changed))
 
 
-@given(st.binary(max_size=40), st.integers(0, SEAL_BYTES + 39))
-def test_a_batch_that_is_cut_off_anywhere_is_found(body: bytes, length: int) -> None:
-    payload = make(body)
+@given(BATCHES, st.integers(0, SEAL_BYTES + 39))
+def test_a_batch_that_is_cut_off_anywhere_is_found(basic: bytes, length: int) -> None:
+    payload = make(basic)
     assume(length < len(payload))
     assert not holds(HERE, 5, payload[:length])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"version": 1}, {"kind": 0}, {"kind": 2}, {"zero": 1}, {"events": 0},
+        {"events": BATCH_EVENTS_MAX + 1, "plain_bytes": 2**25}, {"plain_bytes": 7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_seal_with_a_header_that_cannot_be_true_is_refused(wrong: dict[str, int]) -> None:
+    seal = Seal.decode(make(SOME))
+    with pytest.raises(RemoteProtocolError):
+        Seal.decode(seal._replace(header=seal.header._replace(**wrong)).encode())
 
 
 @given(PLACES, SEQUENCES)
 def test_a_seal_holds_nowhere_else(place: Place, sequence: int) -> None:
     assume((place, sequence) != (HERE, 5))
-    assert not holds(place, sequence, make(b"body"))
+    assert not holds(place, sequence, make(SOME))
 
 
 def test_a_place_is_that_of_one_session_of_a_client() -> None:
@@ -164,9 +212,7 @@ def test_a_place_is_that_of_one_session_of_a_client() -> None:
 @pytest.mark.parametrize("key", [bytes(32), b"\1" + bytes(31), b"\xff" * 32])
 def test_keys_that_sign_everything_sign_nothing(key: bytes) -> None:
     """A key of small order, with a signature that lax libraries take for any message."""
-    seal = Seal.decode(make(b"body"))._replace(
-        public_key=key, signature=b"\1" + bytes(31) + bytes(32)
-    )
+    seal = Seal.decode(make(SOME))._replace(public_key=key, signature=b"\1" + bytes(31) + bytes(32))
     with pytest.raises(RemoteProtocolError, match="is not signed by the key that it names"):
         check_seal(HERE, 5, seal)
 
@@ -176,10 +222,8 @@ def test_keys_that_sign_everything_sign_nothing(key: bytes) -> None:
 
 def sheaf(count: int) -> list[tuple[Place, int, Seal]]:
     """Batches of several lines that are signed together."""
-    told = [
-        (HERE._replace(partition=number % 3), number, Seal(1, 0, bytes(32), NO_ROOT, PUBLIC))
-        for number in range(1, count + 1)
-    ]
+    seal = unsealed(SOME, b"", time_us=0, root=NO_ROOT, public_key=PUBLIC)
+    told = [(HERE._replace(partition=number % 3), number, seal) for number in range(1, count + 1)]
     seals = sign_together(told, KEY.sign)
     return [(place, number, seal) for (place, number, _), seal in zip(told, seals, strict=True)]
 
@@ -206,7 +250,7 @@ def test_every_bit_of_a_seal_counts_that_shares_its_signature() -> None:
     """So nobody but the producer makes a second seal out of one, to accuse it of two."""
     for place, number, seal in sheaf(5):
         encoded = seal.encode()
-        for bit in range(8 * 80, 8 * 178):
+        for bit in range(8 * 88, 8 * 192):
             changed = bytearray(encoded)
             changed[bit // 8] ^= 1 << bit % 8
             with pytest.raises(RemoteProtocolError):
@@ -243,7 +287,8 @@ def test_only_so_many_signatures_are_remembered() -> None:
     """Old ones are looked at again, and nothing grows."""
     checked = Checked()
     for time_us in range(CHECKED_MAX + 8):
-        (seal,) = sign_together([(HERE, 1, Seal(1, time_us, NO_ROOT, NO_ROOT, PUBLIC))], KEY.sign)
+        unsigned = unsealed(SOME, b"", time_us=time_us, root=NO_ROOT, public_key=PUBLIC)
+        (seal,) = sign_together([(HERE, 1, unsigned)], KEY.sign)
         check_seal(HERE, 1, seal, checked)
     assert len(checked) == CHECKED_MAX
 
@@ -252,41 +297,45 @@ def test_only_so_many_signatures_are_remembered() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_a_payload_without_a_seal_is_hashed_as_it_is(payload: bytes) -> None:
-    assume(payload[:4] != b"qsd2")
-    assert digest(payload) == payload_digest(payload)
+def test_a_payload_without_a_seal_is_never_taken_for_a_sealed_one(payload: bytes) -> None:
+    assume(payload[1:2] != bytes([SIGNED]))
     assert not is_sealed(payload, digest(payload))
 
 
-@given(st.binary(max_size=100))
-def test_whoever_has_the_seal_knows_what_the_batch_hashes_to(body: bytes) -> None:
-    payload = make(body)
-    assert digest(payload) == digest(memoryview(payload)) == seal_digest(payload[:SEAL_BYTES])
+@given(BATCHES)
+def test_whoever_has_the_seal_knows_what_the_batch_hashes_to(basic: bytes) -> None:
+    payload = make(basic)
+    seal = payload[:SEAL_BYTES]
+    assert digest(payload) == digest(memoryview(payload)) == seal_digest(seal)
+    assert descriptor(payload) == seal_descriptor(seal)
+    assert header_of(descriptor(payload)) == header_of(payload)
     assert is_sealed(payload, digest(payload))
 
 
-@given(st.binary(max_size=60), st.binary(max_size=60))
-def test_another_body_behind_a_seal_is_another_batch(body: bytes, other: bytes) -> None:
-    assume(body != other)
-    swapped = make(body)[:SEAL_BYTES] + other
-    assert digest(swapped) == payload_digest(swapped)
-    assert digest(swapped) not in (digest(make(body)), digest(make(other)))
+@given(BATCHES, BATCHES)
+def test_another_body_behind_a_seal_is_another_batch(basic: bytes, other: bytes) -> None:
+    assume(basic[HEADER_BYTES:] != other[HEADER_BYTES:])
+    swapped = make(basic)[:SEAL_BYTES] + other[HEADER_BYTES:]
+    assert digest(swapped) not in (digest(make(basic)), digest(make(other)))
+    assert header_of(descriptor(swapped)) == header_of(swapped)
     assert not is_sealed(swapped, digest(swapped))
 
 
 def test_no_plain_payload_stands_for_a_sealed_batch() -> None:
     """A seal that somebody publishes as a payload is not the batch behind it, nor its hash."""
-    payload = make(b"body")
-    seal = payload[:SEAL_BYTES]
-    for plain in (seal, payload[1:], body_of(payload), digest(payload), seal_digest(seal)):
+    payload = make(SOME)
+    seal, block, body = payload[:SEAL_BYTES], payload[HEADER_BYTES:SEAL_BYTES], body_of(payload)
+    basic = header_of(payload)._replace(kind=KINDS.index("basic")).encode()
+    for plain in (
+        seal, payload[1:], body, digest(payload), descriptor(payload), basic + block,
+        basic + body, basic + block + body, SOME, basic + descriptor(payload)[HEADER_BYTES:],
+    ):  # fmt: skip
         assert digest(plain) != digest(payload)
-    # An empty body behind a seal that names it is a batch of its own, and not its plain hash.
-    empty = make(b"")
-    assert digest(empty) == seal_digest(empty) != payload_digest(empty)
 
 
 @given(SEALS)
 def test_two_seals_over_one_body_are_two_batches(seal: Seal) -> None:
-    payload = make(b"body")
-    other = seal._replace(digest=payload_digest(b"body")).encode() + b"body"
+    payload = make(SOME)
+    body = body_of(payload)
+    other = seal._replace(digest=payload_digest(body)).encode() + body
     assert (digest(other) == digest(payload)) is (other == payload)

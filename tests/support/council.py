@@ -15,10 +15,11 @@ from random import Random
 from typing import TypeVar
 
 from quorate.core.cluster import Cluster
+from quorate.core.header import SEAL_BYTES, is_signed
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import SEAL_BYTES, AnnounceSealed, Append, Line, Stored
-from quorate.crypto.digests import digest
+from quorate.core.ordering import AnnounceSealed, Append, Line, Stored
+from quorate.crypto.digests import descriptor, digest
 from quorate.crypto.receipts import Receipt
 from quorate.crypto.sids import Place
 from quorate.protocol.machine import Ready, Report
@@ -30,14 +31,14 @@ from quorate.protocol.ordering.records import Record
 from quorate.protocol.ordering.replica import Ordering
 from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.validation import Sealer, Validation
-from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chain_of
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary, SimSigner, notaries_of
 from quorate.sim.sealing import CLUSTER, public_key, signing_key
 from quorate.sim.stores import SimStore
-from stage import event, topic
+from stage import event, framed, opened, topic
 
 A, B, C = 1000, 1001, 1002
 READER = 1500
@@ -59,7 +60,7 @@ def payload_of(publisher: NodeId, sequence: Sequence, content: str = "") -> byte
 
 def span_of(publisher: NodeId, first: Sequence, *payloads: bytes, before: bytes = b"") -> Span:
     """The span that takes these batches; `before` is the chain of the batch in front of them."""
-    chains = chained(before or CHAIN_START, map(digest, payloads))
+    chains = chain_of(before or CHAIN_START, map(descriptor, map(framed, payloads)))
     return Span(publisher, T, 0, first, len(payloads), chains[-1])
 
 
@@ -175,8 +176,13 @@ class Council:
         *payloads: bytes,
         to: Iterable[NodeId] | None = None,
     ) -> None:
-        """A publisher hands in batches, small ones of its own if none are given."""
-        append = Append(T, 0, first, [*payloads] or [payload_of(publisher, first)])
+        """A publisher hands in batches of one event each, small ones of its own if none are given.
+
+        What has the header of a batch is handed in as it is.
+        """
+        append = Append(
+            T, 0, first, [*map(framed, payloads)] or [framed(payload_of(publisher, first))]
+        )
         for replica in self.members if to is None else to:
             if replica in self.seats:
                 self.step(publisher, replica, append)
@@ -301,13 +307,15 @@ class Council:
         return [r for turn in self.turns if by in (None, turn.replica) for r in turn.ready.reports]
 
     def log(self, replica: NodeId) -> list[bytes]:
-        """The payloads of partition 0 as this replica reads them to others."""
+        """What partition 0 has as this replica reads it to others: values, and signed payloads."""
         group = self.group(replica)
         target = Line(A, T, 0).target
         found: list[bytes] = []
-        while stretches := group.readers.read(target, len(found), 1 << 30):
+        end = 0
+        while stretches := group.readers.read(target, end, 1 << 30):
             for stretch in stretches:
-                found += stretch.payloads
+                found += [each if is_signed(each) else opened(each) for each in stretch.payloads]
+            end = stretches[-1].end
         return found
 
     def collect(self) -> None:

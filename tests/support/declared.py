@@ -48,6 +48,8 @@ def _plain(declared: inspect.Type) -> st.SearchStrategy[Any]:
         return st.integers(least, 2**63 - 1 if declared.le is None else declared.le)
     if isinstance(declared, inspect.NoneType):
         return st.none()
+    if isinstance(declared, inspect.EnumType):
+        return st.sampled_from(list(declared.cls))
     if isinstance(declared, inspect.BoolType):
         return st.booleans()
     if isinstance(declared, inspect.BytesType):

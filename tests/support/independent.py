@@ -22,7 +22,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 def check(file: bytes, origin: str, cosigners: dict[str, bytes], needed: int) -> set[str]:
     """The names of those cosigners who vouch for the position of what this proof is about."""
     proof = json.loads(file)
-    check_producer(proof)
+    assert proof["format"] == "quorate proof v2"
+    if "seal" in proof:
+        check_producer(proof)
     said_origin, size, root, names = checkpoint(proof["checkpoint"], cosigners)
     assert said_origin == origin, "a checkpoint of another log"
     assert len(names) >= needed, f"only {sorted(names)} have signed"
@@ -103,17 +105,17 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def leaf_hash(proof: dict[str, Any]) -> bytes:
-    """ "qbl1", then topic, partition, offset, publisher, sequence, time and digest, big-endian."""
+    """ "qbl2", then topic, partition, offset, publisher, sequence, time and digest, big-endian."""
     leaf = b"".join(
         [
-            b"qbl1",
+            b"qbl2",
             topic_number(proof["topic"]).to_bytes(4, "big"),
             proof["partition"].to_bytes(2, "big"),
             proof["offset"].to_bytes(8, "big"),
             proof["session"].to_bytes(4, "big") + proof["producer"].to_bytes(4, "big"),
             proof["sequence"].to_bytes(8, "big"),
             proof["time_us"].to_bytes(8, "big", signed=True),
-            sealed_digest(base64.b64decode(proof["seal"])),
+            content(proof),
         ]
     )
     return hashlib.sha256(b"\x00" + leaf).digest()
@@ -123,25 +125,48 @@ def topic_number(name: str) -> int:
     return int.from_bytes(blake3(name.encode()).digest(4), "little")
 
 
-def sealed_digest(seal: bytes) -> bytes:
-    context = "quorate 2026-11-16 the seal of a batch"
-    return blake3(seal, derive_key_context=context).digest()
+def content(proof: dict[str, Any]) -> bytes:
+    """A hash of the header and a hash of what follows: of the signature block, or of the body."""
+    if "seal" in proof:
+        seal = base64.b64decode(proof["seal"])
+        header = seal[:16]
+        assert header[1] == 1, "a seal whose header says that nobody signed"
+        context = "quorate 2026-11-19 the signature block of a batch"
+        follows = blake3(seal[16:], derive_key_context=context).digest()
+    else:
+        header = base64.b64decode(proof["header"])
+        assert header[1] == 0, "a signed batch without its seal"
+        follows = blake3(base64.b64decode(proof["body"])).digest()
+    check_header(header)
+    context = "quorate 2026-11-19 the digest of a batch"
+    return blake3(header + follows, derive_key_context=context).digest()
+
+
+def check_header(header: bytes) -> None:
+    """u8 version, u8 kind, u16 zero, u32 events, u32 headers, u32 plain bytes."""
+    assert len(header) == 16
+    assert header[0] == 2
+    assert header[2:4] == b"\0\0"
+    events, size = (int.from_bytes(header[at : at + 4], "little") for at in (4, 12))
+    assert 1 <= events <= 1_000_000
+    assert 4 * events <= size <= 32 * 1024 * 1024
 
 
 def check_producer(proof: dict[str, Any]) -> None:
     """The key in the seal signed the SID of this batch, and the body is the one that it names."""
     seal = base64.b64decode(proof["seal"])
-    assert len(seal) == 274
-    assert seal[:4] == b"qsd2"
-    events, time_us, digest = seal[4:8], seal[8:16], seal[16:48]
-    root, key, signature = seal[48:80], seal[178:210], seal[210:]
-    sid = b"quorate sid v1\n"
+    assert len(seal) == 288
+    header, time_us, digest, root = seal[:16], seal[16:24], seal[24:56], seal[56:88]
+    size, leaf, zeros, path = seal[88], seal[89], seal[90:96], seal[96:192]
+    key, signature = seal[192:224], seal[224:]
+    assert not any(zeros)
+    sid = b"quorate sid v2\n"
     for name in (proof["cluster"], proof["topic"]):
         sid += len(name.encode()).to_bytes(2, "little") + name.encode()
     for field, width in (("partition", 2), ("producer", 4), ("session", 4), ("sequence", 8)):
         sid += proof[field].to_bytes(width, "little")
-    sid += events + time_us + digest + root + key
-    signed = b"quorate sheaf v1\n" + seal[80:81] + sheaf_root(sid, seal[80], seal[81], seal[82:178])
+    sid += header + time_us + digest + root + key
+    signed = b"quorate sheaf v1\n" + bytes([size]) + sheaf_root(sid, size, leaf, path)
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, signed)
     except InvalidSignature:
@@ -162,7 +187,7 @@ def sheaf_root(sid: bytes, size: int, leaf: int, path: bytes) -> bytes:
 def check_event(proof: dict[str, Any]) -> None:
     """The event is in the tree whose root the seal names."""
     seal, event = base64.b64decode(proof["seal"]), proof["event"]
-    count, root = int.from_bytes(seal[4:8], "little"), seal[48:80]
+    count, root = int.from_bytes(seal[4:8], "little"), seal[56:88]
     key = event.get("key")
     parts = [base64.b64decode(key or ""), base64.b64decode(event["value"])]
     for name, value in event["headers"]:

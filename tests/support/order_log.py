@@ -21,15 +21,16 @@ from quorate.core import batch
 from quorate.core.cluster import Client, Cluster, Former, Replica
 from quorate.core.contract import Contract
 from quorate.core.event import Event
+from quorate.core.header import HEADER_BYTES, NO_ROOT, count_of, header_of
 from quorate.core.ids import member_of, node_of, session_of, topic_id
-from quorate.core.ordering import SEAL_BYTES, Line
+from quorate.core.ordering import Line
 from quorate.crypto.checkpoint import Cosignature, Cosigner, Head, cosigned_bytes, render
-from quorate.crypto.digests import digest, payload_digest
+from quorate.crypto.digests import descriptor
 from quorate.crypto.events import events_root
 from quorate.crypto.identity import Identity, _unsigned
 from quorate.crypto.merkle import Tree, inclusion_proof
-from quorate.crypto.proofs import EventProof, Keys, Proof
-from quorate.crypto.sids import NO_ROOT, Place, Seal, sign_together
+from quorate.crypto.proofs import FORMAT, EventProof, Keys, Proof, parts_of
+from quorate.crypto.sids import Place, sign_together, unsealed
 from quorate.protocol.ordering.value import leaves_of
 
 REPLICAS = ("r0", "r1", "r2", "r3")
@@ -113,6 +114,7 @@ class OrderLog:
         count: int | None = None,
         root: bytes | None = None,
         sheaf: int = 1,
+        signed: bool = True,
     ) -> Published:
         """The next batch; a producer that lies may say another count or root.
 
@@ -124,28 +126,32 @@ class OrderLog:
         ]
         mine = [each for each in before if each.publisher == publisher]
         keys, payload = identity(by, generation), batch.encode(events)
-        sequence, body, real_root = 1 + len(mine), payload, NO_ROOT
+        sequence, salt, real_root = 1 + len(mine), b"", NO_ROOT
+        if count is not None:
+            header = header_of(payload)._replace(events=count)
+            payload = header.encode() + payload[HEADER_BYTES:]
         if topic == SALTED:
             salt = _seed("salt", by, len(self.published))
-            body, real_root = salt + payload, events_root(salt, events)
-        seal = Seal(
-            len(events) if count is None else count, TIME_US - 1000, payload_digest(body),
-            real_root if root is None else root, keys.public.sign_key,
-        )  # fmt: skip
-        place = Place.of(self.cluster.name, topic, partition, publisher)
-        others = [(place, sequence + number, seal) for number in range(1, sheaf)]
-        payload = sign_together([*others, (place, sequence, seal)], keys.sign)[-1].encode() + body
+            real_root = events_root(salt, events)
+        if signed:
+            seal = unsealed(
+                payload, salt, time_us=TIME_US - 1000, root=real_root if root is None else root,
+                public_key=keys.public.sign_key,
+            )  # fmt: skip
+            place = Place.of(self.cluster.name, topic, partition, publisher)
+            others = [(place, sequence + number, seal) for number in range(1, sheaf)]
+            seals = sign_together([*others, (place, sequence, seal)], keys.sign)
+            payload = seals[-1].encode() + salt + payload[HEADER_BYTES:]
         time_us = TIME_US + 1000 * len(self.published)
-        return self.add(
-            Published(topic, partition, len(before), publisher, sequence, time_us, payload)
-        )
+        offset = sum(count_of(each.payload) for each in before)
+        return self.add(Published(topic, partition, offset, publisher, sequence, time_us, payload))
 
     def add(self, published: Published) -> Published:
         """Order this batch, whatever it is."""
         line = Line(published.publisher, topic_id(published.topic), published.partition)
         (leaf,) = leaves_of(
             line, published.sequence, published.offset, published.time_us,
-            [digest(published.payload)],
+            [descriptor(published.payload)],
         )  # fmt: skip
         self._tree.append(leaf)
         self.published.append(published)
@@ -170,9 +176,9 @@ class OrderLog:
     ) -> Proof:
         """Of the batch with this leaf, as of now."""
         found, size = self.published[number], self._tree.size
-        body = found.payload[SEAL_BYTES:]
+        seal, header, body = parts_of(found.payload)
         proof = Proof(
-            format="quorate proof v1",
+            format=FORMAT,
             cluster=self.cluster.name,
             topic=found.topic,
             partition=found.partition,
@@ -181,7 +187,8 @@ class OrderLog:
             session=session_of(found.publisher),
             sequence=found.sequence,
             time_us=found.time_us,
-            seal=found.payload[:SEAL_BYTES],
+            seal=seal,
+            header=header,
             body=body,
             leaf=number,
             tree_size=size,
@@ -190,7 +197,8 @@ class OrderLog:
         )
         if event is None:
             return proof
-        return msgspec.structs.replace(proof, body=None, event=EventProof.of(body, event))
+        shown = EventProof.of(found.payload, event)
+        return msgspec.structs.replace(proof, body=None, event=shown)
 
     def _keep(self, level: int, number: int, node: bytes) -> None:
         self._nodes[level, number] = node

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from quorate.core import batch
+from quorate.core.header import HEADER_BYTES, NO_ROOT
 from quorate.core.ids import NodeId, Sequence
-from quorate.crypto.digests import payload_digest
-from quorate.crypto.sids import NO_ROOT, Place, Seal, signed
+from quorate.crypto.sids import Place, signed, unsealed
 from quorate.sim.sealing import CLUSTER, public_key, signing_key
 
 
@@ -17,24 +17,28 @@ def batch_of_values(*values: bytes) -> bytes:
 def sealed_batch(
     publisher: NodeId,
     sequence: Sequence,
-    body: bytes | None = None,
+    basic: bytes | None = None,
     *,
     topic: str = "t",
     partition: int = 0,
     key: int = 0,
     place: Mapping[str, Any] | None = None,
     signed_as: Sequence | None = None,
+    salt: bytes = b"",
+    events: int | None = None,
     **fields: Any,
 ) -> bytes:
-    """A batch behind its seal.
+    """This basic batch, signed.
 
-    `place`, `signed_as` and `fields` are what the producer signs in place of what is so; of several
-    keys, the one that is pinned has the number 0.
+    `place`, `signed_as`, `events` (the count in the header) and `fields` are what the producer
+    signs in place of what is so; of several keys, the one that is pinned has the number 0.
     """
-    body = batch_of_values(b"%d" % sequence) if body is None else body
+    basic = batch_of_values(b"%d" % sequence) if basic is None else basic
     where = Place.of(CLUSTER, topic, partition, publisher)._replace(**place or {})
-    seal = Seal(1, 0, payload_digest(body), NO_ROOT, public_key(publisher, key), b"")
-    seal = seal._replace(**fields)
+    pinned = public_key(publisher, key)
+    seal = unsealed(basic, salt, time_us=0, root=NO_ROOT, public_key=pinned)
+    header = seal.header if events is None else seal.header._replace(events=events)
+    seal = seal._replace(header=header)._replace(**fields)
     number = sequence if signed_as is None else signed_as
     signature = signing_key(publisher, key).sign(signed(where, number, seal))
-    return seal._replace(signature=signature).encode() + body
+    return seal._replace(signature=signature).encode() + salt + basic[HEADER_BYTES:]

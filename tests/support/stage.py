@@ -18,8 +18,10 @@ from quorate.core import batch
 from quorate.core.batch import Batch
 from quorate.core.contract import Contract
 from quorate.core.filter import Filter
+from quorate.core.header import are_possible
 from quorate.core.ids import NodeId, Sequence, Stream, topic_id
 from quorate.core.messages import Message
+from quorate.crypto.digests import descriptor
 from quorate.crypto.macs import DirectedMac, PairwiseMacs, derive_key
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
@@ -53,6 +55,22 @@ _O = TypeVar("_O", bound=Outcome)
 def event(value: bytes, *, key: bytes | None = None, **headers: bytes) -> bytes:
     """A batch of one event."""
     return batch.encode_one(key, value, tuple(headers.items()), 0, False)
+
+
+def framed(payload: bytes) -> bytes:
+    """A batch of one event with this value; what has the header of a batch is one."""
+    return payload if are_possible([payload]) else event(payload)
+
+
+def described(payload: bytes) -> bytes:
+    """The descriptor of a batch, or of one event with this value."""
+    return descriptor(framed(payload))
+
+
+def opened(payload: bytes) -> bytes:
+    """The value of a batch of one event."""
+    (value,) = Batch(payload).values()
+    return value
 
 
 def events(*values: bytes) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from order_log import PLAIN, REPLICAS, SALTED, OrderLog, cosignature, event, identity
-from quorate.core.ordering import SEAL_BYTES
+from quorate.core.header import HEADER_BYTES, SEAL_BYTES, SIGNED, Header, header_of
 from quorate.crypto.checkpoint import Cosigner, Head, head_of, render
 from quorate.crypto.proofs import Proof, ProofError, Verdict, verify_bytes
 
@@ -53,7 +53,7 @@ def refusal(data: bytes, log: OrderLog) -> str:
 
 
 def a_log() -> OrderLog:
-    """Nine batches, of clients who are there, who were, and who got another key since."""
+    """Batches of clients who are there, who were, and who got another key since; some basic."""
     log = OrderLog()
     log.publish(PLAIN, [event(b"first")])
     log.publish(PLAIN, [event(b"10 to bob", b"alice"), event(b"20 to carol", b"alice")])
@@ -64,6 +64,12 @@ def a_log() -> OrderLog:
     log.publish(SALTED, [event(b"many %d" % number) for number in range(9)])
     log.publish(PLAIN, [event(b"by a client who came later")], by="dan")
     log.publish(PLAIN, [event(b"signed with six others")], sheaf=7)
+    log.publish(PLAIN, [event(b"not signed"), event(b"nor this", b"k", urgent=True)], signed=False)
+    log.publish(SALTED, [event(b"a hint")], by="bob", signed=False)
+    log.publish(PLAIN, [event(b"not signed by a stranger")], by="dan", signed=False)
+    log.publish(PLAIN, [event(b"one"), event(b"two"), event(b"three")], count=2)
+    log.publish(PLAIN, [event(b"one that counts as three")], count=3, by="bob", signed=False)
+    log.publish(PLAIN, [event(b"behind what takes three offsets and has no events")])
     return log
 
 
@@ -84,6 +90,12 @@ def proofs(log: OrderLog) -> dict[str, Proof]:
         "batch-under-a-checkpoint-with-an-extension": log.proof(6, checkpoint=extended),
         "batch-with-the-salt": log.proof(2),
         "batch-with-a-wrong-tree": wrong_tree.proof(0),
+        "batch-that-is-malformed": log.proof(12),
+        "batch-behind-those": log.proof(14),
+        "basic-batch": log.proof(9),
+        "basic-batch-of-a-topic-with-event-proofs": log.proof(10),
+        "basic-batch-by-an-unknown-client": log.proof(11),
+        "basic-batch-that-is-malformed": log.proof(13),
         "event": log.proof(2, event=1),
         "event-alone-in-its-batch": log.proof(3, event=0),
         "event-the-last-of-nine": log.proof(6, event=8),
@@ -95,15 +107,22 @@ def proofs(log: OrderLog) -> dict[str, Proof]:
 
 def changed_claims(log: OrderLog) -> dict[str, bytes]:
     """Proofs in good form that say what was not so."""
-    batch, one = log.proof(1), log.proof(2, event=1)
+    batch: Any = log.proof(1)
+    basic: Any = log.proof(9)
+    one = log.proof(2, event=1)
     shown = one.event
     assert shown is not None
     other = OrderLog("other-bank")
     other.publish(PLAIN, [event(b"elsewhere")])
     forger = OrderLog()
     forged = forger.publish(PLAIN, [event(b"999 to mallory")], generation=9)
-    miscounted = OrderLog()
-    miscounted.publish(PLAIN, [event(b"one"), event(b"two")], count=3)
+    signed_elsewhere = OrderLog()
+    signed_elsewhere.published += log.published[:9]
+    seal = signed_elsewhere.publish(
+        PLAIN, [event(b"not signed"), event(b"nor this", b"k", urgent=True)]
+    ).payload[:SEAL_BYTES]
+    header, signed_header = header_of(basic.header), header_of(batch.seal)
+    stripped = signed_header._replace(kind=0).encode()
     no_batch = OrderLog()
     first = no_batch.publish(PLAIN, [event(b"x")])
     return {
@@ -119,17 +138,48 @@ def changed_claims(log: OrderLog) -> dict[str, bytes]:
             "sequence": _with(batch, sequence=batch.sequence + 1),
             "time": _with(batch, time_us=batch.time_us + 1),
             "seal-of-another-sheaf": _with(
-                log.proof(8), seal=_with_path_of(log.proof(8).seal, batch.seal)
+                log.proof(8), seal=_with_path_of(log.proof(8).seal or b"", batch.seal)
             ),
             "seal-of-another-batch": _with(batch, seal=log.proof(0).seal),
             "seal-that-is-none": _with(batch, seal=b"qsd1" + batch.seal[4:]),
+            **{
+                f"seal-{name}": _with(
+                    batch, seal=changed.encode() + batch.seal[HEADER_BYTES:]
+                )
+                for name, changed in _changed(signed_header)
+            },
+            "signed-batch-as-a-basic-one": _with(batch, seal=None, header=stripped),
+            "signed-batch-without-its-seal": _with(
+                batch, seal=None, header=batch.seal[:HEADER_BYTES]
+            ),
+            "signed-batch-whose-body-begins-with-its-seal": _with(
+                batch, seal=None, header=stripped, body=batch.seal[HEADER_BYTES:] + batch.body
+            ),
+            **{
+                f"basic-{name}": _with(basic, header=changed.encode())
+                for name, changed in _changed(header)
+            },
+            "basic-as-signed": _with(basic, header=None, seal=seal),
+            "basic-with-the-seal-of-another-batch": _with(basic, header=None, seal=batch.seal),
+            "basic-body": _with(basic, body=basic.body[:-1] + b"?"),
+            "basic-body-cut": _with(basic, body=basic.body[:-1]),
+            "basic-body-longer": _with(basic, body=basic.body + b"\0"),
+            "basic-body-of-another-batch": _with(basic, body=log.proof(10).body),
+            "basic-topic": _with(basic, topic=SALTED),
+            "basic-partition": _with(basic, partition=1),
+            "basic-offset": _with(basic, offset=basic.offset + 1),
+            "basic-producer": _with(basic, producer=basic.producer + 1),
+            "basic-session": _with(basic, session=basic.session + 1),
+            "basic-sequence": _with(basic, sequence=basic.sequence + 1),
+            "basic-time": _with(basic, time_us=basic.time_us + 1),
+            "basic-leaf": _with(basic, leaf=basic.leaf - 1),
+            "offset-inside-the-batch-before": _with(log.proof(14), offset=log.proof(14).offset - 1),
             "seal-by-a-forger": _with(
                 batch, seal=forged.payload[:SEAL_BYTES], body=forged.payload[SEAL_BYTES:],
                 sequence=forged.sequence,
             ),
             "body-of-another-batch": _with(batch, body=log.proof(0).body),
             "body-cut": _with(batch, body=(batch.body or b"")[:-1]),
-            "body-with-another-count": miscounted.proof(0),
             "body-empty": _with(no_batch.proof(0), body=b"", seal=first.payload[:SEAL_BYTES]),
             "event-of-a-batch-without-a-tree": _with(batch, body=None, event=shown),
             "event-value": _with(one, event=_with(shown, value=b"yes")),
@@ -152,6 +202,23 @@ def changed_claims(log: OrderLog) -> dict[str, bytes]:
             "position-of-another-batch": _with(batch, leaf=0, path=log.proof(0).path),
         }.items()
     }  # fmt: skip
+
+
+def _changed(header: Header) -> list[tuple[str, Header]]:
+    """Headers that differ in one field each, and some that no batch can have."""
+    return [
+        ("version", header._replace(version=3)),
+        ("kind", header._replace(kind=SIGNED - header.kind)),
+        ("kind-that-nobody-knows", header._replace(kind=2)),
+        ("number-where-zero-is-due", header._replace(zero=1)),
+        ("count", header._replace(events=header.events + 1)),
+        ("count-of-zero", header._replace(events=0)),
+        ("count-beyond-its-bound", header._replace(events=1_000_001, plain_bytes=2**25)),
+        ("count-of-headers", header._replace(headers=1)),
+        ("size", header._replace(plain_bytes=header.plain_bytes + 1)),
+        ("size-too-small-for-its-count", header._replace(plain_bytes=4 * header.events - 1)),
+        ("size-beyond-its-bound", header._replace(plain_bytes=2**25 + 1)),
+    ]
 
 
 def changed_checkpoints(log: OrderLog) -> dict[str, bytes]:
@@ -198,7 +265,7 @@ def changed_checkpoints(log: OrderLog) -> dict[str, bytes]:
 
 def changed_texts(log: OrderLog) -> dict[str, bytes]:
     good = log.proof(1).render()
-    one = json.loads(log.proof(2, event=1).render())
+    one, basic = json.loads(log.proof(2, event=1).render()), log.proof(9).render()
     texts: dict[str, bytes | str] = {
         "empty": b"",
         "no-json": b"proof",
@@ -215,7 +282,10 @@ def changed_texts(log: OrderLog) -> dict[str, bytes]:
         "escaped-letter": good.replace(b"payments", b"payment\\u0073"),
         "no-object": b"[]\n",
         "nested": b"[" * 1000,
-        "other-format": good.replace(b"proof v1", b"proof v2"),
+        "version-1": good.replace(b"proof v2", b"proof v1"),
+        "version-3": basic.replace(b"proof v2", b"proof v3"),
+        "version-with-a-zero": good.replace(b"proof v2", b"proof v02"),
+        "other-format": good.replace(b"quorate proof v2", b"quorate table v2"),
         "unknown-key": good.replace(b' "offset"', b' "note": 1,\n "offset"'),
         "key-twice": good.replace(b' "offset"', b' "offset": 7,\n "offset"'),
         "key-missing": re.sub(rb' "offset": \d+,\n', b"", good),
@@ -239,7 +309,16 @@ def changed_texts(log: OrderLog) -> dict[str, bytes]:
         "null": _edited(good, lambda proof: proof.update(event=None)),
         "body-and-event": _edited(good, lambda proof: proof.update(event=one["event"])),
         "neither-body-nor-event": _edited(good, lambda proof: proof.pop("body")),
-    }
+        "seal-and-header": good.replace(
+            b' "body"', b' "header": "' + _base64(bytes(16)).encode() + b'",\n "body"'
+        ),
+        "neither-seal-nor-header": re.sub(rb' "seal": ".*\n', b"", good),
+        "header-too-short": _edited(basic, lambda proof: proof.update(header=_base64(bytes(15)))),
+        "header-and-event": re.sub(
+            rb' "seal": ".*\n', b' "header": "' + _base64(bytes(16)).encode() + b'",\n',
+            log.proof(2, event=1).render(),
+        ),
+    }  # fmt: skip
     return {
         f"text-{name}": text.encode() if isinstance(text, str) else text
         for name, text in texts.items()
@@ -274,7 +353,7 @@ def _with(thing: Any, **changes: Any) -> Any:
 
 def _with_path_of(seal: bytes, other: bytes) -> bytes:
     """Size, leaf and path are those of another seal."""
-    return seal[:80] + other[80:178] + seal[178:]
+    return seal[:88] + other[88:192] + seal[192:]
 
 
 def _base64(data: bytes) -> str:

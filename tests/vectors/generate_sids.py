@@ -5,7 +5,8 @@ bytes anywhere. `tests/crypto/test_sid_vectors.py` holds our code, and one that 
 it, against these files.
 
 Three kinds of cases:
-- `batches`: each stands for itself under a number in a line. `holds` says whether it is taken.
+- `batches`: each stands for itself under a number in a line. `holds` says whether it is taken, and
+  `is_malformed` that readers deliver nothing of it although it was.
 - `lines`: what a producer hands in, one after the other. `ordered` says which of them are ordered.
 - `stores`: what was ordered is known by its seal, and each store has something for it, or nothing.
   `serves` says which of them have what was ordered.
@@ -22,14 +23,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from quorate.core import batch
 from quorate.core.batch import Batch
 from quorate.core.event import Event
-from quorate.crypto.digests import payload_digest
+from quorate.core.header import HEADER_BYTES, NO_ROOT, Header, header_of
 from quorate.crypto.events import events_root
-from quorate.crypto.sids import NO_ROOT, Place, Seal, sign_together, signed
+from quorate.crypto.sids import Place, sign_together, signed, unsealed
 
 HERE = Path(__file__).parent / "sids"
 CLUSTER, TOPIC, PRODUCER, SESSION = "vectors", "orders", 1000, 7
 TIME_US = 1_800_000_000_000_000
-SEAL = 274
+SEAL = 288
+# Where the fields of a seal are.
+TIME, DIGEST, ROOT, SHEAF, LEAF, ZEROS, PATH, KEY, SIGNATURE = 16, 24, 56, 88, 89, 90, 96, 192, 224
 SALT = hashlib.sha256(b"salt").digest()
 # The order of the group in which Ed25519 counts.
 GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -50,33 +53,42 @@ def batch_of(*values: bytes) -> bytes:
 
 def sealed(
     sequence: int,
-    body: bytes,
+    basic: bytes,
     *,
     key: str = "producer",
     place: Place = PLACE,
+    salt: bytes = b"",
+    header: dict[str, int] | None = None,
     **changed: Any,
 ) -> bytes:
-    """A batch behind its seal, signed with something changed."""
-    seal = Seal(1, TIME_US, payload_digest(body), NO_ROOT, public(key), b"")._replace(**changed)
+    """This batch, signed with something changed."""
+    seal = unsealed(basic, salt, time_us=TIME_US, root=NO_ROOT, public_key=public(key))
+    seal = seal._replace(header=seal.header._replace(**header or {}), **changed)
     signature = key_of(key).sign(signed(place, sequence, seal))
-    return seal._replace(signature=signature).encode() + body
+    return seal._replace(signature=signature).encode() + salt + basic[HEADER_BYTES:]
 
 
-def salted(sequence: int, body: bytes, **changed: Any) -> bytes:
+def salted(sequence: int, basic: bytes, **changed: Any) -> bytes:
     """The same for a topic whose events are proved one by one."""
-    root = events_root(SALT, Batch(body).events())
-    return sealed(sequence, SALT + body, **{"root": root, **changed})
+    root = events_root(SALT, Batch(basic).events())
+    return sealed(sequence, basic, **{"salt": SALT, "root": root, **changed})
 
 
 def sheaf(count: int) -> list[bytes]:
     """So many batches of one line, from number 1 on, under one signature."""
     batches = [batch_of(b"%d of %d" % (number, count)) for number in range(1, count + 1)]
-    unsigned = [
-        Seal(1, TIME_US, payload_digest(body), NO_ROOT, public("producer")) for body in batches
+    told = [
+        (
+            PLACE,
+            number,
+            unsealed(basic, b"", time_us=TIME_US, root=NO_ROOT, public_key=public("producer")),
+        )
+        for number, basic in enumerate(batches, 1)
     ]
-    told = [(PLACE, number, seal) for number, seal in enumerate(unsigned, 1)]
     seals = sign_together(told, key_of("producer").sign)
-    return [seal.encode() + body for seal, body in zip(seals, batches, strict=True)]
+    return [
+        seal.encode() + basic[HEADER_BYTES:] for seal, basic in zip(seals, batches, strict=True)
+    ]
 
 
 def flip(data: bytes, at: int) -> bytes:
@@ -95,24 +107,33 @@ def single(name: str, payload: bytes, holds: bool, why: str, **more: Any) -> dic
 def good() -> Iterator[dict[str, Any]]:
     one = "signed by the key of its producer for just this place"
     yield single("one event", sealed(1, FIRST), True, one)
-    yield single("three events", sealed(1, batch_of(b"a", b"", b"c"), events=3), True, one)
+    yield single("three events", sealed(1, batch_of(b"a", b"", b"c")), True, one)
     yield single("a later number", sealed(4096, FIRST), True, one, sequence=4096)
     yield single("a time before 1970", sealed(1, FIRST, time_us=-1), True, one)
     yield single("a tree of events", salted(1, FIRST), True, one, event_proofs=True)
     several = batch_of(b"a", b"b", b"c", b"d", b"e")
-    yield single("a tree of five", salted(1, several, events=5), True, one, event_proofs=True)
+    yield single("a tree of five", salted(1, several), True, one, event_proofs=True)
 
 
 def forged() -> Iterator[dict[str, Any]]:
     right = sealed(1, FIRST)
     wrong = "the signature is not over this"
     for name, at in (
-        ("events", 4), ("time", 8), ("root", 50), ("first half of the signature", 220),
+        ("time", TIME), ("root", ROOT + 2), ("first half of the signature", SIGNATURE + 10),
         ("second half of the signature", SEAL - 2),
     ):  # fmt: skip
         yield single(f"another {name}", flip(right, at), False, wrong)
-    yield single("another digest", flip(right, 20), False, "the body is not what the seal names")
-    yield single("another public key", flip(right, 190), False, "that key is not pinned")
+    header = header_of(right)
+    for name, other in (
+        ("number of events", header._replace(events=2)),
+        ("number of headers", header._replace(headers=2)),
+        ("number of bytes", header._replace(plain_bytes=header.plain_bytes + 1)),
+    ):
+        yield single(f"another {name}", other.encode() + right[HEADER_BYTES:], False, wrong)
+    yield single(
+        "another digest", flip(right, DIGEST), False, "the body is not what the seal names"
+    )
+    yield single("another public key", flip(right, KEY + 10), False, "that key is not pinned")
     number = int.from_bytes(right[SEAL - 32 : SEAL], "little") + GROUP_ORDER
     malleable = right[: SEAL - 32] + number.to_bytes(32, "little") + right[SEAL:]
     yield single("a second signature made from the first", malleable, False, wrong)
@@ -121,17 +142,51 @@ def forged() -> Iterator[dict[str, Any]]:
     small = bytes([1]) + bytes(31)
     yield single(
         "a key of small order that signs everything",
-        right[:178] + small + small + bytes(32) + right[SEAL:], False, "that key is not pinned",
+        right[:KEY] + small + small + bytes(32) + right[SEAL:], False, "that key is not pinned",
     )  # fmt: skip
     yield single("a stranger's key", sealed(1, FIRST, key="stranger"), False, "it is not pinned")
-    yield single("more events than there are", sealed(1, FIRST, events=2), False, "there is one")
-    yield single("no event", sealed(1, FIRST, events=0), False, "there is one")
-    yield single("no batch", sealed(1, b"anything"), False, "the body is no batch")
-    yield single("another magic", b"qsd1" + right[4:], False, "it is no seal")
+    for name, fields in (
+        ("no events", {"events": 0}),
+        ("more events than a batch may have", {"events": 1_000_001, "plain_bytes": 4_000_004}),
+        ("less than four bytes for each event", {"plain_bytes": 3}),
+        ("more bytes than a batch may have", {"plain_bytes": 2**25 + 1}),
+        ("a later version", {"version": 3}),
+        ("a kind that is not known", {"kind": 2}),
+        ("a number where zero is due", {"zero": 1}),
+    ):
+        yield single(name, sealed(1, FIRST, header=fields), False, "no header says that")
+    yield single(
+        "the kind of a basic batch", sealed(1, FIRST, header={"kind": 0}), False,
+        "then nobody signed it",
+    )  # fmt: skip
+    yield single("the seal of version 1", b"qsd2" + right[4:], False, "it is no header")
+    yield single(
+        "a number where the zeros of the block are",
+        flip(right, ZEROS), False, "there is one way to write a seal",
+    )  # fmt: skip
     yield single(
         "a tree that nobody asked for", salted(1, FIRST), False, "event_proofs of the topic is off"
     )
     yield single("no tree", right, False, "event_proofs of the topic is on", event_proofs=True)
+
+
+def malformed() -> Iterator[dict[str, Any]]:
+    """Signed as they are: each is ordered and takes its offsets, and none has events to deliver."""
+    wrong = "replicas do not look at bodies: it is ordered, and convicts its producer"
+    for name, payload in (
+        ("more events than there are", sealed(1, FIRST, header={"events": 2})),
+        ("fewer events than there are", sealed(1, batch_of(b"a", b"b"), header={"events": 1})),
+        ("more headers than there are", sealed(1, FIRST, header={"headers": 2})),
+        ("more bytes than there are", sealed(1, FIRST, header={"plain_bytes": 400})),
+        ("no columns", sealed(1, Header.of(1, 0, 8).encode() + b"anything")),
+        ("an empty body", sealed(1, Header.of(7, 0, 28).encode())),
+    ):
+        yield single(name, payload, True, wrong, is_malformed=True)
+    for name, payload in (
+        ("a salt that is cut", sealed(1, Header.of(1, 0, 8).encode() + b"salt", root=b"r" * 32)),
+        ("another count under a tree", salted(1, FIRST, header={"events": 2})),
+    ):
+        yield single(name, payload, True, wrong, is_malformed=True, event_proofs=True)
 
 
 def together() -> Iterator[dict[str, Any]]:
@@ -147,18 +202,22 @@ def together() -> Iterator[dict[str, Any]]:
             )
     first, second, third = sheaf(3)
     elsewhere = "its path leads to another root"
-    yield single("another size", first[:80] + b"\x04" + first[81:], False, "the size is signed")
-    yield single("another leaf", first[:81] + b"\x01" + first[82:], False, elsewhere)
-    yield single("a leaf too many", first[:80] + b"\x03\x03" + first[82:], False, "there are three")
-    yield single("size 0", first[:80] + b"\x00\x00" + first[82:], False, "there is at least one")
-    yield single("size 9", first[:80] + b"\x09" + first[81:], False, "there are eight at most")
-    yield single("another sibling", flip(first, 82), False, elsewhere)
-    yield single("a longer path", flip(first, 177), False, "zeros fill it up")
-    yield single("no path", first[:82] + bytes(96) + first[178:], False, elsewhere)
-    yield single("the path of another", first[:80] + second[80:178] + first[178:], False, elsewhere)
+
+    def with_bytes(at: int, changed: bytes) -> bytes:
+        return first[:at] + changed + first[at + len(changed) :]
+
+    yield single("another size", with_bytes(SHEAF, b"\x04"), False, "the size is signed")
+    yield single("another leaf", with_bytes(LEAF, b"\x01"), False, elsewhere)
+    yield single("a leaf too many", with_bytes(SHEAF, b"\x03\x03"), False, "there are three")
+    yield single("size 0", with_bytes(SHEAF, b"\x00\x00"), False, "there is at least one")
+    yield single("size 9", with_bytes(SHEAF, b"\x09"), False, "there are eight at most")
+    yield single("another sibling", flip(first, PATH), False, elsewhere)
+    yield single("a longer path", flip(first, KEY - 1), False, "zeros fill it up")
+    yield single("no path", with_bytes(PATH, bytes(96)), False, elsewhere)
+    yield single("the path of another", with_bytes(SHEAF, second[SHEAF:KEY]), False, elsewhere)
     yield single("under the number of another", third, False, "it was signed for 3", sequence=2)
     alone = sealed(1, FIRST)
-    padded = alone[:82] + b"\1" + alone[83:]
+    padded = flip(alone, PATH)
     yield single("alone, and yet with a path", padded, False, "zeros fill it up")
 
 
@@ -186,11 +245,15 @@ def wrong_producer() -> Iterator[dict[str, Any]]:
 
 def truncated() -> Iterator[dict[str, Any]]:
     right = sealed(1, FIRST)
-    for length in (0, 3, 4, 16, 209, SEAL - 1, SEAL, SEAL + 1, SEAL + 39, len(right) - 1):
+    for length in (0, 3, 15, 16, 17, SIGNATURE, SEAL - 1, SEAL, SEAL + 24, len(right) - 1):
         yield single(f"{length} bytes", right[:length], False, "something is missing")
     yield single("a byte more", right + b"\0", False, "the body is not what the seal names")
     yield single("no seal", FIRST, False, "there is no seal")
     yield single("two seals", right[:SEAL] + right, False, "the body is not what the seal names")
+    yield single(
+        "a salt without a tree", right[:SEAL] + SALT + right[SEAL:], False,
+        "the body is not what the seal names",
+    )  # fmt: skip
 
 
 def line(name: str, handed_in: list[tuple[int, bytes]], ordered: list[int], why: str) -> Any:
@@ -230,13 +293,14 @@ def equivocated() -> Iterator[Any]:
 
 def stores() -> Iterator[Any]:
     right, other = sealed(1, FIRST), sealed(1, OTHER)
-    swapped = right[:SEAL] + OTHER
+    swapped = right[:SEAL] + OTHER[HEADER_BYTES:]
     cases: list[tuple[str, list[bytes | None]]] = [
         ("there in each", [right, right, right]),
         ("swapped in one", [right, swapped, right]),
         ("missing in one", [None, right, right]),
-        ("different in each", [swapped, other, right[:SEAL] + flip(FIRST, -1)]),
-        ("right body, another seal", [other[:SEAL] + FIRST, flip(right, 8), right]),
+        ("different in each", [swapped, other, flip(right, -1)]),
+        ("right body, another seal", [other[:SEAL] + right[SEAL:], flip(right, TIME), right]),
+        ("right body, another header", [FIRST, flip(right, 4), flip(right, 1)]),
         ("right in the last one", [None, swapped, right]),
         ("truncated in one", [right[:-1], right, right]),
         ("without its seal in one", [FIRST, right, right]),
@@ -262,7 +326,7 @@ def vectors() -> dict[str, dict[str, Any]]:
         "public_key": public("producer").hex(),
     }
     kinds = {
-        "batches": (good, together, forged, wrong_producer, truncated),
+        "batches": (good, malformed, together, forged, wrong_producer, truncated),
         "lines": (replayed, reordered, equivocated),
         "stores": (stores,),
     }

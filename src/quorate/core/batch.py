@@ -4,10 +4,10 @@ A batch is the unit of transport, signing, ordering and storage. It is written o
 producer, and replicas read no more of it than its header (`core/header.py`). `core/columns.py` has
 the format, and `core/table.py` the way to Arrow's tables and back.
 
-`Batch` alone decides whether a payload, basic or signed, is what its header says. It checks it
-before anything is wrapped or built; what is wrong raises `RemoteProtocolError`. What a caller of
-the encoders got wrong raises `LocalProtocolError`. Arrow itself is imported only when a table or
-compression is asked for, since it alone would double the memory of a replica.
+`Batch` alone decides whether a payload, basic or signed, is what its header says. It checks that
+before anything is wrapped or built, and raises `RemoteProtocolError` if the payload is malformed.
+What a caller of the encoders got wrong raises `LocalProtocolError`. Arrow itself is imported only
+when a table or compression is asked for, since it alone would double the memory of a replica.
 """
 
 from __future__ import annotations

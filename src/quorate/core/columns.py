@@ -46,7 +46,7 @@ from quorate.core.header import (
     Header,
     Payload,
     columns_at,
-    header_of,
+    count_of,
 )
 from quorate.core.limits import BATCH_BYTES_MAX, BATCH_EVENTS_MAX
 
@@ -55,6 +55,8 @@ COMPRESSIONS = ("none", "zstd", "lz4")
 URGENT, KEYS, NULLS, HEADERS, TIMES, MIXED = (1 << bit for bit in range(6))
 _FLAGS = 2**6 - 1
 
+# Headers and plain bytes, in the header.
+_SIZES = Struct("<II")
 _BEGINNING = Struct("<BBHqIII")
 BEGINNING_BYTES = _BEGINNING.size
 
@@ -215,7 +217,9 @@ def _compressed(plain: bytes, compression: str) -> bytes:
     import pyarrow
 
     head_bytes = HEADER_BYTES + BEGINNING_BYTES
-    stored = pyarrow.compress(memoryview(plain)[head_bytes:], codec=compression, asbytes=True)
+    stored: bytes = pyarrow.compress(
+        memoryview(plain)[head_bytes:], codec=compression, asbytes=True
+    )
     if head_bytes + len(stored) >= len(plain):
         return plain
     head = bytearray(plain[:head_bytes])
@@ -290,7 +294,8 @@ _Take: TypeAlias = Callable[[int], memoryview]
 
 
 def checked_head(payload: Payload) -> Head:
-    header = header_of(payload)
+    events = count_of(payload)
+    headers, plain_bytes = _SIZES.unpack_from(payload, 8)
     start = columns_at(payload)
     at = start + BEGINNING_BYTES
     if not at <= len(payload) <= start - HEADER_BYTES + BATCH_BYTES_MAX:
@@ -306,7 +311,6 @@ def checked_head(payload: Payload) -> Head:
             f"a batch with unknown flags {flags}, compression {compression} "
             f"or reserved bytes {zero}"
         )
-    _, _, _, events, headers, plain_bytes = header
     stored_bytes = len(payload) - at
     if not compression and stored_bytes != plain_bytes:
         raise RemoteProtocolError(
@@ -330,7 +334,7 @@ def checked_head(payload: Payload) -> Head:
 
 def beginning_of(payload: Payload) -> tuple[int, int, int]:
     """Flags, compression and oldest time, as a payload says before its columns."""
-    header_of(payload)
+    count_of(payload)
     start = columns_at(payload)
     if len(payload) < start + BEGINNING_BYTES:
         raise RemoteProtocolError(

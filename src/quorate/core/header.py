@@ -3,7 +3,7 @@
     u8 version   u8 kind   u16 zero   u32 events   u32 headers   u32 plain bytes
 
 It has 16 bytes, little-endian, and every payload begins with it. The kind is *basic*, or *signed*:
-then a signature block and perhaps a salt stand between the header and the events
+then a signature block, and perhaps a salt, is between the header and the events
 (`crypto/sids.py`). *Plain bytes* are those of the columns before compression (`core/columns.py`).
 How long a header is follows from its version.
 
@@ -32,14 +32,17 @@ EVENT_BYTES_MIN = 4
 # What compressed columns may grow to. A header that promises more is refused unread.
 PLAIN_BYTES_MAX = 4 * BATCH_BYTES_MAX
 
-# What stands between the header and the events of a signed batch: the signature block, and a salt
-# if the root that the block names is not zero.
+# Header and signature block of a signed batch. A salt follows if the root that the block names is
+# not zero.
 SEAL_BYTES = HEADER_BYTES + 272
 SALT_BYTES = 32
 NO_ROOT = bytes(32)
 _ROOT = slice(HEADER_BYTES + 40, HEADER_BYTES + 72)
 
 _HEADER = Struct("<BBHIII")
+# The same, with version, kind and zero in one number.
+_WORDS = Struct("<IIII")
+_ALLOWED = tuple(VERSION | kind << 8 for kind in range(len(KINDS)))
 _EVENTS = Struct("<I")
 _EVENTS_AT = 4
 
@@ -68,16 +71,23 @@ class Header(NamedTuple):
 
 def header_of(payload: Payload) -> Header:
     """The header that a payload or a descriptor begins with, or `RemoteProtocolError`."""
+    count_of(payload)
+    return Header._make(_HEADER.unpack_from(payload))
+
+
+def count_of(payload: Payload) -> int:
+    """How many events a payload or a descriptor says it has, or `RemoteProtocolError`."""
     if len(payload) < HEADER_BYTES:
         raise RemoteProtocolError(
             f"a batch of {len(payload)} bytes, where its header alone takes {HEADER_BYTES}"
         )
-    header = Header._make(_HEADER.unpack_from(payload))
-    version, kind, zero, events, _, plain_bytes = header
-    if version != VERSION or kind >= len(KINDS) or zero:
+    events: int
+    word, events, _, plain_bytes = _WORDS.unpack_from(payload)
+    if word not in _ALLOWED:
+        version, kind, zero, *_ = _HEADER.unpack_from(payload)
         raise RemoteProtocolError(
-            f"a batch of version {version} and kind {kind}; allowed are version {VERSION} and "
-            f"kinds 0 ({KINDS[0]}) and 1 ({KINDS[1]})"
+            f"a batch of version {version}, kind {kind} and reserved bytes {zero}; allowed are "
+            f"version {VERSION}, kinds 0 ({KINDS[BASIC]}) and 1 ({KINDS[SIGNED]}), and zero"
         )
     if not 0 < events <= BATCH_EVENTS_MAX:
         raise RemoteProtocolError(
@@ -88,13 +98,13 @@ def header_of(payload: Payload) -> Header:
             f"a batch of {events} events in {plain_bytes} bytes; allowed are "
             f"{EVENT_BYTES_MIN * events} to {PLAIN_BYTES_MAX}"
         )
-    return header
+    return events
 
 
 def are_possible(batches: Iterable[Payload]) -> bool:
     """Whether all of these headers may be true, of payloads or descriptors."""
     try:
-        return all(header_of(each) for each in batches)
+        return all(map(count_of, batches))
     except RemoteProtocolError:
         return False
 
@@ -102,19 +112,14 @@ def are_possible(batches: Iterable[Payload]) -> bool:
 def are_basic(payloads: Iterable[Payload]) -> bool:
     """Whether all of these headers may be true where nobody signs."""
     try:
-        return not any(header_of(payload).is_signed for payload in payloads)
+        return not any(count_of(payload) and is_signed(payload) for payload in payloads)
     except RemoteProtocolError:
         return False
 
 
-def count_of(payload: Payload) -> int:
-    """How many events a payload says it has, read from its header alone."""
-    return header_of(payload).events
-
-
 def columns_at(payload: Payload) -> int:
     """Where the part of a payload begins that `core/columns.py` lays out."""
-    if payload[1] != SIGNED:
+    if payload[1] == BASIC:
         return HEADER_BYTES
     return SEAL_BYTES if payload[_ROOT] == NO_ROOT else SEAL_BYTES + SALT_BYTES
 

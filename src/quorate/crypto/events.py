@@ -17,7 +17,7 @@ from blake3 import blake3
 from quorate.core.batch import Batch
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.event import Event
-from quorate.core.header import SALT_BYTES
+from quorate.core.header import SALT_BYTES, is_signed
 from quorate.crypto.merkle import Hash, Tree, leaf_hash
 from quorate.crypto.sids import Seal, body_of
 
@@ -61,15 +61,15 @@ def events_root(salt: bytes, events: Iterable[Event]) -> Hash:
 
 
 def check_events(payload: bytes) -> int:
-    """How many events a signed batch has, if its tree is that of its seal.
+    """How many events a batch has, or `RemoteProtocolError` if it is malformed.
 
-    Otherwise there is a `RemoteProtocolError`.
-
-    Who signed the seal, and whether the body is the one that it names, the caller knows.
+    In a signed batch the tree of events is the one in its seal, too. Who signed the seal, and
+    whether the body is the one that it names, the caller knows.
     """
-    seal = Seal.decode(payload)
-    if seal.has_event_proofs:
+    batch = Batch(payload)
+    seal = Seal.decode(payload) if is_signed(payload) else None
+    if seal is not None and seal.has_event_proofs:
         salt = body_of(payload)[:SALT_BYTES]
-        if len(salt) < SALT_BYTES or events_root(salt, Batch(payload).events()) != seal.root:
+        if events_root(salt, batch.events()) != seal.root:
             raise RemoteProtocolError("a batch whose tree of events is not the one in its seal")
-    return seal.events
+    return batch.count

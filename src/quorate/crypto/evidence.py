@@ -6,8 +6,10 @@ Whoever holds a piece of evidence can show anybody who has the cluster's keys th
 no correct one does. It needs no cluster, no log and nobody's word. There are four kinds:
 
 - `TwoSeals`: a producer signed two different batches under one number of one line;
-- `FalseSeal`: a producer signed a number of events, or a tree of events, that the batch under its
-  signature does not have. Replicas do not look at trees, so that only auditors find it;
+- `Malformed`: a producer signed a batch whose body does not decode into what its header says
+  (`core.batch.Batch`), or whose tree of events is not the one in its seal. Replicas do not look at
+  bodies, so that readers and auditors find it. Nobody signed a basic batch, so that there is no
+  evidence of a malformed one;
 - `TwoHeads`: a replica cosigned two heads of one log, of one size and with different roots;
 - `FalseReceipt`: a store signed that it keeps a batch, and then that it does not have it, although
   by its own words retention has not taken it.
@@ -20,13 +22,15 @@ that was refused, and the digests behind it: they lead to the chain in the recei
 do.
 
 Rules:
-- evidence has one way to be written as text, and any other is refused;
+- evidence has one way to be written as text, and any other is refused. Its first line says which
+  version it is of, so that the numbers and headers in it mean one thing;
 - it is about the cluster whose keys one has; names of topics and numbers of members are part of
   what was signed;
 - keys that a member had before may be among those that one knows: what it signed with them, it
   signed.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -37,9 +41,11 @@ from msgspec import Meta
 
 from quorate.core.cluster import Cluster
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.header import SEAL_BYTES
+from quorate.core.header import is_signed as is_signed_batch
 from quorate.core.ids import MEMBER_ID_MAX, SESSION_MAX, MemberId
 from quorate.core.limits import RUN_BATCHES_MAX
-from quorate.core.ordering import DIGEST_BYTES, EVIDENCE_CHARACTERS_MAX, SEAL_BYTES
+from quorate.core.ordering import DIGEST_BYTES, EVIDENCE_CHARACTERS_MAX
 from quorate.crypto.checkpoint import SIZE_MAX, TIME_S_MAX, Checkpoint, Head, cosigned_bytes
 from quorate.crypto.digests import link, payload_digest
 from quorate.crypto.events import check_events
@@ -47,6 +53,11 @@ from quorate.crypto.identity import SIGNATURE_BYTES, is_signed
 from quorate.crypto.receipts import Receipt, Refusal
 from quorate.crypto.sids import Place, Seal, body_of, check_seal, sid
 
+VERSION = 2
+# The key of the kind.
+_FORMAT = f"quorate evidence v{VERSION}"
+# How evidence of any version begins; that of the first had no version.
+_BEGINNING = re.compile(r'\{\s*"(?:evidence|quorate evidence v([0-9]{1,9}))": ')
 # Of the batch in evidence, so that its text stays within its bound.
 BODY_BYTES_MAX = 750 * 1000
 _EXTENSIONS_MAX = 16
@@ -68,7 +79,7 @@ _Extensions = Annotated[tuple[_Line, ...], Meta(max_length=_EXTENSIONS_MAX)]
 
 
 class TwoSeals(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="evidence", tag="two-seals"
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT, tag="two-seals"
 ):
     """What a producer signed for one number of one line, twice; the seals are in order."""
 
@@ -90,10 +101,10 @@ class TwoSeals(
         return Place(self.cluster, self.topic, self.partition, self.producer, self.session)
 
 
-class FalseSeal(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="evidence", tag="false-seal"
+class Malformed(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT, tag="malformed"
 ):
-    """A seal, and the body under it, which has other events than the seal says."""
+    """A seal, and the body under it, which is not what header and seal say."""
 
     cluster: _Name
     topic: _Name
@@ -105,10 +116,11 @@ class FalseSeal(
     body: _Body
 
     @staticmethod
-    def of(place: Place, sequence: int, payload: bytes) -> "FalseSeal | None":
-        """Nothing if the batch is too large for evidence."""
+    def of(place: Place, sequence: int, payload: bytes) -> "Malformed | None":
+        """Nothing if nobody signed the batch, or if it is too large for evidence."""
         seal, body = payload[:SEAL_BYTES], body_of(payload)
-        return FalseSeal(*place, sequence, seal, body) if len(body) <= BODY_BYTES_MAX else None
+        has_room = is_signed_batch(payload) and len(body) <= BODY_BYTES_MAX
+        return Malformed(*place, sequence, seal, body) if has_room else None
 
     @property
     def place(self) -> Place:
@@ -125,7 +137,7 @@ class SignedHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TwoHeads(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="evidence", tag="two-heads"
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT, tag="two-heads"
 ):
     """What a replica signed as the head of one log at one size, twice; in the order of roots."""
 
@@ -144,7 +156,7 @@ class FalseReceipt(
     msgspec.Struct,
     frozen=True,
     forbid_unknown_fields=True,
-    tag_field="evidence",
+    tag_field=_FORMAT,
     tag="false-receipt",
 ):
     """A store's receipt, and its refusal of one of the batches that the receipt covers.
@@ -206,7 +218,7 @@ class FalseReceipt(
         )
 
 
-Evidence: TypeAlias = TwoSeals | FalseSeal | TwoHeads | FalseReceipt
+Evidence: TypeAlias = TwoSeals | Malformed | TwoHeads | FalseReceipt
 
 _decoder: msgspec.json.Decoder[Evidence] = msgspec.json.Decoder(Evidence, strict=True)
 
@@ -261,6 +273,13 @@ def parse(text: str) -> Evidence:
         raise RemoteProtocolError(
             f"evidence of {len(text)} characters; allowed are {EVIDENCE_CHARACTERS_MAX}"
         )
+    other = _BEGINNING.match(text)
+    version = int(other[1] or 1) if other else VERSION
+    if version != VERSION:
+        raise RemoteProtocolError(
+            f"evidence of version {version}, and this program reads version {VERSION}: verify it "
+            "with the version of Quorate that made it"
+        )
     try:
         evidence = _decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
@@ -279,8 +298,8 @@ def verify_evidence(evidence: Evidence, keys: Keys) -> Proved:
         )
     if isinstance(evidence, TwoSeals):
         return _two_seals(evidence, keys)
-    if isinstance(evidence, FalseSeal):
-        return _false_seal(evidence, keys)
+    if isinstance(evidence, Malformed):
+        return _malformed(evidence, keys)
     if isinstance(evidence, TwoHeads):
         return _two_heads(evidence, keys)
     return _false_receipt(evidence, keys)
@@ -336,7 +355,7 @@ def _two_seals(evidence: TwoSeals, keys: Keys) -> Proved:
     )  # fmt: skip
 
 
-def _false_seal(evidence: FalseSeal, keys: Keys) -> Proved:
+def _malformed(evidence: Malformed, keys: Keys) -> Proved:
     place, sequence, payload = evidence.place, evidence.sequence, evidence.seal + evidence.body
     seal = Seal.decode(payload)
     _check_sealed(keys, place, sequence, seal)
@@ -347,9 +366,9 @@ def _false_seal(evidence: FalseSeal, keys: Keys) -> Proved:
     except RemoteProtocolError as error:
         name = keys.names[evidence.producer]
         return Proved(
-            "false-seal", "producer", evidence.producer, name,
+            "malformed", "producer", evidence.producer, name,
             f"{name} signed {error}, as number {sequence} of session {evidence.session} on "
-            f"partition {evidence.partition} of '{evidence.topic}'",
+            f"partition {evidence.partition} of {evidence.topic!a}",
         )  # fmt: skip
     raise RemoteProtocolError("a seal that is true of its batch, which is no lie")
 

@@ -2,28 +2,34 @@
 
 Source: DESIGN section 6; RFC 6962 and 9162 (inclusion); C2SP tlog-checkpoint and tlog-cosignature.
 
-A proof is a JSON object in ASCII. It has the place of a batch (cluster, topic, partition, offset,
-producer and session, sequence, the time of the log), its seal (`sids.py`), what was published (the
-body behind the seal, or one event with its own salt and its way to the root that the seal names),
-and the way from the batch's leaf (`leaves.py`) to the root of a checkpoint, with that checkpoint.
+A proof is a JSON object in ASCII. It has the place of a batch (cluster, topic, partition, offset of
+its first event, producer and session, sequence, the time of the log), its seal (`sids.py`), what
+was published (the body behind the seal, or one event with its own salt and its way to the root that
+the seal names), and the way from the batch's leaf (`leaves.py`) to the root of a checkpoint, with
+that checkpoint.
+
+A basic batch has no seal. Its proof has the header (`core/header.py`) in place of the seal, and
+always the body. It shows that a quorum ordered this batch as its producer's, and that the producer
+did not sign it: the leaf covers the header, and the header says which of both a batch is.
 
 The keys come from a file that whoever verifies has from elsewhere, and never from the proof. What
 is verified, in this order:
 
-1. The file is a proof, written in the one way in which a proof is written.
+1. The file is a proof, of this version, written in the one way in which a proof is written.
 2. It is of the cluster that the keys are of.
 3. The seal's own key signed the SID of this batch: cluster, topic, partition, producer, session,
-   sequence, digest, number of events, time.
-4. What was published is what the seal names: the body has its digest and as many events, or the
-   event leads to the root of the tree over so many events.
+   sequence, header, digest, time. Without a seal, the header is that of a basic batch.
+4. What was published is what the seal names: the body has its digest, or the event leads to the
+   root of the tree over as many events as the header says. A basic body is part of the leaf.
 5. The checkpoint is one of the cluster's Byzantine order log, and so many of the replicas that are
    pinned signed it as any two such sets have a correct one in common; it has their lines, and no
    other ones.
-6. The leaf that follows from the place and the seal leads to the checkpoint's root.
+6. The leaf that follows from the place and the seal, or from the place, the header and the body,
+   leads to the checkpoint's root.
 7. The key of the seal is the one that is pinned for the producer. If it is not, the file knows
    another key of the producer's, or none: then it was the producer's by the word of those who
    signed the checkpoint, since replicas compare it before they order a batch. The verdict says
-   which (docs/decisions/0018-proofs.md).
+   which (docs/decisions/0018-proofs.md). Without a seal, the verdict says that nobody signed.
 
 Rules:
 - no byte of a proof can be changed without being noticed. That is why there is one way to write
@@ -31,26 +37,33 @@ Rules:
   that of a stranger, which a reader of checkpoints passes over;
 - a proof of one event has neither the salt of the batch nor anything of the other events but
   hashes that are salted;
-- that the tree of events is that of the batch, the producer vouches for alone. Whoever has the
-  whole batch looks (`remarks` of the verdict), and so does whoever makes a proof of one event.
+- a SID has the name of the topic, and a leaf the number that follows from it, of 32 bits. So what
+  the proof of a basic batch shows of its topic is this number, and the verdict says so: names that
+  share it can be found;
+- that the body is what its header says (`core.batch.Batch`), and that the tree of events is that of
+  the batch, the producer vouches for alone. A batch that is malformed takes its offsets all the
+  same, so that its proof holds. Whoever has the whole batch looks (`remarks` of the verdict), and
+  so does whoever makes a proof of one event.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from quorate.core.batch import Batch, count_of
+from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
 from quorate.core.errors import ConfigError, LocalProtocolError, QuorateError, RemoteProtocolError
 from quorate.core.event import Event
+from quorate.core.header import HEADER_BYTES, SALT_BYTES, SEAL_BYTES, header_of, is_signed
 from quorate.core.ids import MEMBER_ID_MAX, SESSION_MAX, MemberId, NodeId, node_of, topic_id
 from quorate.core.limits import BATCH_EVENTS_MAX, SEALED_BYTES_MAX
-from quorate.core.ordering import PATH_HASHES_MAX, SEAL_BYTES
+from quorate.core.ordering import PATH_HASHES_MAX
 from quorate.core.quorum import Quorum
 from quorate.crypto.checkpoint import (
     NOTE_BYTES_MAX,
@@ -61,8 +74,8 @@ from quorate.crypto.checkpoint import (
     read,
     render,
 )
-from quorate.crypto.digests import payload_digest, seal_digest
-from quorate.crypto.events import event_leaf, event_leaves, event_salt, events_root
+from quorate.crypto.digests import digest, payload_digest, seal_digest
+from quorate.crypto.events import check_events, event_leaf, event_leaves, event_salt
 from quorate.crypto.leaves import LEAF, LEAF_VERSION
 from quorate.crypto.merkle import (
     HASH_BYTES,
@@ -72,8 +85,10 @@ from quorate.crypto.merkle import (
     inclusion_proof,
     leaf_hash,
 )
-from quorate.crypto.sids import SALT_BYTES, Place, Seal, check_seal
+from quorate.crypto.sids import Place, Seal, check_seal
 
+VERSION = 2
+FORMAT: Final = "quorate proof v2"
 # The group of replicas that orders validated topics.
 GROUP = "byzantine"
 NAME_CHARACTERS_MAX = 1024
@@ -84,6 +99,8 @@ _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Time = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 _Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+_Header = Annotated[bytes, Meta(min_length=HEADER_BYTES, max_length=HEADER_BYTES)]
+_Seal = Annotated[bytes, Meta(min_length=SEAL_BYTES, max_length=SEAL_BYTES)]
 _Path = Annotated[list[_Hash], Meta(max_length=PATH_HASHES_MAX)]
 
 
@@ -110,9 +127,9 @@ class EventProof(
     path: _Path
 
     @staticmethod
-    def of(body: bytes, index: int) -> "EventProof":
-        """Of one event of a body that begins with a salt."""
-        salt, events = body[:SALT_BYTES], Batch(body[SALT_BYTES:]).events()
+    def of(payload: bytes, index: int) -> "EventProof":
+        """Of one event of a signed batch that has a salt."""
+        salt, events = payload[SEAL_BYTES:][:SALT_BYTES], Batch(payload).events()
         if not 0 <= index < len(events):
             raise LocalProtocolError(
                 f"there is no event {index} in this batch; it has events 0 to {len(events) - 1}"
@@ -137,18 +154,23 @@ class EventProof(
 class Proof(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
 ):
-    """What the file says, whether it holds or not. It has either a body or an event."""
+    """What the file says, whether it holds or not.
 
-    format: Literal["quorate proof v1"]
+    It has either a seal or a header, and either a body or an event; with a header it has a body.
+    """
+
+    format: Literal["quorate proof v2"]
     cluster: _Name
     topic: _Name
     partition: Annotated[int, Meta(ge=0, le=2**16 - 1)]
+    # That of the batch's first event.
     offset: _Number
     producer: Annotated[int, Meta(ge=0, le=MEMBER_ID_MAX)]
     session: Annotated[int, Meta(ge=0, le=SESSION_MAX)]
     sequence: _Number
     time_us: _Time
-    seal: Annotated[bytes, Meta(min_length=SEAL_BYTES, max_length=SEAL_BYTES)]
+    seal: _Seal | None = None
+    header: _Header | None = None
     body: Annotated[bytes, Meta(max_length=SEALED_BYTES_MAX)] | None = None
     event: EventProof | None = None
     leaf: _Number
@@ -161,12 +183,24 @@ class Proof(
         """Read what `render` wrote, and nothing else (step 1)."""
         if len(data) > PROOF_BYTES_MAX:
             raise ProofError(1, f"it has more than {PROOF_BYTES_MAX} bytes")
+        other = _FORMAT.match(data)
+        if other and int(other[1]) != VERSION:
+            raise ProofError(
+                1,
+                f"it is a proof of version {int(other[1])}, and this program reads version "
+                f"{VERSION}: have it made again with `quorate prove`, or verify it with the "
+                "version of Quorate that made it",
+            )
         try:
             proof = _DECODER.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProofError(1, f"it is no proof: {error}") from None
         if (proof.body is None) is (proof.event is None):
             raise ProofError(1, "it has to have either a body or an event")
+        if (proof.seal is None) is (proof.header is None):
+            raise ProofError(1, "it has to have either a seal or a header")
+        if proof.seal is None and proof.body is None:
+            raise ProofError(1, "an event is proved alone under a seal only, and it has none")
         if proof.render() != data:
             raise ProofError(
                 1,
@@ -186,6 +220,18 @@ class Proof(
     @property
     def place(self) -> Place:
         return Place(self.cluster, self.topic, self.partition, self.producer, self.session)
+
+    @property
+    def payload(self) -> bytes:
+        """The whole batch, as far as the proof has it."""
+        return (self.seal or self.header or b"") + (self.body or b"")
+
+
+def parts_of(payload: bytes) -> tuple[bytes | None, bytes | None, bytes]:
+    """Seal, header and body of this batch for its proof, which has one of the first two."""
+    if is_signed(payload):
+        return payload[:SEAL_BYTES], None, payload[SEAL_BYTES:]
+    return None, payload[:HEADER_BYTES], payload[HEADER_BYTES:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,22 +288,25 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     topic: str
     partition: int
+    # That of the event, or of the first event of the batch.
     offset: int
     producer: int
     # As the key file calls it; empty if it knows no such client.
     producer_name: str
+    # Whether the producer signed. Otherwise the vouchers say that the producer published it.
+    is_signed: bool
     # Whether the key file pins the key that signed. Otherwise the vouchers say that it was the
     # producer's.
     is_key_pinned: bool
-    public_key: bytes
+    public_key: bytes | None
     session: int
     sequence: int
     # When the producer signed, by its own clock, and when the batch was ordered.
-    signed_us: int
+    signed_us: int | None
     ordered_us: int
-    # Of the whole batch.
+    # Of the whole batch: it takes as many offsets.
     events: int
-    # Either the batch, or one event and which one of the batch it is.
+    # Either the batch with its header or seal, or one event and which one of the batch it is.
     batch: bytes | None
     event: Event | None
     event_index: int | None
@@ -273,7 +322,8 @@ def verify(proof: Proof, keys: Keys) -> Verdict:
     """What this proof proves to whoever pins these keys, or `ProofError`."""
     _check_cluster(proof, keys)
     seal = _checked_seal(proof)
-    _check_content(proof, seal)
+    if seal is not None:
+        _check_content(proof, seal)
     checkpoint = _checked_checkpoint(proof, keys)
     _check_position(proof, checkpoint)
     return _verdict(proof, seal, checkpoint, keys)
@@ -286,10 +336,11 @@ def verify_bytes(data: bytes, keys: Keys) -> Verdict:
 
 def leaf_of(proof: Proof) -> Hash:
     """The leaf of the batch that a proof is about."""
+    content = digest(proof.payload) if proof.seal is None else seal_digest(proof.seal)
     return leaf_hash(
         LEAF.pack(
             LEAF_VERSION, topic_id(proof.topic), proof.partition, proof.offset, proof.publisher,
-            proof.sequence, proof.time_us, seal_digest(proof.seal),
+            proof.sequence, proof.time_us, content,
         )
     )  # fmt: skip
 
@@ -316,8 +367,12 @@ def _check_cluster(proof: Proof, keys: Keys) -> None:
         )
 
 
-def _checked_seal(proof: Proof) -> Seal:
+def _checked_seal(proof: Proof) -> Seal | None:
     try:
+        if proof.seal is None:
+            if header_of(proof.payload).is_signed:
+                raise RemoteProtocolError("the header of a signed batch without its seal")
+            return None
         seal = Seal.decode(proof.seal)
         check_seal(proof.place, proof.sequence, seal)
     except RemoteProtocolError as error:
@@ -328,18 +383,8 @@ def _checked_seal(proof: Proof) -> Seal:
 def _check_content(proof: Proof, seal: Seal) -> None:
     if proof.event is not None:
         _check_event(proof.event, seal)
-        return
-    assert proof.body is not None
-    if payload_digest(proof.body) != seal.digest:
+    elif payload_digest(proof.body or b"") != seal.digest:
         raise ProofError(4, "the body is not what the producer signed")
-    try:
-        count = count_of(_batch_in(proof.body, seal))
-    except RemoteProtocolError as error:
-        raise ProofError(4, f"the body is no batch: {error}") from None
-    if count != seal.events:
-        raise ProofError(
-            4, f"the body has {count} events, and the producer signed {seal.events} of them"
-        )
 
 
 def _check_event(found: EventProof, seal: Seal) -> None:
@@ -390,25 +435,27 @@ def _check_position(proof: Proof, checkpoint: Checkpoint) -> None:
 # The verdict
 
 
-def _verdict(proof: Proof, seal: Seal, checkpoint: Checkpoint, keys: Keys) -> Verdict:
+def _verdict(proof: Proof, seal: Seal | None, checkpoint: Checkpoint, keys: Keys) -> Verdict:
     producer = keys.producers.get(proof.producer)
-    is_pinned = producer is not None and producer.key == seal.public_key
+    pinned = None if producer is None else producer.key
+    is_pinned = seal is not None and seal.public_key == pinned
     found = proof.event
     return Verdict(
         cluster=proof.cluster,
         topic=proof.topic,
         partition=proof.partition,
-        offset=proof.offset,
+        offset=proof.offset if found is None else proof.offset + found.index,
         producer=proof.producer,
         producer_name="" if producer is None else producer.name,
+        is_signed=seal is not None,
         is_key_pinned=is_pinned,
-        public_key=seal.public_key,
+        public_key=None if seal is None else seal.public_key,
         session=proof.session,
         sequence=proof.sequence,
-        signed_us=seal.time_us,
+        signed_us=None if seal is None else seal.time_us,
         ordered_us=proof.time_us,
-        events=seal.events,
-        batch=None if proof.body is None else _batch_in(proof.body, seal),
+        events=header_of(proof.payload).events,
+        batch=None if proof.body is None else proof.payload,
         event=None if found is None else found.event,
         event_index=None if found is None else found.index,
         leaf=proof.leaf,
@@ -416,13 +463,19 @@ def _verdict(proof: Proof, seal: Seal, checkpoint: Checkpoint, keys: Keys) -> Ve
         root=checkpoint.head.root,
         vouchers=tuple(Voucher(each.name, each.time_s) for each in checkpoint.cosignatures),
         remarks=(
-            *([] if is_pinned else [_whose_key(proof, producer)]),
-            *_tree_remarks(proof, seal),
+            *([] if is_pinned else [_whose(proof, producer)]),
+            *([] if proof.body is None else _what_is_wrong(proof.payload)),
         ),
     )
 
 
-def _whose_key(proof: Proof, producer: Producer | None) -> str:
+def _whose(proof: Proof, producer: Producer | None) -> str:
+    if proof.seal is None:
+        who = f"client {proof.producer}" if producer is None else producer.name
+        return (
+            f"{who} did not sign this batch: that {who} published it, the vouchers say, who "
+            "ordered it as a basic batch; of the topic's name they signed 32 bits of its hash"
+        )
     if producer is None:
         has = f"has no client {proof.producer}"
     elif producer.key is None:
@@ -435,20 +488,16 @@ def _whose_key(proof: Proof, producer: Producer | None) -> str:
     )
 
 
-def _tree_remarks(proof: Proof, seal: Seal) -> list[str]:
-    if proof.body is None or not seal.has_event_proofs:
-        return []
+def _what_is_wrong(payload: bytes) -> list[str]:
     try:
-        events = Batch(_batch_in(proof.body, seal)).events()
+        Batch(payload)
     except RemoteProtocolError as error:
-        return [f"the events of this batch cannot be read: {error}"]
-    if events_root(proof.body[:SALT_BYTES], events) == seal.root:
-        return []
-    return ["the tree of events that the producer signed is not the one of this batch"]
-
-
-def _batch_in(body: bytes, seal: Seal) -> bytes:
-    return body[SALT_BYTES:] if seal.has_event_proofs else body
+        return [f"the batch is malformed, so that readers deliver none of its events: {error}"]
+    try:
+        check_events(payload)
+    except RemoteProtocolError as error:
+        return [f"what the producer signed is {error}"]
+    return []
 
 
 def _event_path(salt: bytes, events: list[Event], index: int) -> list[Hash]:
@@ -460,4 +509,6 @@ def _event_path(salt: bytes, events: list[Event], index: int) -> list[Hash]:
 
 
 STEPS = 7
+# How a proof of any version begins.
+_FORMAT = re.compile(rb'\{\n "format": "quorate proof v([0-9]{1,9})"')
 _DECODER: msgspec.json.Decoder[Proof] = msgspec.json.Decoder(Proof)

@@ -5,8 +5,9 @@ Source: DESIGN section 3 (data plane); Kabis 2023, section 3.3.
 A *receipt* of a store says that it has the payloads of consecutive batches of one line on disk. It
 names them by the chain of the last of them, so that one signature does for as many as came
 together, and once more for those before them. A *refusal* says that it does not have the payload of
-one batch that was ordered, and from which offset on it keeps the partition. Both say where they
-belong in the same words as a SID does (`sids.py`), and in one way only.
+one batch that was ordered, and from which offset on it keeps the partition. The offset of a batch
+is that of its first event. Both say where they belong in the same words as a SID does (`sids.py`),
+and in one way only.
 
 A store that follows the protocol signs a receipt when the payloads are on disk and before their
 order is decided, and refuses only what was decided and it does not have. So it never signs a
@@ -24,8 +25,8 @@ from typing import NamedTuple
 from quorate.core.ids import Digest, Sequence
 from quorate.crypto.sids import Place, named
 
-_RECEIPT_CONTEXT = b"quorate receipt v1\n"
-_REFUSAL_CONTEXT = b"quorate refusal v1\n"
+_RECEIPT_CONTEXT = b"quorate receipt v2\n"
+_REFUSAL_CONTEXT = b"quorate refusal v2\n"
 # partition, producer, session
 _PLACE = Struct("<HII")
 # first, batches, chain
@@ -49,7 +50,7 @@ class Receipt(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A store does not have the batch of this number and digest, which stands at this offset.
+    """A store does not have the batch of this number and digest, which begins at this offset.
 
     It keeps the partition from `start` on, and says so at this time of its day.
     """

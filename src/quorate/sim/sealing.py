@@ -11,8 +11,8 @@ from random import Random
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from quorate.core.header import SALT_BYTES
 from quorate.core.ids import NodeId, Sequence
-from quorate.crypto.sids import SALT_BYTES
 from quorate.protocol.ordering.validation import Sealer, Sealing
 
 CLUSTER = "simulated"

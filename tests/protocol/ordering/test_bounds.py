@@ -4,30 +4,32 @@ import pytest
 
 from council import A, B, Council, T, payload_of, span_of, value_of
 from quorate.core.ordering import Decision, Line, Retrieved
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering import retrieval
 from quorate.protocol.ordering.catching_up import DECISIONS_AHEAD_MAX, EARLY_BYTES_MAX
 from quorate.protocol.ordering.value import Span
+from stage import event
 
 LIAR = 3
+LARGE = event(bytes(600))
 
 
 def kept_bytes(council: Council) -> int:
     said = council.group(0).catching_up.said
     decisions = [decision for words in said.values() for decision in words.values()]
     return sum(
-        len(each.value) + len(each.digests) + sum(map(len, each.commands)) for each in decisions
+        len(each.value) + len(each.descriptors) + sum(map(len, each.commands)) for each in decisions
     )
 
 
-@pytest.mark.parametrize("field", ["digests", "commands"])
+@pytest.mark.parametrize("field", ["descriptors", "commands"])
 def test_what_a_replica_says_of_slots_ahead_is_bounded_in_bytes(field: str) -> None:
     council = Council(byzantine=(LIAR,))
     size = EARLY_BYTES_MAX // 8
     for slot in range(2, DECISIONS_AHEAD_MAX):
         many = bytes(size)
-        digests, commands = (many, []) if field == "digests" else (b"", [many])
-        council.say(LIAR, [0], Decision(council.number, slot, b"", digests, commands))
+        descriptors, commands = (many, []) if field == "descriptors" else (b"", [many])
+        council.say(LIAR, [0], Decision(council.number, slot, b"", descriptors, commands))
     assert size < kept_bytes(council) <= EARLY_BYTES_MAX
 
 
@@ -39,26 +41,26 @@ def test_a_replica_that_repeats_itself_takes_no_more_room() -> None:
     assert kept_bytes(council) == EARLY_BYTES_MAX
 
 
-def test_offers_are_bounded_in_bytes_and_the_digests_are_kept(
+def test_offers_are_bounded_in_bytes_and_the_descriptors_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retrieval, "OFFERED_BYTES_MAX", 1000)
     council = Council(byzantine=(0, LIAR))
     # The leader names what nobody has been given.
-    spans: list[Span] = [span_of(publisher, 1, bytes(600)) for publisher in (A, B)]
+    spans: list[Span] = [span_of(publisher, 1, LARGE) for publisher in (A, B)]
     for span in spans:
         council.group(1).retrieval.want(span)
     for publisher in (A, B):
-        given = Retrieved(publisher, T, 0, 1, [digest(bytes(600))], [bytes(600)])
+        given = Retrieved(publisher, T, 0, 1, [descriptor(LARGE)], [LARGE])
         council.say(LIAR, [1], given)
     offers = [council.group(1).backlog.wanted[Line(each, T, 0)].offer for each in (A, B)]
-    assert [offer and offer[0] for offer in offers] == [[digest(bytes(600))]] * 2
-    assert [offer and offer[1] for offer in offers] == [[bytes(600)], [None]]
+    assert [offer and offer[0] for offer in offers] == [[descriptor(LARGE)]] * 2
+    assert [offer and offer[1] for offer in offers] == [[LARGE], [None]]
 
 
 def test_a_replica_that_lags_behind_still_comes_forward() -> None:
     council = Council(byzantine=(LIAR,))
-    contents = [payload_of(A, number) for number in range(1, 6)]
+    contents = [event(payload_of(A, number)) for number in range(1, 6)]
     for slot in range(2, DECISIONS_AHEAD_MAX):
         council.say(LIAR, [0], Decision(council.number, slot, b"", bytes(EARLY_BYTES_MAX)))
     before = b""
@@ -67,6 +69,6 @@ def test_a_replica_that_lags_behind_still_comes_forward() -> None:
         before = span.chain
         for sender in (1, 2):
             council.say(
-                sender, [0], Decision(council.number, slot, value_of(span), digest(content))
+                sender, [0], Decision(council.number, slot, value_of(span), descriptor(content))
             )
     assert council.group(0).consensus.slot == 6

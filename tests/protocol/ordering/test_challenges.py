@@ -200,7 +200,7 @@ def test_a_challenge_about_what_does_not_stand_there_is_not_answered() -> None:
     council.drop()
 
     for wrong in (
-        msgspec.structs.replace(challenge, digest=bytes(32)),
+        msgspec.structs.replace(challenge, descriptor=bytes(48)),
         msgspec.structs.replace(challenge, sequence=2),
         msgspec.structs.replace(challenge, offset=1),
         msgspec.structs.replace(challenge, offset=99),

@@ -30,7 +30,7 @@ from quorate.core.ordering import (
     Received,
     Write,
 )
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor
 from quorate.protocol.control.machine import Control
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.machine import Ready
@@ -41,17 +41,18 @@ from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Decided, Placed, Store, Stretch
 from quorate.protocol.ordering.replica import Ordering
-from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chain_of
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX, Outbox
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimSigner
 from quorate.sim.stores import SimStore
+from stage import event
 
 LINE = Line(ANNA, CONTROL_TOPIC_ID, 0)
 NAMES = {client.number: client.name for client in cluster().clients}
 # Of what makes no command as well, as much as replicas let wait.
-COMMANDS = [bytes(INLINE_BYTES_MAX)] * 4096
-CHAINS = chained(CHAIN_START, map(digest, COMMANDS))
+COMMANDS = [event(bytes(INLINE_BYTES_MAX - len(event(b""))))] * 4096
+CHAINS = chain_of(CHAIN_START, map(descriptor, COMMANDS))
 WALL_US = 1_000_000
 
 
@@ -83,8 +84,8 @@ def test_whatever_a_slot_orders_of_commands_can_be_told_to_those_who_lag_behind(
 
     (span,) = Value.decode(value).spans
     commands = COMMANDS[: span.batches]
-    digests = b"".join(map(digest, commands))
-    assert encode(Decision(GroupKind.BYZANTINE, 1, value, digests, commands))
+    descriptors = b"".join(map(descriptor, commands))
+    assert encode(Decision(GroupKind.BYZANTINE, 1, value, descriptors, commands))
 
 
 @pytest.mark.parametrize("excess", [0, 1])
@@ -116,8 +117,8 @@ def test_a_replica_that_restarts_carries_out_what_was_decided_or_nothing(damage:
     commands = [
         batch.encode([Event(None, encode_command(Register(topic)))]) for topic in ("orders", "news")
     ]
-    digests = b"".join(map(digest, commands))
-    placed = Placed(ANNA, CONTROL_TOPIC_ID, 0, 1, 0, 0, digests, b"", b"")
+    descriptors = b"".join(map(descriptor, commands))
+    placed = Placed(ANNA, CONTROL_TOPIC_ID, 0, 1, 0, 0, descriptors, b"", b"")
     found = {
         "none": commands,
         "one is altered": [commands[0], commands[1][:-1] + b"?"],

@@ -18,8 +18,9 @@ from quorate.core.ordering import (
     Partition,
     Refusal,
     Stored,
+    Wants,
 )
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor, digest
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting
 from quorate.protocol.ordering.records import Decided, Deposit, Deposited, Held, Stretch
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, ROOMS, Rooms
@@ -226,7 +227,7 @@ def test_a_reader_waits_for_what_is_on_its_way_and_is_not_told_that_it_is_absent
     # It is not in memory any more.
     readers.start_over()
     readers._store = slow
-    made.step(READER, 0, Follow(T, 0, 1, 0, 100, True))
+    made.step(READER, 0, Follow(T, 0, 1, 0, 100, Wants.ALL))
     made.collect()
     assert made.messages(Absent, receiver=READER) == []
 
@@ -248,7 +249,7 @@ def test_who_waits_for_its_store_outside_signs_no_refusal_until_that_has_lost_th
     group.readers.start_over()
     group.readers._store = group.challenges._store = slow
     (time_us,) = {each.time_us for each in made.messages(Ordered, receiver=A)}
-    challenge = Challenge(A, T, 0, 0, 1, time_us, digest(batch(1)))
+    challenge = Challenge(A, T, 0, 0, 1, time_us, descriptor(batch(1)))
 
     made.step(1, 0, challenge)
     made.collect()

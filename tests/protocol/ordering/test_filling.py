@@ -19,7 +19,7 @@ from quorate.protocol.ordering.filling import ANSWER_US_MAX, Filling
 from quorate.protocol.ordering.readers import Readers
 from quorate.protocol.ordering.records import Held, Store, Stretch
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX
-from stage import Outlook
+from stage import Outlook, event, opened
 
 LARGE = bytes(range(250)) * 20
 
@@ -43,7 +43,7 @@ def held_by(council: Council, replica: int) -> list[bytes]:
 def test_a_replica_that_was_away_gets_a_small_batch_from_its_peers() -> None:
     council = missed(payload_of(A, 1))
     council.run(3)
-    assert held_by(council, 3) == [payload_of(A, 1)]
+    assert held_by(council, 3) == [event(payload_of(A, 1))]
     assert council.group(3).filling.count == 0
     assert council.log(3) == [payload_of(A, 1)]
 
@@ -52,7 +52,7 @@ def test_large_batches_go_to_the_stores_of_their_partition_only() -> None:
     council = missed(LARGE)
     council.run(5)
     is_store = council.group(3).roster.stores(next(iter(council.group(3).log.state.partitions)))
-    assert held_by(council, 3) == ([LARGE] if is_store else [])
+    assert held_by(council, 3) == ([event(LARGE)] if is_store else [])
     assert council.group(3).filling.count == 0
 
 
@@ -65,10 +65,12 @@ def test_a_payload_that_does_not_fit_the_chain_is_refused_and_asked_of_another()
         for flight in council.flying:
             if isinstance(flight.message, Entries) and flight.receiver == 3 and not forged:
                 forged += 1
-                flight.message = msgspec.structs.replace(flight.message, payloads=[b"forged"])
+                flight.message = msgspec.structs.replace(
+                    flight.message, payloads=[event(b"forged")]
+                )
         council.deliver()
     assert forged == 1
-    assert held_by(council, 3) == [payload_of(A, 1)]
+    assert held_by(council, 3) == [event(payload_of(A, 1))]
     assert "forgery" in {report.kind for report in council.reports(by=3)}
 
 
@@ -76,13 +78,15 @@ def test_a_peer_answers_with_what_stands_there_or_says_that_it_has_nothing() -> 
     council = Council()
     council.publish(A, 1, b"one", b"two", LARGE, b"four")
     council.settle()
-    for offset, count, large in ((0, 4, False), (2, 2, False), (2, 2, True), (9, 1, True)):
-        council.say(3, [0], Fill(T, 0, offset, count, large))
+    for offset, end, large in ((0, 4, False), (2, 4, False), (2, 4, True), (9, 10, True)):
+        council.say(3, [0], Fill(T, 0, offset, end, large))
     answers = [*council.messages(Entries, sender=0), *council.messages(Absent, sender=0)]
-    payloads = [answer.payloads for answer in answers if isinstance(answer, Entries)]
+    payloads = [
+        [*map(opened, answer.payloads)] for answer in answers if isinstance(answer, Entries)
+    ]
     assert payloads == [[b"one", b"two"], [LARGE, b"four"]]
-    absent = [(each.offset, each.count) for each in answers if isinstance(each, Absent)]
-    assert absent == [(2, 1), (9, 1)]
+    absent = [(each.offset, each.end) for each in answers if isinstance(each, Absent)]
+    assert absent == [(2, 3), (9, 10)]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ def test_a_replica_is_given_all_that_it_lacks_of_what_was_decided() -> None:
     council.say(3, [0], Retrieve(A, T, 0, 1, 100))
     given = [each.message for each in council.sent[before:] if each.sender == 0]
     (retrieved,) = [message for message in given if isinstance(message, Retrieved)]
-    assert retrieved.payloads == payloads
+    assert [*map(opened, retrieved.payloads)] == payloads
 
 
 def test_whoever_stands_there_a_thousand_times_at_once_is_helped_a_few_times() -> None:
@@ -163,10 +167,10 @@ def test_nobody_is_asked_for_what_is_here() -> None:
     assert not council.messages(Fill)
 
 
-def test_what_is_missing_is_counted_in_batches() -> None:
+def test_what_is_missing_is_counted_in_events() -> None:
     filling = Council().group(3).filling
-    for offset, batches in ((0, 3), (3, 1), (7, 2)):
-        filling.miss(Partition(T, 0), offset, batches)
+    for offset, end in ((0, 3), (3, 4), (7, 9)):
+        filling.miss(Partition(T, 0), offset, end)
     assert filling.count == 6
 
 
@@ -179,18 +183,22 @@ class Trimmed:
     def bounds(self, partition: Partition) -> tuple[int, int]:
         return self.start, 100
 
-    def chain(self, partition: Partition, offset: int) -> bytes | None:
-        return bytes(32) if offset >= self.start else None
+    def chain(self, partition: Partition, offset: int) -> tuple[int, bytes] | None:
+        return (offset, bytes(32)) if offset >= self.start else None
+
+    def behind(self, partition: Partition, offset: int, batches: int) -> int:
+        """Every batch has one event."""
+        return offset + batches
 
 
 def test_what_retention_took_is_not_asked_for() -> None:
     look, store = Outlook(), Trimmed(5)
     filling = Filling((1, 2, 3), lambda _: True, cast(Store, store), look.outbox)
     filling.miss(Partition(T, 0), 0, 3)
-    filling.miss(Partition(T, 1), 3, 4)
+    filling.miss(Partition(T, 1), 3, 7)
     filling.tick()
     (fill,) = look.sent(Fill)
-    assert (fill.partition, fill.offset, fill.count) == (1, 5, 2)
+    assert (fill.partition, fill.offset, fill.end) == (1, 5, 7)
     assert filling.count == 2
 
 
@@ -200,11 +208,11 @@ def test_an_answer_about_what_retention_took_meanwhile_is_held_against_nobody() 
     filling.miss(Partition(T, 0), 0, 3)
     filling.tick()
     store.start = 2
-    filling.on_entries(1, Entries(A, T, 0, 0, 1, 0, bytes(32), bytes(32), [b"x"]))
+    filling.on_entries(1, Entries(A, T, 0, 0, 1, 0, bytes(32), bytes(32), [event(b"x")]))
     ready = look.take()
     assert ready.reports == []
     fills = [message for _, message in ready.send if isinstance(message, Fill)]
-    assert [(fill.offset, fill.count) for fill in fills] == [(0, 3), (2, 1)]
+    assert [(fill.offset, fill.end) for fill in fills] == [(0, 3), (2, 3)]
 
 
 def test_a_small_batch_is_not_given_up_since_nobody_answered_for_a_while() -> None:
@@ -217,7 +225,7 @@ def test_a_small_batch_is_not_given_up_since_nobody_answered_for_a_while() -> No
         filling.tick()
         look.outbox.now_us += ANSWER_US_MAX
     assert filling.count == 2
-    asked = [(fill.offset, fill.count) for fill in look.sent(Fill)]
+    asked = [(fill.offset, fill.end) for fill in look.sent(Fill)]
     assert asked.count((0, 2)) > 3
 
 
@@ -238,7 +246,7 @@ def test_what_nobody_gives_may_yet_come_until_everybody_has_said_that_it_lacks_i
     filling.miss(partition, 0, 1)
     for peer in (1, 2):
         filling.tick()
-        assert filling.on_absent(peer, Absent(T, 0, 0))
+        assert filling.on_absent(peer, Absent(T, 0, 0, 1))
     filling.tick()
     look.outbox.now_us += ANSWER_US_MAX
     filling.tick()
@@ -248,7 +256,7 @@ def test_what_nobody_gives_may_yet_come_until_everybody_has_said_that_it_lacks_i
     for peer in (1, 2, 3):
         filling.tick()
         assert filling.may_come(partition, 0)
-        filling.on_absent(peer, Absent(T, 0, 0))
+        filling.on_absent(peer, Absent(T, 0, 0, 1))
 
     assert not filling.may_come(partition, 0)
     # It is asked for all the same.
@@ -273,15 +281,15 @@ def test_what_one_peer_did_not_answer_to_is_asked_for_when_there_is_nothing_else
     look = Outlook()
     filling = Filling((1, 2, 3), lambda _: False, cast(Store, Trimmed(0)), look.outbox)
     filling.miss(Partition(T, 0), 0, 1)
-    filling.miss(Partition(T, 0), 7, 1)
+    filling.miss(Partition(T, 0), 7, 8)
     for peer in (1, 2):
         filling.tick()
-        filling.on_absent(peer, Absent(T, 0, 0))
+        filling.on_absent(peer, Absent(T, 0, 0, 1))
     filling.tick()
     look.outbox.now_us += ANSWER_US_MAX
     filling.tick()
     for peer in (1, 2, 3):
         filling.tick()
-        filling.on_absent(peer, Absent(T, 0, 7))
+        filling.on_absent(peer, Absent(T, 0, 7, 8))
     filling.tick()
     assert [fill.offset for fill in look.sent(Fill)] == [0, 0, 0, 7, 7, 7, 0]

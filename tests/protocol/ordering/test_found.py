@@ -34,17 +34,23 @@ from quorate.core.ordering import (
     Sync,
     Write,
 )
-from quorate.crypto.digests import digest
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering import reading as reading_module
-from quorate.protocol.ordering.reading import CREDIT_BATCHES, FIRST_CREDIT_BATCHES, Reading
+from quorate.protocol.ordering.reading import CREDIT_BATCHES, FIRST_CREDIT_EVENTS, Reading
 from quorate.protocol.ordering.records import Held, Voted
 from quorate.protocol.ordering.replica import Found
-from quorate.protocol.ordering.value import CHAIN_START, Span, chained, leaves_of, value_digest
+from quorate.protocol.ordering.value import (
+    CHAIN_START,
+    Span,
+    chain_of,
+    chained,
+    leaves_of,
+    value_digest,
+)
 from quorate.sim.order_stage import SimSigner
 from quorate.sim.stores import SimStore
 from quorate.storage.store import DiskStore
-from stage import Outlook, topic
+from stage import Outlook, described, event, opened, topic
 
 EVERYBODY = {0, 1, 2, 3}
 
@@ -215,7 +221,7 @@ def test_a_replica_that_decided_without_a_vote_and_restarted_does_not_hold_up_ev
     council = Council(byzantine=(3,))
     large = bytes(5000)
     council.publish(A, 1, large, to=(0, 1))
-    council.say(A, [2], Announce(T, 0, 1, [digest(large)]))
+    council.say(A, [2], Announce(T, 0, 1, [described(large)]))
     # It does not hear that others store the batch, and so does not find it available.
     council.drop(lambda flight: isinstance(flight.message, Stored) and flight.receiver == 2)
     council.deliver(of_kind(Received))
@@ -295,7 +301,7 @@ def test_what_was_voted_for_is_there_when_a_slot_is_bound_to_it(
     assert {tuple(council.log(replica)) for replica in council.seats} == {(b"x", b"b1")}
 
 
-LARGE = bytes(5000), bytes(5001)
+LARGE = event(bytes(5000)), event(bytes(5001))
 
 
 def store(council: Council) -> None:
@@ -305,7 +311,7 @@ def store(council: Council) -> None:
     council.publish(A, 1, b"y", to=[3])
     council.run(0.3, lambda flight: of_kind(Received)(flight) and flight.receiver == 1)
     council.publish(A, 1, *LARGE, to=[1])
-    council.say(A, [2], Announce(T, 0, 1, [*map(digest, LARGE)]))
+    council.say(A, [2], Announce(T, 0, 1, [*map(described, LARGE)]))
     for replica in (0, 2):
         council.say(replica, [3], Received(*right.line, 2, right.chain))
     council.run(0.3, lambda flight: of_kind(Retrieve, Retrieved)(flight) and flight.receiver != 1)
@@ -319,9 +325,9 @@ def displace(council: Council, *others: Span) -> None:
     other = span_of(A, 1, b"y")
     council.say(0, [1], Received(*other.line, 1, other.chain))
     council.say(0, [1], Propose(council.number, 1, 1, value_of(other, *others)))
-    council.say(0, [1], Retrieved(*other.line, 1, [digest(b"y")], [b"y"]))
+    council.say(0, [1], Retrieved(*other.line, 1, [described(b"y")], [event(b"y")]))
     council.run(0.1, lambda _: False)
-    assert council.group(1).backlog.line(other.line).payloads == [b"y"]
+    assert council.group(1).backlog.line(other.line).payloads == [event(b"y")]
 
 
 def decide(council: Council, regency: int, slot: int, value: bytes) -> None:
@@ -360,7 +366,7 @@ def test_what_a_replica_stores_is_there_when_it_is_decided_many_slots_later(
     assert {council.group(replica).consensus.slot for replica in (1, 2, 3)} == {5}
 
     # then whoever said that it stores it does so.
-    assert council.log(1)[3:] == [*LARGE]
+    assert council.log(1)[3:] == [*map(opened, LARGE)]
 
 
 def test_what_a_replica_stores_is_there_though_another_batch_was_stored_in_its_place() -> None:
@@ -375,7 +381,7 @@ def test_what_a_replica_stores_is_there_though_another_batch_was_stored_in_its_p
     decide(council, 1, 1, value_of(span_of(A, 1, *LARGE)))
     council.run(1)
 
-    assert council.log(1) == [*LARGE]
+    assert council.log(1) == [*map(opened, LARGE)]
 
 
 def test_what_lost_its_place_is_written_down_once() -> None:
@@ -409,7 +415,11 @@ def test_what_a_replica_said_it_received_it_stands_by_when_something_else_takes_
     # Given a replica that has come to have the other one, which the leader has yet to hear,
     for replica in (2, 3):
         council.say(replica, [1], Received(*two.line, 2, two.chain))
-    council.say(3, [1], Retrieved(*two.line, 1, [digest(b"y"), digest(b"z")], [b"y", b"z"]))
+    council.say(
+        3,
+        [1],
+        Retrieved(*two.line, 1, [described(b"y"), described(b"z")], [event(b"y"), event(b"z")]),
+    )
     council.run(0.05, lambda _: False)
     assert council.group(1).backlog.line(one.line).matches(two)
 
@@ -418,7 +428,11 @@ def test_what_a_replica_said_it_received_it_stands_by_when_something_else_takes_
     assert council.messages(Propose, sender=0)
     for replica in (2, 3):
         council.say(replica, [0], Received(*two.line, 2, two.chain))
-    council.say(3, [0], Retrieved(*two.line, 1, [digest(b"y"), digest(b"z")], [b"y", b"z"]))
+    council.say(
+        3,
+        [0],
+        Retrieved(*two.line, 1, [described(b"y"), described(b"z")], [event(b"y"), event(b"z")]),
+    )
     council.publish(B, 1)
     council.run(3)
 
@@ -464,17 +478,17 @@ def test_what_a_leader_made_up_is_not_asked_for_when_it_leads_no_more() -> None:
     assert not council.messages(Retrieve)
 
 
-def test_what_was_voted_for_by_its_digest_is_known_after_a_power_cut(
+def test_what_was_voted_for_by_its_descriptor_is_known_after_a_power_cut(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two replicas accepted a small batch, and a large one that others store. Of that they had no
-    more than the digest, in memory; the store had its payload, and nothing of the small one."""
+    more than the descriptor, in memory; the store had its payload, and nothing of the small one."""
     recover_as_disk_store_does(monkeypatch, tmp_path)
     council = Council()
     small, large = b"small", bytes(5000)
     council.publish(A, 1, small, large, to=(0, 1))
     council.publish(A, 1, small, to=(2, 3))
-    council.say(A, (2, 3), Announce(T, 0, 2, [digest(large)]))
+    council.say(A, (2, 3), Announce(T, 0, 2, [described(large)]))
     # Given a slot that all but one store have accepted,
     for kinds in ((Received, Stored), (Propose,), (Write,)):
         heard = of_kind(*kinds)
@@ -498,7 +512,7 @@ def test_a_replica_that_answers_last_and_with_rubbish_does_not_keep_a_line_from_
     who answers last decides, and the offer of a correct replica is overwritten unseen."""
     council = Council(byzantine=(3,))
     council.publish(A, 1, to=(0, 1))
-    chain = chained(CHAIN_START, [digest(payload_of(A, 1))])[-1]
+    chain = chain_of(CHAIN_START, [described(payload_of(A, 1))])[-1]
     council.say(3, [0], Received(A, T, 0, 1, chain))
 
     for _ in range(100):
@@ -506,7 +520,7 @@ def test_a_replica_that_answers_last_and_with_rubbish_does_not_keep_a_line_from_
         council.tick()
         # One leader is as good as another here.
         council.settle(lambda flight: not isinstance(flight.message, Stop))
-        council.say(3, [2], Retrieved(A, T, 0, 1, [bytes(32)], [b"rubbish"]))
+        council.say(3, [2], Retrieved(A, T, 0, 1, [described(b"other")], [event(b"rubbish")]))
 
     assert council.group(2).consensus.slot == 2
 
@@ -531,9 +545,9 @@ def entries(number: int) -> list[Entries]:
     """So many messages of one batch each, from offset 0 on."""
     line, before, made = Line(A, T, 0), CHAIN_START, []
     for offset in range(number):
-        leaves = leaves_of(line, offset + 1, offset, 0, [digest(b"x")])
+        leaves = leaves_of(line, offset + 1, offset, 0, [described(b"x")])
         (after,) = chained(before, leaves)
-        made.append(Entries(*line, offset, offset + 1, 0, before, after, [b"x"]))
+        made.append(Entries(*line, offset, offset + 1, 0, before, after, [event(b"x")]))
         before = after
     return made
 
@@ -548,7 +562,7 @@ def test_as_many_early_entries_as_are_kept_can_be_placed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`Reading.on_entries` calls itself for each: 1024 of them are deeper than Python goes."""
-    monkeypatch.setattr(reading_module, "FIRST_CREDIT_BATCHES", CREDIT_BATCHES)
+    monkeypatch.setattr(reading_module, "FIRST_CREDIT_EVENTS", CREDIT_BATCHES)
     first, *early = entries(CREDIT_BATCHES)
     reader = reading()
     assert reader.lead is not None
@@ -592,7 +606,9 @@ def test_entries_with_numbers_that_no_leaf_can_have_are_refused(field: str) -> N
     reader = reading()
     assert reader.lead is not None
     (honest,) = entries(1)
-    false = msgspec.structs.replace(honest, payloads=[b"x", b"y"], **{field: 2**64 - 1})
+    false = msgspec.structs.replace(
+        honest, payloads=[event(b"x"), event(b"y")], **{field: 2**64 - 1}
+    )
 
     try:
         received = codec.decode(memoryview(codec.encode(false))[codec.LENGTH.size :])
@@ -612,10 +628,10 @@ def test_a_reader_takes_no_more_than_it_allowed() -> None:
     reader = reading()
     assert reader.lead is not None
 
-    for each in entries(FIRST_CREDIT_BATCHES + 100):
+    for each in entries(FIRST_CREDIT_EVENTS + 100):
         reader.on_entries(reader.lead, each, EVERYBODY)
 
-    assert reader.received == FIRST_CREDIT_BATCHES
+    assert reader.received == FIRST_CREDIT_EVENTS
 
 
 def test_a_replica_that_makes_up_decisions_fills_no_memory() -> None:
@@ -712,9 +728,9 @@ def test_a_payload_on_disk_is_kept_though_the_batch_before_it_was_not_on_disk() 
     council.seats[0].disk.sync()
     council.reboot(0)
 
-    council.say(A, [0], Announce(T, 0, 1, [digest(b"small"), digest(large)]))
+    council.say(A, [0], Announce(T, 0, 1, [described(b"small"), described(large)]))
 
-    assert council.group(0).backlog.line(Line(A, T, 0)).payloads == [None, large]
+    assert council.group(0).backlog.line(Line(A, T, 0)).payloads == [None, event(large)]
 
 
 def test_a_replica_that_decided_a_batch_still_vouches_for_it() -> None:

@@ -44,10 +44,11 @@ from quorate.protocol.ordering import group as module
 from quorate.protocol.ordering.clocks import CLOCK_AHEAD_US_MAX
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.records import Decided, Held, Snapshot, Voted
-from quorate.protocol.ordering.value import CHAIN_START, Value, chained, value_digest
+from quorate.protocol.ordering.value import CHAIN_START, Value, chain_of, value_digest
+from stage import described, event, opened
 
 LIAR = 3
-LARGE = bytes(INLINE_BYTES_MAX + 1)
+LARGE = event(bytes(INLINE_BYTES_MAX + 1))
 BOTH = pytest.mark.parametrize("table", [BYZANTINE, CRASH], ids=["byzantine", "crash"])
 
 
@@ -176,7 +177,7 @@ def test_a_publisher_that_contradicts_itself_is_reported_and_its_first_word_stay
     council.publish(A, 1, b"one", to=[0])
     council.publish(A, 1, b"two", to=[0])
     assert [(r.node, r.kind) for r in council.reports(by=0)] == [(A, "contradiction")]
-    assert council.group(0).backlog.lines[Line(A, T, 0)].payloads == [b"one"]
+    assert council.group(0).backlog.lines[Line(A, T, 0)].payloads == [event(b"one")]
 
 
 def test_a_publisher_that_says_two_things_to_two_halves_holds_up_nobody_but_itself() -> None:
@@ -263,7 +264,7 @@ def test_a_replica_that_missed_a_request_asks_the_others_and_believes_f_plus_1()
     council.run(0.4, lambda f: not isinstance(f.message, Accept | Write) or f.sender == 3)
     assert council.messages(Retrieve, sender=3)
     assert writes(council, 3) == 1
-    assert council.group(3).backlog.lines[Line(A, T, 0)].payloads == [b"a1"]
+    assert council.group(3).backlog.lines[Line(A, T, 0)].payloads == [event(b"a1")]
 
 
 @pytest.mark.parametrize(
@@ -333,7 +334,7 @@ def large_batch(council: Council, stores: tuple[int, ...]) -> None:
     """The stores have the payload, the others its digest."""
     council.publish(A, 1, LARGE, to=stores)
     others = [replica for replica in council.seats if replica not in stores]
-    council.say(A, others, Announce(T, 0, 1, [digest(LARGE)]))
+    council.say(A, others, Announce(T, 0, 1, [described(LARGE)]))
 
 
 def test_a_large_batch_that_is_not_what_its_digest_says_is_not_taken() -> None:
@@ -345,7 +346,7 @@ def test_a_large_batch_that_is_not_what_its_digest_says_is_not_taken() -> None:
 
     council.say(A, council.seats, Append(T, 0, 1, [LARGE], [digest(LARGE)]))
     council.settle()
-    assert council.log(0) == [LARGE]
+    assert council.log(0) == [opened(LARGE)]
 
 
 def test_a_large_batch_is_on_disk_before_its_store_says_so() -> None:
@@ -366,14 +367,19 @@ def test_a_large_batch_is_ordered_once_f_plus_1_store_it() -> None:
     council.publish(A, 1, LARGE, to=[1])
     council.settle()
     assert {council.group(replica).consensus.slot for replica in council.seats} == {2}
-    assert [council.log(replica) for replica in council.seats] == [[LARGE], [LARGE], [], []]
+    assert [council.log(replica) for replica in council.seats] == [
+        [opened(LARGE)],
+        [opened(LARGE)],
+        [],
+        [],
+    ]
 
 
 def test_words_of_stores_that_come_before_the_line_count() -> None:
     council = Council()
     council.publish(A, 1, LARGE, to=(0, 1))
     council.settle()
-    council.say(A, (2, 3), Announce(T, 0, 1, [digest(LARGE)]))
+    council.say(A, (2, 3), Announce(T, 0, 1, [described(LARGE)]))
     council.settle()
     assert {council.group(replica).consensus.slot for replica in council.seats} == {2}
 
@@ -409,7 +415,7 @@ def test_one_replica_that_says_how_a_slot_was_decided_is_not_believed() -> None:
     council = Council(byzantine=(3,))
     council.publish(A, 1, to=[2])
     value = value_of(span_of(A, 1, b"a1"))
-    decision = Decision(council.number, 1, value, digest(b"a1"))
+    decision = Decision(council.number, 1, value, described(b"a1"))
     council.say(3, [2], decision)
     council.say(3, [2], decision)
     assert council.group(2).consensus.slot == 1
@@ -420,7 +426,7 @@ def test_one_replica_that_says_how_a_slot_was_decided_is_not_believed() -> None:
 def test_where_nobody_lies_one_word_is_enough() -> None:
     council = Council(CRASH)
     value = value_of(span_of(A, 1, b"a1"))
-    council.say(1, [2], Decision(council.number, 1, value, digest(b"a1")))
+    council.say(1, [2], Decision(council.number, 1, value, described(b"a1")))
     assert council.group(2).consensus.slot == 2
 
 
@@ -429,7 +435,7 @@ def test_decisions_that_overtake_each_other_are_applied_in_order() -> None:
     first = span_of(A, 1, b"a1")
     second = span_of(A, 2, b"a2", before=first.chain)
     decisions = [
-        Decision(council.number, slot, value_of(span), digest(content))
+        Decision(council.number, slot, value_of(span), described(content))
         for slot, span, content in ((1, first, b"a1"), (2, second, b"a2"))
     ]
     for decision in reversed(decisions):
@@ -557,7 +563,7 @@ def test_a_replica_gives_payloads_that_it_has_decided_to_those_who_lack_them() -
     council.sent.clear()
     council.say(3, [0], Retrieve(A, T, 0, 2, 5))
     (given,) = council.messages(Retrieved, receiver=3)
-    assert (given.first, given.payloads) == (2, [b"a2", b"a3"])
+    assert (given.first, [*map(opened, given.payloads)]) == (2, [b"a2", b"a3"])
     council.say(3, [0], Retrieve(A, T, 0, 4, 1))
     assert len(council.messages(Retrieved, receiver=3)) == 1
 
@@ -566,7 +572,7 @@ def test_one_word_is_enough_for_the_digests_of_a_value_that_is_bound() -> None:
     council = Council()
     span = span_of(A, 1, b"a1", LARGE)
     value = value_of(span)
-    decision = Decision(council.number, 1, value, digest(b"a1") + digest(LARGE))
+    decision = Decision(council.number, 1, value, described(b"a1") + described(LARGE))
     council.publish(A, 1, b"a1", to=[2])
     waiting = council.group(2).backlog.lines[span.line]
     council.say(0, [2], decision)
@@ -575,7 +581,7 @@ def test_one_word_is_enough_for_the_digests_of_a_value_that_is_bound() -> None:
     council.say(0, [2], decision)
     assert waiting.matches(span)
     # What was known of it is still known.
-    assert waiting.payloads == [b"a1", None]
+    assert waiting.payloads == [event(b"a1"), None]
 
 
 # Doubt
@@ -602,7 +608,7 @@ def test_what_enough_replicas_have_is_ordered_though_each_has_more_of_the_line_t
 def test_a_leader_that_leaves_a_slot_undecided_is_doubted_though_nothing_waits() -> None:
     """One of f + 1 that voted is correct; what one alone says may be a lie."""
     council = Council(byzantine=(3,))
-    vote = Write(council.number, 1, 1, digest(b"?"))
+    vote = Write(council.number, 1, 1, value_digest(b"?"))
     council.say(3, [2], vote)
     council.run(3)
     assert not council.messages(Stop, sender=2)
@@ -615,7 +621,7 @@ def test_a_leader_that_leaves_a_slot_undecided_is_doubted_though_nothing_waits()
 def test_a_leader_is_not_to_blame_for_what_is_decided_and_cannot_be_carried_out_yet() -> None:
     council = Council()
     for sender in (0, 1, 3):
-        council.say(sender, [2], Accept(council.number, 1, 1, digest(b"?")))
+        council.say(sender, [2], Accept(council.number, 1, 1, value_digest(b"?")))
     council.run(3)
     assert not council.messages(Stop, sender=2)
 
@@ -634,7 +640,7 @@ def test_chains_cover_the_whole_line() -> None:
     council.publish(A, 1, b"1", b"2")
     council.settle()
     waiting = council.group(2).backlog.lines[Line(A, T, 0)]
-    assert waiting.base == chained(CHAIN_START, map(digest, (b"1", b"2")))[-1]
+    assert waiting.base == chain_of(CHAIN_START, map(described, (b"1", b"2")))[-1]
 
 
 def test_what_comes_of_a_publisher_that_lost_its_access_holds_up_no_leader() -> None:
@@ -648,7 +654,7 @@ def test_what_comes_of_a_publisher_that_lost_its_access_holds_up_no_leader() -> 
         seat.ordering._names = {number: name for number, name in NAMES.items() if number != A}
         council.group(replica).backlog.pass_over_what_may_not_be()
     waiting = council.group(1).backlog.lines[Line(A, T, 0)]
-    council.say(1, [0], Retrieved(A, T, 0, 1, waiting.digests, [payload_of(A, 1)]))
+    council.say(1, [0], Retrieved(A, T, 0, 1, waiting.descriptors, [event(payload_of(A, 1))]))
     council.run(0.05)
 
     # When somebody else publishes, then that is ordered, by the same leader.
@@ -709,7 +715,7 @@ def test_what_a_replica_said_it_stores_is_there_when_it_is_decided_after_all() -
     council = Council(byzantine=(liar,))
     council.publish(A, 1, LARGE, to=[store])
     council.publish(A, 1, b"y", to=[other])
-    council.say(A, [third], Announce(T, 0, 1, [digest(LARGE)]))
+    council.say(A, [third], Announce(T, 0, 1, [described(LARGE)]))
     council.deliver(lambda flight: flight.receiver == third)
     late = council.messages(Stored, sender=store, receiver=other)[0]
     council.drop()
@@ -733,4 +739,4 @@ def test_what_a_replica_said_it_stores_is_there_when_it_is_decided_after_all() -
 
     # then it has it.
     assert {council.group(replica).consensus.slot for replica in council.seats} == {2}
-    assert council.log(store) == [LARGE]
+    assert council.log(store) == [opened(LARGE)]

@@ -52,15 +52,15 @@ from quorate.crypto.digests import digest
 from quorate.protocol.ordering.placement import GroupKind, stores_of
 from quorate.protocol.ordering.reading import Reading
 from quorate.protocol.ordering.replica import HANDLERS
-from quorate.protocol.ordering.value import CHAIN_START, chained, value_digest
+from quorate.protocol.ordering.value import CHAIN_START, chain_of, value_digest
 from quorate.sim.order_stage import SimSigner
-from stage import Outlook, topic
+from stage import Outlook, described, event, topic
 
 LIAR = 3
 GROUP = int(GroupKind.BYZANTINE)
 LARGEST = 2**64 - 1
-PAYLOADS = [b"a1", b"a2", b"", bytes(5000)]
-CHAINS = chained(CHAIN_START, map(digest, (b"a1", b"a2")))
+PAYLOADS = [event(each) for each in (b"a1", b"a2", b"", bytes(5000))]
+CHAINS = chain_of(CHAIN_START, map(described, (b"a1", b"a2")))
 VALUES = [
     value_of(span_of(A, 1, b"a1")),
     value_of(span_of(A, 1, b"a1", b"a2")),
@@ -80,13 +80,14 @@ KNOWN: dict[str, st.SearchStrategy[Any]] = {
     "before": st.sampled_from([*CHAINS, CHAIN_START]),
     "payloads": st.lists(st.sampled_from(PAYLOADS), min_size=1, max_size=3),
     "digests": st.lists(st.sampled_from(PAYLOADS).map(digest), min_size=1, max_size=3),
+    "descriptors": st.lists(st.sampled_from(PAYLOADS).map(described), min_size=1, max_size=3),
 }
 
 
 def almost_right(declared: inspect.Type, name: str) -> st.SearchStrategy[Any] | None:
     # Two messages have fields of these names that are something else.
     is_other = isinstance(declared, inspect.BytesType | inspect.BoolType | inspect.StrType)
-    if name in KNOWN and not (is_other and name in ("digests", "payloads", "group")):
+    if name in KNOWN and not (is_other and name in ("digests", "descriptors", "payloads", "group")):
         return KNOWN[name]
     if isinstance(declared, inspect.IntType):
         return SMALL | st.sampled_from([7, 4096, 65535, 2**63 - 1, 2**63 - 1, LARGEST])

@@ -6,31 +6,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quorate.core.header import DESCRIPTOR_BYTES
 from quorate.core.ordering import Line, Received, Stored
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering import lines
 from quorate.protocol.ordering.lines import Former, Waiting
-from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
-from quorate.protocol.ordering.value import CHAIN_START, DIGEST_BYTES, Span, chained
+from quorate.protocol.ordering.room import BATCH_COST, EVENT_COST, LINE_COST
+from quorate.protocol.ordering.value import CHAIN_START, Span, chain_of
+from stage import event
 
 LINE = Line(1000, 7, 0)
 ME = 0
+# What a batch of one byte takes.
+COST = BATCH_COST + EVENT_COST + len(event(b"1"))
 
 
 def contents(*numbers: int, mark: str = "") -> list[bytes]:
-    return [f"{mark}{number}".encode() for number in numbers]
+    return [event(f"{mark}{number}".encode()) for number in numbers]
 
 
-def digests_of(payloads: Sequence[bytes]) -> list[bytes]:
-    return [*map(digest, payloads)]
+def descriptors_of(payloads: Sequence[bytes]) -> list[bytes]:
+    return [*map(descriptor, payloads)]
 
 
 def take(waiting: Waiting, first: int, payloads: list[bytes]) -> bool:
-    return waiting.extend(first, digests_of(payloads), payloads)
+    return waiting.extend(first, descriptors_of(payloads), payloads)
 
 
 def announced(waiting: Waiting, first: int, payloads: list[bytes]) -> bool:
-    return waiting.extend(first, digests_of(payloads), [None] * len(payloads))
+    return waiting.extend(first, descriptors_of(payloads), [None] * len(payloads))
 
 
 def line_with(*numbers: int) -> Waiting:
@@ -39,12 +43,12 @@ def line_with(*numbers: int) -> Waiting:
     return waiting
 
 
-def chain_of(*payloads: bytes) -> bytes:
-    return chained(CHAIN_START, digests_of(payloads))[-1]
+def chain(*payloads: bytes) -> bytes:
+    return chain_of(CHAIN_START, descriptors_of(payloads))[-1]
 
 
 def span(first: int, payloads: list[bytes], before: bytes = CHAIN_START) -> Span:
-    return Span(*LINE, first, len(payloads), chained(before, digests_of(payloads))[-1])
+    return Span(*LINE, first, len(payloads), chain_of(before, descriptors_of(payloads))[-1])
 
 
 # Taking
@@ -56,7 +60,7 @@ def test_a_line_is_taken_in_its_order() -> None:
 
     assert (waiting.next, waiting.end) == (1, 4)
     assert waiting.payloads == contents(1, 2, 3)
-    assert waiting.chain_at(3) == chain_of(*contents(1, 2, 3))
+    assert waiting.chain_at(3) == chain(*contents(1, 2, 3))
     assert waiting.chain_at(0) == CHAIN_START
     assert waiting.chain_at(4) is None
 
@@ -88,8 +92,8 @@ def test_a_payload_that_comes_later_completes_its_digest() -> None:
 
     assert not take(waiting, 1, contents(1))
 
-    assert waiting.payloads == [b"1", None]
-    assert waiting.waiting_bytes == 1
+    assert waiting.payloads == [*contents(1), None]
+    assert waiting.waiting_bytes == len(*contents(1))
 
 
 def test_a_line_has_room_for_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +109,10 @@ def test_a_line_has_room_for_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_line_has_room_for_so_many_bytes() -> None:
-    waiting, room = line_with(1), 2 * (BATCH_COST + 1) - 1
-    assert not waiting.extend(2, digests_of(contents(2, 3)), contents(2, 3), room)
+    waiting, room = line_with(1), 2 * COST - 1
+    assert not waiting.extend(2, descriptors_of(contents(2, 3)), contents(2, 3), room)
     assert waiting.end == 3
-    assert waiting.cost_bytes == LINE_COST + 2 * (BATCH_COST + 1)
+    assert waiting.cost_bytes == LINE_COST + 2 * COST
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 5)), max_size=12))
@@ -121,7 +125,7 @@ def test_however_runs_overlap_a_line_is_what_came_without_gaps(
         if first <= end:
             end = max(end, first + count)
     assert waiting.payloads == contents(*range(1, end))
-    assert waiting.chains == chained(CHAIN_START, digests_of(contents(*range(1, end))))
+    assert waiting.chains == chain_of(CHAIN_START, descriptors_of(contents(*range(1, end))))
 
 
 # Replacing
@@ -132,27 +136,27 @@ def test_what_others_vouch_for_takes_the_place_of_what_we_have() -> None:
     waiting.direct = 3
     other = contents(1, 2, mark="x")
 
-    assert waiting.replace(span(1, other), digests_of(other), [other[0], None])
+    assert waiting.replace(span(1, other), descriptors_of(other), [other[0], None])
 
-    assert waiting.digests == digests_of(other)
-    assert waiting.payloads == [b"x1", None]
+    assert waiting.descriptors == descriptors_of(other)
+    assert waiting.payloads == [*contents(1, mark="x"), None]
     # What stood there was not this, so nobody gave us this ourselves.
     assert waiting.direct == 0
-    assert waiting.waiting_bytes == 2
+    assert waiting.waiting_bytes == len(*contents(1, mark="x"))
 
 
 def test_what_lost_its_place_is_kept_until_its_numbers_are_decided() -> None:
     waiting = line_with(1, 2, 3)
     mine, other = contents(1, 2, 3), contents(1, mark="x")
     for _ in range(2):
-        assert waiting.replace(span(1, other), digests_of(other), [None])
-        assert waiting.former_of(span(1, mine)) == (digests_of(mine), mine)
-        assert waiting.replace(span(1, mine), digests_of(mine), [None] * 3)
+        assert waiting.replace(span(1, other), descriptors_of(other), [None])
+        assert waiting.former_of(span(1, mine)) == (descriptors_of(mine), mine)
+        assert waiting.replace(span(1, mine), descriptors_of(mine), [None] * 3)
         assert waiting.payloads == mine
     assert len(waiting.former) == 2
 
     waiting.advance(1)
-    assert waiting.former_of(span(2, mine[1:], before=chain_of(mine[0]))) is not None
+    assert waiting.former_of(span(2, mine[1:], before=chain(mine[0]))) is not None
     waiting.advance(2)
     assert (waiting.former, waiting.former_bytes) == ([], 0)
 
@@ -164,7 +168,9 @@ def test_what_loses_its_place_again_and_again_is_kept_once() -> None:
     waiting, before = line_with(*range(1, 10)), CHAIN_START
     for at in range(8):
         for each in (other[at:], mine[at:]):
-            assert waiting.replace(span(at + 1, each, before), digests_of(each), [None] * len(each))
+            assert waiting.replace(
+                span(at + 1, each, before), descriptors_of(each), [None] * len(each)
+            )
             assert waiting.payloads[:-1] == mine[at:-1]
         waiting.advance(1)
         before = waiting.base
@@ -181,18 +187,18 @@ def test_what_lost_its_place_stays_if_it_may_follow_on_what_was_decided(
 ) -> None:
     """After a restart there may be parts of it only."""
     waiting, payloads = line_with(1, 2, 3), contents(*numbers)
-    waiting.put_aside(Former(first, digests_of(payloads), [*payloads]))
+    waiting.put_aside(Former(first, descriptors_of(payloads), [*payloads]))
     waiting.advance(2)
     assert bool(waiting.former) is stays
 
 
 def test_what_lost_its_place_takes_up_room() -> None:
     waiting, other = line_with(1, 2), contents(1, mark="x")
-    waiting.replace(span(1, other), digests_of(other), other)
-    lost = 2 * (BATCH_COST + DIGEST_BYTES + 1)
-    assert waiting.cost_bytes == LINE_COST + BATCH_COST + len(other[0]) + lost
+    waiting.replace(span(1, other), descriptors_of(other), other)
+    lost = 2 * (COST + DESCRIPTOR_BYTES)
+    assert waiting.cost_bytes == LINE_COST + BATCH_COST + EVENT_COST + len(other[0]) + lost
     # That is room which the line does not have for more.
-    assert not waiting.extend(2, digests_of(contents(2)), contents(2), BATCH_COST)
+    assert not waiting.extend(2, descriptors_of(contents(2)), contents(2), BATCH_COST)
     assert waiting.end == 2
 
 
@@ -201,9 +207,11 @@ def test_what_is_there_already_stays_and_gets_its_payloads() -> None:
     announced(waiting, 1, contents(1, 2, 3))
     waiting.direct = 3
 
-    assert waiting.replace(span(1, contents(1, 2)), digests_of(contents(1, 2)), [b"1", None])
+    assert waiting.replace(
+        span(1, contents(1, 2)), descriptors_of(contents(1, 2)), [*contents(1), None]
+    )
 
-    assert waiting.payloads == [b"1", None, None]
+    assert waiting.payloads == [*contents(1), None, None]
     assert waiting.direct == 3
 
 
@@ -215,14 +223,14 @@ def test_what_is_there_already_stays_and_gets_its_payloads() -> None:
 def test_what_a_span_does_not_name_replaces_nothing(first: int, offered: list[bytes]) -> None:
     waiting = line_with(7)
     wanted = span(1, contents(1, 2))._replace(first=first)
-    assert not waiting.replace(wanted, digests_of(offered), [None] * len(offered))
+    assert not waiting.replace(wanted, descriptors_of(offered), [None] * len(offered))
     assert waiting.payloads == contents(7)
 
 
 def test_rubbish_behind_what_a_span_names_is_cut_off() -> None:
     waiting = Waiting(LINE)
     offered = contents(1, 2, 3)
-    assert waiting.replace(span(1, contents(1, 2)), digests_of(offered), [*offered])
+    assert waiting.replace(span(1, contents(1, 2)), descriptors_of(offered), [*offered])
     assert waiting.payloads == contents(1, 2)
 
 
@@ -234,11 +242,11 @@ def test_what_was_decided_waits_no_more() -> None:
     waiting.advance(2)
 
     assert (waiting.next, waiting.end) == (3, 4)
-    assert waiting.base == chain_of(*contents(1, 2))
+    assert waiting.base == chain(*contents(1, 2))
     assert waiting.payloads == contents(3)
-    assert waiting.waiting_bytes == 1
+    assert waiting.waiting_bytes == len(*contents(1))
     assert (waiting.direct, waiting.held) == (2, 2)
-    assert waiting.chain_at(3) == chain_of(*contents(1, 2, 3))
+    assert waiting.chain_at(3) == chain(*contents(1, 2, 3))
 
 
 def test_a_span_fits_where_the_line_goes_on() -> None:
@@ -254,7 +262,7 @@ def test_a_span_fits_where_the_line_goes_on() -> None:
 
 
 def received(through: int, *payloads: bytes) -> Received:
-    return Received(*LINE, through, chain_of(*payloads))
+    return Received(*LINE, through, chain(*payloads))
 
 
 def test_voices_count_where_they_speak_of_the_line_that_we_know() -> None:
@@ -282,7 +290,7 @@ def test_a_leader_proposes_what_enough_received_itself_among_them() -> None:
 
 def word_of(first: int, payloads: list[bytes]) -> Stored:
     """A store's word for a line from its beginning on, of these batches from this number on."""
-    return Stored(*LINE, first, len(payloads) - first + 1, chain_of(*payloads))
+    return Stored(*LINE, first, len(payloads) - first + 1, chain(*payloads))
 
 
 def test_a_batch_is_available_where_it_is_here_or_enough_others_hold_it() -> None:
@@ -323,7 +331,7 @@ def test_what_is_claimed_is_what_would_be_available_if_all_words_counted(
     waiting, everything = Waiting(LINE), contents(*range(1, 9))
     announced(waiting, 1, everything)
     for number in here:
-        waiting.complete(number, digests_of(contents(number)), contents(number))
+        waiting.complete(number, descriptors_of(contents(number)), contents(number))
     said: dict[int, set[int]] = {number: set() for number in range(1, 9)}
     for at, (store, first, last) in enumerate(words):
         word = word_of(first, everything[: max(first, last)])
@@ -340,7 +348,7 @@ def test_what_is_claimed_is_what_would_be_available_if_all_words_counted(
 def test_a_store_that_speaks_of_another_content_claims_nothing() -> None:
     waiting = Waiting(LINE)
     announced(waiting, 1, contents(1))
-    waiting.hear(1, word_of(1, [b"other"]))
+    waiting.hear(1, word_of(1, contents(1, mark="other")))
     assert waiting.claims(1) == {}
     assert waiting.claimed_through(1, 1) == 0
 
@@ -438,7 +446,7 @@ def test_what_something_else_took_the_place_of_is_not_said_to_be_stored() -> Non
     waiting.note_stored(3, 3)
     others = contents(1, 2, mark="other")
 
-    assert waiting.replace(span(1, others), digests_of(others), [None] * 2)
+    assert waiting.replace(span(1, others), descriptors_of(others), [None] * 2)
     assert waiting.take_unreceipted(0) == []
     take(waiting, 3, contents(3))
     waiting.note_stored(3, 3)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from quorate.core.ids import node_of
 from quorate.core.ordering import Line, Partition
-from quorate.crypto.digests import digest
 from quorate.crypto.merkle import Tree
 from quorate.protocol.ordering import log as module
 from quorate.protocol.ordering.log import (
@@ -22,10 +21,12 @@ from quorate.protocol.ordering.value import (
     CHAIN_START,
     Span,
     Value,
+    chain_of,
     chained,
     leaves_of,
     value_digest,
 )
+from stage import described
 
 FIRST, SECOND = Line(1000, 7, 0), Line(1001, 7, 0)
 ELSEWHERE = Line(1000, 7, 1)
@@ -33,7 +34,7 @@ LINES = (FIRST, SECOND, ELSEWHERE)
 
 
 def contents_of(line: Line, first: int, count: int) -> list[bytes]:
-    return [digest(f"{line}{number}".encode()) for number in range(first, first + count)]
+    return [described(f"{line}{number}".encode()) for number in range(first, first + count)]
 
 
 def apply(log: OrderLog, *takes: tuple[Line, int], time_us: int = 5) -> Decided:
@@ -41,9 +42,9 @@ def apply(log: OrderLog, *takes: tuple[Line, int], time_us: int = 5) -> Decided:
     spans, contents = [], []
     for line, count in takes:
         state = log.line(line)
-        digests = contents_of(line, state.next, count)
-        spans.append(Span(*line, state.next, count, chained(state.chain, digests)[-1]))
-        contents.append(Content(digests, []))
+        descriptors = contents_of(line, state.next, count)
+        spans.append(Span(*line, state.next, count, chain_of(state.chain, descriptors)[-1]))
+        contents.append(Content(descriptors, []))
     value = Value(time_us, tuple(spans))
     encoded = value.encode()
     return log.apply(log.state.slot + 1, value_digest(encoded), encoded, value, contents)
@@ -92,7 +93,7 @@ def test_a_record_has_the_chain_after_each_of_its_batches() -> None:
     (placed,) = apply(log, (FIRST, 2)).placed
     chains = chained(CHAIN_START, leaves_of(FIRST, 1, 0, 5, contents_of(FIRST, 1, 2)))
     assert placed.chains == b"".join(chains)
-    assert placed.digests == b"".join(contents_of(FIRST, 1, 2))
+    assert placed.descriptors == b"".join(contents_of(FIRST, 1, 2))
 
 
 def test_a_span_fits_only_where_its_line_goes_on() -> None:
@@ -122,9 +123,9 @@ def test_positions_of_the_last_batches_are_kept_and_of_older_ones_not() -> None:
 
 def test_a_record_says_which_payloads_are_not_here() -> None:
     log = OrderLog(1)
-    digests = contents_of(FIRST, 1, 2)
-    value = Value(5, (Span(*FIRST, 1, 2, chained(CHAIN_START, digests)[-1]),))
-    decided = log.apply(1, bytes(32), value.encode(), value, [Content(digests, [1])])
+    descriptors = contents_of(FIRST, 1, 2)
+    value = Value(5, (Span(*FIRST, 1, 2, chain_of(CHAIN_START, descriptors)[-1]),))
+    decided = log.apply(1, bytes(32), value.encode(), value, [Content(descriptors, [1])])
     assert [placed.lacking for placed in decided.placed] == [[1]]
 
 

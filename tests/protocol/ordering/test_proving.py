@@ -6,11 +6,11 @@ from council import BYZANTINE, CRASH, READER, A, B, Council, Flight, T
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import Cosign, Line, Partition, Prove, Proven
 from quorate.crypto.checkpoint import read
-from quorate.crypto.digests import digest
 from quorate.crypto.merkle import check_inclusion
 from quorate.protocol.ordering.value import leaves_of
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX
 from quorate.sim.order_stage import SimNotary
+from stage import described
 
 STRANGER = 1700
 
@@ -35,7 +35,7 @@ def check(council: Council, proven: Proven) -> None:
     """The batch that this replica reads to others stands where it says."""
     payload = council.log(0)[proven.offset]
     line = Line(proven.publisher, T, 0)
-    (leaf,) = leaves_of(line, proven.sequence, proven.offset, proven.time_us, [digest(payload)])
+    (leaf,) = leaves_of(line, proven.sequence, proven.offset, proven.time_us, [described(payload)])
     cosigners = SimNotary(0, council.members).cosigners.values()
     head = read(proven.checkpoint, cosigners, 3).head
     check_inclusion(leaf, proven.leaf, head.size, proven.path, head.root)

@@ -10,13 +10,13 @@ import pytest
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.messages import Message
 from quorate.core.ordering import Announce, Append, Line, Ordered, Partition
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor, digest
 from quorate.crypto.sids import Seal
 from quorate.protocol.machine import Recorded
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing, UnderWay
-from quorate.protocol.ordering.room import BATCH_COST, LINE_COST
+from quorate.protocol.ordering.room import BATCH_COST, EVENT_COST, LINE_COST
 from quorate.protocol.ordering.store_choice import DOUBT_US, FIRST_WIDE_US, PASS_OVER_AFTER_US
 from quorate.protocol.ordering.validation import Sealer
 from quorate.sim.sealing import CLUSTER, public_key, signing_key
@@ -26,7 +26,7 @@ from stage import Outlook, topic
 
 T = topic_id("t")
 LINE = Line(1000, T, 0)
-LARGE = bytes(INLINE_BYTES_MAX + 1)
+LARGE = batch_of_values(bytes(INLINE_BYTES_MAX + 1))
 TICK_US = 50_000
 BYZANTINE: dict[str, object] = {"protection": "byzantine", "order": "total"}
 CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
@@ -118,7 +118,7 @@ def test_what_several_lines_publish_in_one_turn_is_signed_together() -> None:
     ]
     for count in (9, 2):
         for number in range(count):
-            lines[number % 3].add(batch_of_values(b"%d" % number), 1)
+            lines[number % 3].add(batch_of_values(b"%d" % number), 1, sign=True)
         for line in lines:
             line.flush(lambda _: True)
         sheaves = Counter((seal.signature, seal.sheaf) for seal in seals_of(look))
@@ -130,12 +130,12 @@ def test_a_batch_takes_as_much_room_as_it_will_behind_its_seal() -> None:
     look, under_way = Outlook(), UnderWay()
     validated = topic({**BYZANTINE, "validated": True})
     line = LineOutgoing(validated, LINE, look.outbox, under_way, a_sealer())
-    line.add(batch_of_values(b"value"), 1)
+    line.add(batch_of_values(b"value"), 1, sign=True)
     before = under_way.bytes
     line.flush(lambda _: True)
     (message,) = [message for replica, message in look.take().send if replica == 0]
     assert isinstance(message, Append)
-    assert before == LINE_COST + BATCH_COST + len(message.payloads[0])
+    assert before == LINE_COST + BATCH_COST + EVENT_COST + len(message.payloads[0])
     for replica in (0, 1):
         line.on_ordered(replica, Ordered(T, 0, 1, 1, 0, 9))
     assert under_way.bytes == 0
@@ -158,7 +158,8 @@ def test_a_large_batch_goes_to_f_plus_1_stores_and_its_digest_to_the_others(
     assert len(sent) == len(publisher.topic.members)
     assert len(stores(publisher, sent)) == count
     assert all(
-        message in (Append(T, 0, 1, [LARGE], [digest(LARGE)]), Announce(T, 0, 1, [digest(LARGE)]))
+        message
+        in (Append(T, 0, 1, [LARGE], [digest(LARGE)]), Announce(T, 0, 1, [descriptor(LARGE)]))
         for _, message in sent
     )
 
@@ -192,7 +193,7 @@ def test_runs_change_where_large_batches_begin_and_end() -> None:
     (other, *_) = [replica for replica, message in sent if isinstance(message, Announce)]
     told = [message for replica, message in sent if replica == other]
     assert told == [
-        Append(T, 0, 1, [b"1"]), Announce(T, 0, 2, [digest(LARGE)] * 2), Append(T, 0, 4, [b"4"]),
+        Append(T, 0, 1, [b"1"]), Announce(T, 0, 2, [descriptor(LARGE)] * 2), Append(T, 0, 4, [b"4"]),
     ]  # fmt: skip
     announced = {replica for replica, message in sent if isinstance(message, Announce)}
     store = min({replica for replica, _ in sent} - announced)
@@ -428,7 +429,7 @@ def test_a_receipt_takes_f_plus_1_replicas_that_name_the_same_position() -> None
     publisher.ordered(3, offset=7)
 
     (receipt,) = publisher.receipts()
-    assert (receipt.line, receipt.first, receipt.count, receipt.offset) == (LINE, 1, 1, 7)
+    assert (receipt.line, receipt.first, receipt.count, receipt.offsets) == (LINE, 1, 1, [7, 8])
     assert receipt.replicas == (0, 3)
     assert "f replicas may do anything" in receipt.guarantee
 
@@ -481,7 +482,10 @@ def test_receipts_come_in_the_order_of_the_line() -> None:
     for replica in (0, 1):
         publisher.ordered(replica, first=1, count=2, offset=4)
 
-    assert [(r.first, r.count, r.offset) for r in publisher.receipts()] == [(1, 2, 4), (3, 1, 9)]
+    assert [(r.first, r.count, r.offsets) for r in publisher.receipts()] == [
+        (1, 2, [4, 5, 6]),
+        (3, 1, [9, 10]),
+    ]
     assert publisher.line.in_flight == 0
     assert publisher.line.under_way.bytes == 0
 
@@ -514,7 +518,7 @@ def test_what_waits_for_receipts_is_bounded() -> None:
 
 
 def test_lines_share_what_may_be_under_way() -> None:
-    look, under_way = Outlook(), UnderWay(LINE_COST + BATCH_COST + 10)
+    look, under_way = Outlook(), UnderWay(LINE_COST + BATCH_COST + EVENT_COST + 10)
     first, second = (
         LineOutgoing(topic(BYZANTINE), Line(1000, T, partition), look.outbox, under_way)
         for partition in range(2)

@@ -6,17 +6,26 @@ import pytest
 
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import Absent, Allow, Chained, Entries, Follow, Line, Locate, Partition
-from quorate.crypto.digests import digest
+from quorate.core.ordering import (
+    Absent,
+    Allow,
+    Chained,
+    Entries,
+    Follow,
+    Line,
+    Locate,
+    Partition,
+    Wants,
+)
 from quorate.protocol.ordering import readers as module
 from quorate.protocol.ordering.log import Content, OrderLog
 from quorate.protocol.ordering.readers import SEARCH_BYTES, Readers
 from quorate.protocol.ordering.records import Held
-from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, value_digest
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chain_of, value_digest
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX
 from quorate.sim.disks import SimDisk
 from quorate.sim.stores import SimStore
-from stage import Outlook
+from stage import Outlook, described, framed, opened
 
 T = topic_id("t")
 HERE = Partition(T, 0)
@@ -41,20 +50,21 @@ class Desk:
     def decide(self, *payloads: bytes | None, line: Line = LINE) -> None:
         """One slot with these batches; None where the payload is elsewhere."""
         state = self.log.line(line)
-        digests = [digest(payload or b"elsewhere") for payload in payloads]
-        span = Span(*line, state.next, len(payloads), chained(state.chain, digests)[-1])
+        descriptors = [described(payload or b"elsewhere") for payload in payloads]
+        batches = [None if payload is None else framed(payload) for payload in payloads]
+        span = Span(*line, state.next, len(payloads), chain_of(state.chain, descriptors)[-1])
         value = Value(5, (span,))
         before = self.log.partition(line.target).chain
-        for at, payload in enumerate(payloads):
+        for at, payload in enumerate(batches):
             if payload is not None:
                 self.disk.append([Held(*line, state.next + at, [payload])])
         encoded = value.encode()
         slot = self.log.state.slot + 1
-        lacking = [at for at, payload in enumerate(payloads) if payload is None]
-        contents = [Content(digests, lacking)]
+        lacking = [at for at, payload in enumerate(batches) if payload is None]
+        contents = [Content(descriptors, lacking)]
         decided = self.log.apply(slot, value_digest(encoded), encoded, value, contents)
         self.disk.append([decided])
-        self.readers.placed(decided.placed[0], 5, before, list(payloads))
+        self.readers.placed(decided.placed[0], 5, before, batches)
 
     def forget(self) -> None:
         """As after a restart: nothing of the past is in memory."""
@@ -65,12 +75,12 @@ class Desk:
         offset: int = 0,
         limit: int = FAR,
         *,
-        payloads: bool = True,
+        wants: Wants = Wants.ALL,
         number: int = 1,
         node: NodeId = READER,
         partition: int = 0,
     ) -> None:
-        self.readers.on_follow(node, Follow(T, partition, number, offset, limit, payloads))
+        self.readers.on_follow(node, Follow(T, partition, number, offset, limit, wants))
 
     def sent(self, node: NodeId = READER) -> list[Message]:
         while self.readers.flush():
@@ -79,7 +89,15 @@ class Desk:
 
     def read(self, node: NodeId = READER) -> list[bytes]:
         sent = self.sent(node)
-        return [p for message in sent if isinstance(message, Entries) for p in message.payloads]
+        return [
+            opened(p) for message in sent if isinstance(message, Entries) for p in message.payloads
+        ]
+
+
+def chain_at(desk: Desk, offset: int) -> bytes:
+    found = desk.store.chain(HERE, offset)
+    assert found is not None
+    return found[1]
 
 
 def full_desk() -> Desk:
@@ -95,7 +113,11 @@ def test_a_reader_is_sent_everything_in_order_and_then_the_chain() -> None:
     desk.follow()
     *entries, last = desk.sent()
 
-    assert [e.payloads for e in entries if isinstance(e, Entries)] == [[b"1", b"2"], [b"x"], [b"3"]]
+    assert [[*map(opened, e.payloads)] for e in entries if isinstance(e, Entries)] == [
+        [b"1", b"2"],
+        [b"x"],
+        [b"3"],
+    ]
     assert [e.offset for e in entries if isinstance(e, Entries)] == [0, 2, 3]
     assert [e.first for e in entries if isinstance(e, Entries)] == [1, 1, 3]
     assert last == Chained(*HERE, 4, desk.log.partition(HERE).chain, 0, 0, 4)
@@ -103,7 +125,7 @@ def test_a_reader_is_sent_everything_in_order_and_then_the_chain() -> None:
 
 def test_a_reader_without_payloads_hears_the_chain_only() -> None:
     desk = full_desk()
-    desk.follow(payloads=False)
+    desk.follow(wants=Wants.CHAIN)
     assert desk.sent() == [Chained(*HERE, 4, desk.log.partition(HERE).chain, 0, 0, 4)]
     assert desk.sent() == []
 
@@ -123,13 +145,12 @@ def told(messages: list[Message]) -> list[int]:
 def test_whoever_is_far_behind_hears_of_the_chain_in_steps_up_to_the_end() -> None:
     desk = Desk()
     desk.decide(*[b"%d" % number for number in range(13)])
-    desk.follow(1, payloads=False)
+    desk.follow(1, wants=Wants.CHAIN)
     words = desk.sent()
 
-    assert told(words) == [3, 5, 7, 9, 11, 13]
+    assert told(words) == [3, 5, 7, 9, 13]
     assert all(
-        isinstance(word, Chained) and word.chain == desk.store.chain(HERE, word.offset)
-        for word in words
+        isinstance(word, Chained) and word.chain == chain_at(desk, word.offset) for word in words
     )
 
 
@@ -137,11 +158,11 @@ def test_whoever_is_far_behind_hears_of_the_chain_in_steps_up_to_the_end() -> No
 def test_one_turn_brings_only_so_many_words() -> None:
     desk = Desk()
     desk.decide(*[b"%d" % number for number in range(13)])
-    desk.follow(payloads=False)
+    desk.follow(wants=Wants.CHAIN)
 
     assert desk.readers.flush()
     assert told([message for _, message in desk.look.take().send]) == [2, 4, 6]
-    assert told(desk.sent()) == [8, 10, 12, 13]
+    assert told(desk.sent()) == [8, 10, 13]
 
 
 @pytest.mark.usefixtures("short_steps")
@@ -173,7 +194,7 @@ def test_memory_and_disk_agree(offset: int) -> None:
     from_disk = desk.sent()
 
     assert flat(from_memory) == flat(from_disk)
-    assert [p for *_, p in flat(from_disk)] == [b"1", b"2", b"x", b"3"][offset:]
+    assert [opened(p) for *_, p in flat(from_disk)] == [b"1", b"2", b"x", b"3"][offset:]
     assert from_memory[-1] == from_disk[-1]
     befores = {
         message.offset: message.before
@@ -181,7 +202,7 @@ def test_memory_and_disk_agree(offset: int) -> None:
         if isinstance(message, Entries)
     }
     for at, before in befores.items():
-        assert before == (desk.store.chain(HERE, at) if at else CHAIN_START)
+        assert before == (chain_at(desk, at) if at else CHAIN_START)
 
 
 def test_what_left_the_memory_is_read_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,15 +232,15 @@ def test_nobody_is_sent_more_than_it_allows() -> None:
 
 def test_a_reader_at_its_limit_hears_the_chain_there() -> None:
     desk = full_desk()
-    desk.follow(limit=1, payloads=False)
-    assert desk.sent() == [Chained(*HERE, 1, desk.store.chain(HERE, 1) or b"", 0, 0, 4)]
+    desk.follow(limit=1, wants=Wants.CHAIN)
+    assert desk.sent() == [Chained(*HERE, 1, chain_at(desk, 1), 0, 0, 4)]
 
 
 @pytest.mark.usefixtures("short_steps")
 def test_a_reader_hears_the_chain_in_steps_up_to_its_limit_however_near_that_is() -> None:
     desk = Desk()
     desk.decide(*[b"%d" % number for number in range(13)])
-    desk.follow(limit=3, payloads=False)
+    desk.follow(limit=3, wants=Wants.CHAIN)
     assert told(desk.sent()) == [2, 3]
     desk.readers.on_allow(READER, Allow(*HERE, 6))
     assert told(desk.sent()) == [5, 6]
@@ -247,8 +268,8 @@ def test_what_is_not_here_is_absent_and_sending_ends_there() -> None:
     desk.decide(b"1", None, b"3")
     desk.follow()
     sent = desk.sent()
-    assert [p for *_, p in flat(sent)] == [b"1"]
-    assert Absent(*HERE, 1) in sent
+    assert [opened(p) for *_, p in flat(sent)] == [b"1"]
+    assert Absent(*HERE, 1, 2) in sent
     assert desk.sent() == []
 
     desk.follow(2, number=2)
@@ -269,7 +290,7 @@ def test_a_reader_is_told_how_many_batches_are_not_here(
         desk.forget()
     for number, (offset, count) in enumerate([(0, 3), (2, 1), (4, 4), (12, 2), (13, 1)], 1):
         desk.follow(offset, number=number)
-        assert Absent(*HERE, offset, count) in desk.sent()
+        assert Absent(*HERE, offset, offset + count) in desk.sent()
 
 
 def test_a_reader_whose_link_is_full_is_sent_nothing_until_it_takes_more() -> None:
@@ -289,7 +310,7 @@ def test_a_turn_carries_so_much_and_the_rest_comes_with_the_next(
     desk.follow()
     assert desk.readers.flush()
     first = [m for _, m in desk.look.take().send if isinstance(m, Entries)]
-    assert [m.payloads for m in first] == [[b"1", b"2"]]
+    assert [[*map(opened, m.payloads)] for m in first] == [[b"1", b"2"]]
     assert desk.read() == [b"x", b"3"]
 
 
@@ -309,7 +330,7 @@ def test_a_turn_carries_no_more_to_whoever_reads_many_partitions_and_each_has_it
     for _ in range(6):
         desk.readers.flush()
         sent = [m for _, m in desk.look.take().send if isinstance(m, Entries)]
-        turns.append([(m.partition, m.payloads) for m in sent])
+        turns.append([(m.partition, [*map(opened, m.payloads)]) for m in sent])
         if is_full:
             desk.readers.writable(READER, False)
             desk.readers.writable(READER, True)
@@ -323,7 +344,7 @@ def test_whoever_reads_many_chains_is_not_told_all_of_them_in_one_turn(
     desk = Desk()
     for number in range(3):
         desk.decide(b"1", line=Line(1000, T, number))
-        desk.follow(partition=number, payloads=False)
+        desk.follow(partition=number, wants=Wants.CHAIN)
     assert desk.readers.flush()
     assert len(desk.look.take().send) == 1
     assert len(desk.sent()) == 2

@@ -18,22 +18,23 @@ from quorate.core.ordering import (
     Line,
     Located,
     Partition,
+    Wants,
 )
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor, payload_digest
 from quorate.protocol.machine import Entry, Ready, Trimmed
 from quorate.protocol.ordering import reading as module
 from quorate.protocol.ordering.reading import (
     ASK_AGAIN_US,
     COMPLAIN_EVERY_US,
     CREDIT_BATCHES,
-    FIRST_CREDIT_BATCHES,
+    FIRST_CREDIT_EVENTS,
     LATE_AFTER_US,
     SLOW_AFTER_US,
     Reading,
     Search,
 )
 from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of
-from stage import Outlook, topic
+from stage import Outlook, event, framed, opened, topic
 
 T = topic_id("t")
 LINE = Line(1000, T, 0)
@@ -45,12 +46,12 @@ class Book:
     """A partition as correct replicas have it: batches of one publisher, one after the other."""
 
     def __init__(self, *payloads: bytes, time_step_us: int = 0) -> None:
-        self.payloads = payloads
+        self.payloads = [*map(framed, payloads)]
         self._time_step_us = time_step_us
-        digests = [*map(digest, payloads)]
+        descriptors = [*map(descriptor, self.payloads)]
         leaves = [
             leaf
-            for offset, content in enumerate(digests)
+            for offset, content in enumerate(descriptors)
             for leaf in leaves_of(LINE, offset + 1, offset, self._time_us(offset), [content])
         ]
         self.chains = [CHAIN_START, *chained(CHAIN_START, leaves)]
@@ -99,7 +100,7 @@ class Desk:
         self.reading.on_chained(sender, book.chained(offset), self.connected)
 
     def absent(self, sender: NodeId, offset: int, count: int = 1) -> None:
-        self.reading.on_absent(sender, Absent(T, 0, offset, count), self.connected)
+        self.reading.on_absent(sender, Absent(T, 0, offset, offset + count), self.connected)
 
     def pass_time(self, us: int) -> None:
         self.look.at(self.look.outbox.now_us + us)
@@ -111,7 +112,7 @@ class Desk:
         return ready
 
     def read(self) -> list[bytes]:
-        return [bytes(entry.payload) for entry in self.take().deliver if isinstance(entry, Entry)]
+        return [opened(entry.payload) for entry in self.take().deliver if isinstance(entry, Entry)]
 
     def asked(self) -> dict[NodeId, Follow]:
         return {node: m for node, m in self.take().send if isinstance(m, Follow)}
@@ -125,8 +126,8 @@ def test_a_reader_asks_one_replica_for_payloads_and_f_others_for_the_chain() -> 
         desk = Desk(f=f)
         asked = desk.asked()
         assert len(asked) == f + 1
-        assert [node for node, follow in asked.items() if follow.payloads] == [desk.lead]
-        assert {follow.limit for follow in asked.values()} == {FIRST_CREDIT_BATCHES}
+        assert [node for node, follow in asked.items() if follow.wants is Wants.ALL] == [desk.lead]
+        assert {follow.limit for follow in asked.values()} == {FIRST_CREDIT_EVENTS}
 
 
 def test_when_one_of_them_contradicts_the_lead_everybody_is_asked() -> None:
@@ -153,7 +154,7 @@ def test_the_lead_and_f_others_that_have_the_same_chain_are() -> None:
 
     entries = [entry for entry in desk.take().deliver if isinstance(entry, Entry)]
 
-    assert [entry.payload for entry in entries] == [b"1", b"2"]
+    assert [opened(entry.payload) for entry in entries] == [b"1", b"2"]
     assert [entry.offset for entry in entries] == [0, 1]
 
 
@@ -161,7 +162,7 @@ def test_a_lead_whose_batches_are_not_what_it_says_they_are_is_replaced() -> Non
     for table in (BYZANTINE, CRASH):
         desk = Desk(table)
         lead = desk.lead
-        forged = msgspec.structs.replace(TRUE.entries(0, 2), payloads=[b"1", b"x"])
+        forged = msgspec.structs.replace(TRUE.entries(0, 2), payloads=[event(b"1"), event(b"x")])
         desk.reading.on_entries(lead, forged, desk.connected)
         assert desk.read() == []
         assert desk.reports == [(lead, "bad-lead")]
@@ -247,8 +248,8 @@ def test_a_lead_that_lies_is_replaced_and_what_it_sent_is_read_again() -> None:
     assert desk.lead != liar
     asked = desk.asked()
     assert desk.reports == [(liar, "bad-lead")]
-    assert asked[desk.lead].payloads
-    assert not asked[liar].payloads
+    assert asked[desk.lead].wants is Wants.ALL
+    assert not asked[liar].wants is Wants.ALL
     assert asked[desk.lead].offset == 0
 
     desk.entries(TRUE, 0, 2)
@@ -272,7 +273,7 @@ def test_one_that_contradicts_the_lead_in_many_ways_is_one_voice_and_takes_no_ro
     lead, liar = desk.lead, desk.others[0]
     desk.entries(TRUE, 0, 2)
     for number in range(1000):
-        word = Chained(T, 0, 2, digest(b"%d" % number), 0, 0, 2)
+        word = Chained(T, 0, 2, payload_digest(b"%d" % number), 0, 0, 2)
         desk.reading.on_chained(liar, word, desk.connected)
     assert len(desk.reading.contradicted_by) == 1
     desk.chain(desk.others[1], TRUE, 2)
@@ -366,13 +367,13 @@ def test_what_a_lead_sent_before_it_failed_is_kept_and_others_confirm_it(
     lead = desk.lead
     assert lead != former
     asked = desk.asked()
-    assert (asked[lead].offset, asked[lead].limit, asked[lead].payloads) == (2, 2, True)
+    assert (asked[lead].offset, asked[lead].limit, asked[lead].wants) == (2, 2, Wants.ALL)
     partner = next(replica for replica in asked if replica not in (lead, former))
     assert (asked[partner].offset, asked[partner].limit) == (0, 2)
 
     desk.chain(partner, TRUE, 2)
     ready = desk.take()
-    assert [entry.payload for entry in ready.deliver if isinstance(entry, Entry)] == [b"1", b"2"]
+    assert [opened(e.payload) for e in ready.deliver if isinstance(e, Entry)] == [b"1", b"2"]
     assert {m.limit for _, m in ready.send if isinstance(m, Allow)} == {2 + CREDIT_BATCHES}
     desk.entries(TRUE, 2, 4)
     desk.chain(partner, TRUE, 4)
@@ -390,7 +391,7 @@ def test_what_was_kept_of_a_lead_that_lied_is_dropped_and_the_next_one_is_not_bl
 
     asked = desk.asked()
     assert desk.lead == lead
-    assert (asked[lead].offset, asked[lead].limit) == (0, FIRST_CREDIT_BATCHES)
+    assert (asked[lead].offset, asked[lead].limit) == (0, FIRST_CREDIT_EVENTS)
     assert desk.reports == [(liar, "bad-lead")]
     desk.entries(TRUE, 0, 2)
     desk.chain(desk.others[-1], TRUE, 2)
@@ -449,7 +450,9 @@ def test_a_lead_that_brings_all_there_is_is_not_slow_however_little_that_is() ->
 def test_one_replica_that_claims_there_is_more_does_not_make_a_lead_slow() -> None:
     desk = Desk()
     lead, liar = desk.lead, desk.others[0]
-    desk.reading.on_chained(liar, Chained(T, 0, 1, digest(b"?"), 0, 0, 1 << 40), desk.connected)
+    desk.reading.on_chained(
+        liar, Chained(T, 0, 1, payload_digest(b"?"), 0, 0, 1 << 40), desk.connected
+    )
     for _ in range(4 * SLOW_AFTER_US // LATE_AFTER_US):
         desk.pass_time(LATE_AFTER_US)
     assert desk.lead == lead
@@ -470,7 +473,7 @@ def test_a_lead_that_is_gone_is_replaced() -> None:
     desk.connected.discard(gone)
     desk.reading.disconnected(gone, desk.connected)
     assert desk.lead != gone
-    assert desk.asked()[desk.lead].payloads
+    assert desk.asked()[desk.lead].wants is Wants.ALL
 
 
 def test_without_anybody_a_reader_waits_for_the_first_that_comes() -> None:
@@ -520,7 +523,7 @@ def test_a_lead_without_the_payload_passes_on_to_the_next_and_is_not_blamed() ->
     assert desk.lead != first
     asked = desk.asked()
     assert asked[desk.lead].offset == 1
-    assert asked[desk.lead].payloads
+    assert asked[desk.lead].wants is Wants.ALL
     assert desk.reports == []
 
     desk.entries(TRUE, 1, 2)
@@ -600,7 +603,7 @@ def allowed(desk: Desk) -> list[int]:
 
 
 def test_credit_is_renewed_in_steps() -> None:
-    first, half = FIRST_CREDIT_BATCHES, FIRST_CREDIT_BATCHES + CREDIT_BATCHES // 2
+    first, half = FIRST_CREDIT_EVENTS, FIRST_CREDIT_EVENTS + CREDIT_BATCHES // 2
     book = Book(*[b"x"] * (half + 1))
     desk = Desk()
     desk.entries(book, 0, first)
@@ -619,9 +622,9 @@ def test_credit_is_renewed_in_steps() -> None:
 def test_of_large_batches_fewer_are_let_in_ahead_and_at_least_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "CREDIT_BYTES", 200)
-    first = FIRST_CREDIT_BATCHES
-    for size, credit in ((2, 100), (201, 1)):
+    monkeypatch.setattr(module, "CREDIT_BYTES", 10_000)
+    first = FIRST_CREDIT_EVENTS
+    for size, credit in ((52, 100), (10_001, 1)):
         book = Book(*[bytes(size)] * first)
         desk = Desk()
         desk.entries(book, 0, first)
@@ -631,7 +634,7 @@ def test_of_large_batches_fewer_are_let_in_ahead_and_at_least_one(
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HELD_BYTES_MAX", 10)
+    monkeypatch.setattr(module, "HELD_BYTES_MAX", 5 * len(event(b"xx")))
 
 
 @pytest.mark.usefixtures("little_room")
@@ -673,12 +676,12 @@ def test_a_reader_that_is_full_has_others_confirm_what_it_holds_and_goes_on() ->
 
 @pytest.mark.usefixtures("little_room")
 def test_a_batch_larger_than_all_that_is_held_is_read() -> None:
-    book = Book(b"x" * 11, b"y" * 12)
+    book = Book(b"x" * 300, b"y" * 301)
     desk = Desk()
     for offset in (0, 1):
         desk.entries(book, offset, offset + 1)
         desk.chain(desk.others[0], book, offset + 1)
-    assert desk.read() == [b"x" * 11, b"y" * 12]
+    assert desk.read() == [b"x" * 300, b"y" * 301]
 
 
 @pytest.mark.usefixtures("little_room")
@@ -788,7 +791,7 @@ def test_where_nobody_lies_one_replica_that_is_there_and_has_it_is_enough_to_rea
         desk.absent(replica, 0)
     assert desk.lead == keeper
     desk.entries(TRUE, 0, 4)
-    assert desk.read() == [*TRUE.payloads]
+    assert desk.read() == [*map(opened, TRUE.payloads)]
 
 
 def test_where_nobody_lies_a_replica_that_is_silent_is_waited_for_until_it_is_late() -> None:
@@ -857,7 +860,7 @@ def test_one_that_started_over_and_one_that_lies_do_not_hide_what_a_single_store
     desk.entries(TRUE, 0, 4)
     for replica in (keeper, without):
         desk.chain(replica, TRUE, 4)
-    assert desk.read() == [*TRUE.payloads]
+    assert desk.read() == [*map(opened, TRUE.payloads)]
 
 
 def test_one_that_lies_and_says_nothing_does_not_keep_a_reader_at_what_is_gone() -> None:
@@ -901,7 +904,7 @@ def test_one_that_lies_does_not_keep_a_reader_at_what_one_correct_replica_has_an
 ):
     """Large batches are with two, from which retention by size takes small ones earlier."""
     # Given two that begin later than a reader lets its lead send, one that has all, and a liar
-    start = 2 * FIRST_CREDIT_BATCHES
+    start = 2 * FIRST_CREDIT_EVENTS
     book = Book(*[b"%d" % number for number in range(start + 10)])
     desk = Desk()
     *trimmers, keeper, _ = desk.reading._order
@@ -910,7 +913,7 @@ def test_one_that_lies_does_not_keep_a_reader_at_what_one_correct_replica_has_an
     def answer(replica: NodeId, follow: Follow | Allow) -> None:
         limit = min(follow.limit, len(book.payloads))
         if replica in trimmers:
-            if isinstance(follow, Follow) and follow.payloads:
+            if isinstance(follow, Follow) and follow.wants is Wants.ALL:
                 desk.absent(replica, follow.offset)
             at = max(start, limit)
             words = Chained(T, 0, at, book.chains[at], start, start, len(book.payloads))
@@ -925,14 +928,14 @@ def test_one_that_lies_does_not_keep_a_reader_at_what_one_correct_replica_has_an
     # When they answer whatever they are asked for a while
     for _ in range(100):
         ready = desk.take()
-        read += [bytes(entry.payload) for entry in ready.deliver if isinstance(entry, Entry)]
+        read += [opened(entry.payload) for entry in ready.deliver if isinstance(entry, Entry)]
         for replica, message in ready.send:
             if isinstance(message, Follow | Allow):
                 answer(replica, message)
         desk.pass_time(LATE_AFTER_US // 4)
 
     # Then all is read.
-    assert read == [*book.payloads]
+    assert read == [*map(opened, book.payloads)]
 
 
 def test_who_lacked_something_elsewhere_may_have_what_a_reader_seeks() -> None:

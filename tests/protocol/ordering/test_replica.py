@@ -29,17 +29,20 @@ from quorate.core.ordering import (
     Sync,
     Write,
 )
+from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering.placement import GroupKind
+from stage import event
 
 STRANGER = 4711
 D = bytes(32)
+X = event(b"x")
 GROUP = int(GroupKind.BYZANTINE)
 # What replicas say to each other.
 BETWEEN_REPLICAS: tuple[Message, ...] = (
     Received(A, T, 0, 1, D),
     Stored(A, T, 0, 1, 1, D),
     Retrieve(A, T, 0, 1, 1),
-    Retrieved(A, T, 0, 1, [D], [b"x"]),
+    Retrieved(A, T, 0, 1, [D + D[:16]], [X]),
     Propose(GROUP, 1, 1, b"x"),
     Write(GROUP, 1, 1, D),
     Accept(GROUP, 1, 1, D),
@@ -47,8 +50,8 @@ BETWEEN_REPLICAS: tuple[Message, ...] = (
     Decision(GROUP, 1, b"x", b""),
     Cosign(GROUP, 1, 1, b""),
     Fill(T, 0, 0, 1, False),
-    Entries(A, T, 0, 0, 1, 0, D, D, [b"x"]),
-    Absent(T, 0, 0),
+    Entries(A, T, 0, 0, 1, 0, D, D, [X]),
+    Absent(T, 0, 0, 1),
     Stop(GROUP, 2),
     StopData(GROUP, 2, b"", b"", []),
     Sync(GROUP, 2, [], []),
@@ -85,7 +88,7 @@ def test_nobody_speaks_to_a_group_that_is_not_here(message: Message) -> None:
     assert rejected(Council(), 1, elsewhere)
 
 
-REQUESTS = (Append(T, 0, 1, [b"x"]), Announce(T, 0, 1, [D]))
+REQUESTS = (Append(T, 0, 1, [X]), Announce(T, 0, 1, [descriptor(X)]))
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=["append", "announce"])
@@ -96,14 +99,14 @@ def test_strangers_and_replicas_do_not_publish(request_: Message) -> None:
 
 @pytest.mark.parametrize("number", [1, 4096])
 def test_nobody_publishes_where_there_is_no_partition(number: int) -> None:
-    assert rejected(Council(), A, Append(T, number, 1, [b"x"]))
-    assert rejected(Council(), A, Append(topic_id("unknown"), 0, 1, [b"x"]))
+    assert rejected(Council(), A, Append(T, number, 1, [X]))
+    assert rejected(Council(), A, Append(topic_id("unknown"), 0, 1, [X]))
 
 
 def test_a_client_publishes_in_every_session_of_its_own() -> None:
     council = Council()
     for session in (0, 1, 2):
-        council.say(node_of(A, session), council.seats, Append(T, 0, 1, [b"x"]))
+        council.say(node_of(A, session), council.seats, Append(T, 0, 1, [X]))
     council.settle()
     assert council.log(0) == [b"x"] * 3
 
@@ -113,7 +116,7 @@ LIMITED = {**BYZANTINE, "publish": ["a"], "subscribe": ["reader"]}
 
 def test_an_access_list_says_who_publishes() -> None:
     council = Council(LIMITED)
-    assert rejected(council, B, Append(T, 0, 1, [b"x"]))
+    assert rejected(council, B, Append(T, 0, 1, [X]))
     council.publish(A, 1)
     council.settle()
     assert council.log(0) == [b"a1"]

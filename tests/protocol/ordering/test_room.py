@@ -21,12 +21,13 @@ from quorate.core.control import (
 from quorate.core.event import Event
 from quorate.core.ids import NodeId, member_of, node_of, topic_id
 from quorate.core.ordering import Announce, Append, Line, Ordered, Propose, Received
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor
 from quorate.protocol.control.state import PUBLISHERS_PER_MEMBER_MAX
 from quorate.protocol.ordering.backlog import COMMAND_COST
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Former, Waiting
 from quorate.protocol.ordering.records import Dropped, Held
-from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, Room, Rooms
+from quorate.protocol.ordering.room import BATCH_COST, EVENT_COST, LINE_COST, Room, Rooms
+from stage import described, event, framed
 
 ORDERS = topic_id("orders")
 PARTITIONS = 4
@@ -59,7 +60,7 @@ class Client:
         self.council.settle()
 
     def hands_in(self, first: int, *payloads: bytes, to: Iterable[NodeId], partition: int) -> None:
-        append = Append(ORDERS, partition, first, [*payloads])
+        append = Append(ORDERS, partition, first, [*map(framed, payloads)])
         self.council.say(self.node, to, append)
 
     def is_told(self) -> list[Ordered]:
@@ -120,7 +121,7 @@ def test_a_client_fills_all_it_can_and_others_go_on(size: int) -> None:
             lines = [line for line in backlog.lines if member_of(line.publisher) == ANNA]
             assert kept_bytes(chamber, replica, ANNA) <= bound
             assert stored_bytes(chamber, replica, ANNA) <= bound
-            assert BATCH_COST * sum(len(backlog.lines[line].digests) for line in lines) <= bound
+            assert BATCH_COST * sum(len(backlog.lines[line].descriptors) for line in lines) <= bound
             # There is nothing left that it did not take.
             assert backlog.room.left(session_of(ANNA, 100 * round_)) < 4 * (BATCH_COST + size)
         honest.hands_in(1 + round_, bytes(LARGE), to=chamber.members, partition=round_)
@@ -145,7 +146,7 @@ def test_what_waits_of_a_session_goes_when_its_lease_ends_and_is_ordered_when_it
     # One replica is too few for others to believe it.
     anna.hands_in(1, b"1", bytes(LARGE), to=[0], partition=0)
     chamber.settle()
-    assert kept_bytes(chamber, 0, ANNA) == 1 + LARGE
+    assert kept_bytes(chamber, 0, ANNA) == len(event(b"1")) + len(event(bytes(LARGE)))
 
     chamber.ahead_us = dict.fromkeys(chamber.members, 2 * SECOND_US)
     chamber.run(2)
@@ -190,7 +191,7 @@ def test_a_leader_proposes_nothing_of_a_session_that_has_ended() -> None:
     anna.hands_in(1, b"1", to=[2], partition=0)
     for replica in (1, 2, 3):
         chain = Waiting(LINE)
-        chain.extend(1, [digest(b"1")], [b"1"])
+        chain.extend(1, [described(b"1")], [event(b"1")])
         chamber.say(replica, [0], Received(*LINE, 1, chain.chains[0]))
     chamber.run(2)
     assert chamber.group(0).consensus.slot == slot
@@ -201,8 +202,8 @@ def test_what_a_client_announced_and_hands_in_afterwards_needs_room_as_well() ->
     chamber = council()
     anna = Client(chamber, ANNA)
     anna.commands(Register("orders"))
-    payloads = [bytes([number]) * LARGE for number in range(30)]
-    chamber.say(ANNA, [0], Announce(ORDERS, 0, 1, [*map(digest, payloads)]))
+    payloads = [event(bytes([number]) * LARGE) for number in range(30)]
+    chamber.say(ANNA, [0], Announce(ORDERS, 0, 1, [*map(descriptor, payloads)]))
     for number, payload in enumerate(payloads, 1):
         anna.hands_in(number, payload, to=[0], partition=0)
     assert kept_bytes(chamber, 0, ANNA) <= ROOMS.session
@@ -213,7 +214,7 @@ def test_commands_that_are_never_ordered_give_way_to_others_of_their_client() ->
     chamber = council()
     for number in range(3 * ROOMS.commands // COMMAND_COST):
         for replica in chamber.members:
-            command = bytes([replica]) * INLINE_BYTES_MAX
+            command = event(bytes([replica]) * (INLINE_BYTES_MAX - len(event(b""))))
             append = Append(CONTROL_TOPIC_ID, 0, 1, [command])
             chamber.say(session_of(ANNA, number), [replica], append)
     for replica in chamber.members:
@@ -237,7 +238,7 @@ def test_a_command_that_an_open_slot_may_be_bound_to_does_not_give_way() -> None
     chamber.deliver()
     chamber.drop()
     for number in range(1, 3 * ROOMS.commands // COMMAND_COST):
-        command = Append(CONTROL_TOPIC_ID, 0, 1, [bytes(INLINE_BYTES_MAX)])
+        command = Append(CONTROL_TOPIC_ID, 0, 1, [event(bytes(INLINE_BYTES_MAX - len(event(b""))))])
         chamber.say(session_of(ANNA, number), [1], command)
     line = Line(anna.node, CONTROL_TOPIC_ID, 0)
     assert chamber.group(1).backlog.lines[line].payloads == [payload]
@@ -247,7 +248,7 @@ def test_commands_give_way_even_if_a_leader_proposed_what_is_no_value() -> None:
     chamber = council(byzantine=(0,))
     chamber.say(0, [1], Propose(chamber.number, 1, 1, b"?"))
     for number in range(1, 3 * ROOMS.commands // COMMAND_COST):
-        command = Append(CONTROL_TOPIC_ID, 0, 1, [bytes(INLINE_BYTES_MAX)])
+        command = Append(CONTROL_TOPIC_ID, 0, 1, [event(bytes(INLINE_BYTES_MAX - len(event(b""))))])
         chamber.say(session_of(ANNA, number), [1], command)
     assert 0 < kept_bytes(chamber, 1, ANNA) <= ROOMS.commands
 
@@ -287,32 +288,34 @@ def test_room_is_shared_by_the_sessions_of_a_member_and_bounded_for_each() -> No
 
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_a_line_takes_what_there_is_room_for_and_the_rest_when_there_is_more(batches: int) -> None:
-    waiting, payloads = Waiting(LINE), [b"12", b"34", b"56"]
-    digests = [*map(digest, payloads)]
-    room = LINE_COST + batches * (BATCH_COST + 2)
-    assert not waiting.extend(1, digests, payloads, room)
+    waiting, payloads = Waiting(LINE), [*map(event, (b"12", b"34", b"56"))]
+    descriptors = [*map(descriptor, payloads)]
+    room = LINE_COST + batches * (BATCH_COST + EVENT_COST + len(payloads[0]))
+    assert not waiting.extend(1, descriptors, payloads, room)
     assert waiting.end == 1 + batches
     assert waiting.cost_bytes == room
-    assert not waiting.extend(1, digests, payloads, 2 * (BATCH_COST + 2))
+    assert not waiting.extend(
+        1, descriptors, payloads, 2 * (BATCH_COST + EVENT_COST + len(payloads[0]))
+    )
     assert waiting.payloads == payloads
 
 
 def test_a_line_without_room_takes_nothing_and_costs_nothing() -> None:
     waiting = Waiting(LINE)
-    assert not waiting.extend(1, [digest(b"")], [b""], LINE_COST + BATCH_COST - 1)
+    assert not waiting.extend(1, [described(b"")], [event(b"")], LINE_COST + BATCH_COST - 1)
     assert (waiting.end, waiting.cost_bytes) == (1, 0)
 
 
 def test_of_what_lost_its_place_the_longest_is_kept() -> None:
     """A client and a replica that lie together could make a replica go back and forth."""
-    waiting, digests = Waiting(LINE), [*map(digest, (b"1", b"2"))]
-    waiting.put_aside(Former(1, digests[:1], [b"1"]))
-    waiting.put_aside(Former(1, digests, [b"1", None]))
-    waiting.put_aside(Former(1, digests[:1], [None]))
-    assert waiting.former == [Former(1, digests, [b"1", None])]
+    waiting, descriptors = Waiting(LINE), [*map(described, (b"1", b"2"))]
+    waiting.put_aside(Former(1, descriptors[:1], [event(b"1")]))
+    waiting.put_aside(Former(1, descriptors, [event(b"1"), None]))
+    waiting.put_aside(Former(1, descriptors[:1], [None]))
+    assert waiting.former == [Former(1, descriptors, [event(b"1"), None])]
     # A payload that only the shorter one has is kept with that.
-    waiting.put_aside(Former(1, digests[:1], [b"1"]))
-    waiting.put_aside(Former(1, digests, [None, b"2"]))
+    waiting.put_aside(Former(1, descriptors[:1], [event(b"1")]))
+    waiting.put_aside(Former(1, descriptors, [None, event(b"2")]))
     assert len(waiting.former) == 2
 
 

@@ -51,11 +51,11 @@ from quorate.core.ordering import (
     Sync,
     Write,
 )
-from quorate.crypto.digests import digest
 from quorate.protocol.ordering.records import Decided, Held, Record, Voted
-from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, value_digest
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chain_of, value_digest
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimSigner
+from stage import described, opened
 
 HERE = Path(__file__).parent / "transcripts"
 PUBLISHERS = {"A": A, "B": B, "C": C}
@@ -154,7 +154,7 @@ class Story:
         for what in words.split():
             publisher, first, payloads = self.batch(what)
             earlier = [f"{NAMES[publisher]}{n}".encode() for n in range(1, first)]
-            chains = chained(CHAIN_START, map(digest, [*earlier, *payloads]))
+            chains = chain_of(CHAIN_START, map(described, [*earlier, *payloads]))
             spans.append(
                 Span(publisher, self.council.topic.id, 0, first, len(payloads), chains[-1])
             )
@@ -232,7 +232,9 @@ class Story:
 
     def _record(self, record: Record) -> str:
         if isinstance(record, Held):
-            return "holds " + " ".join(payload.decode().capitalize() for payload in record.payloads)
+            return "holds " + " ".join(
+                opened(payload).decode().capitalize() for payload in record.payloads
+            )
         if isinstance(record, Voted):
             values = {value_digest(value): value for value in record.values}
             for content, value in values.items():
@@ -272,15 +274,15 @@ class Story:
         if isinstance(message, Received):
             return f"{kind} {LETTERS[message.publisher]}1-{message.through}"
         if isinstance(message, Fill):
-            return f"{kind} offsets {message.offset} to {message.offset + message.count - 1}"
+            return f"{kind} offsets {message.offset} to {message.end - 1}"
         if isinstance(message, Entries):
-            held = " ".join(payload.decode().capitalize() for payload in message.payloads)
+            held = " ".join(opened(payload).decode().capitalize() for payload in message.payloads)
             return f"{kind} {held} at offset {message.offset}"
         if isinstance(message, Stored | Retrieve):
             last = message.first + message.count - 1
             return f"{kind} {LETTERS[message.publisher]}{message.first}-{last}"
         if isinstance(message, Retrieved):
-            last = message.first + len(message.digests) - 1
+            last = message.first + len(message.descriptors) - 1
             return f"{kind} {LETTERS[message.publisher]}{message.first}-{last}"
         return kind
 

@@ -25,6 +25,7 @@ from quorate.protocol.ordering.records import Certified, Installed, Snapshot
 from quorate.protocol.ordering.transfer import Certificate
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary
+from stage import event
 
 BOTH = pytest.mark.parametrize("table", [BYZANTINE, CRASH], ids=["byzantine", "crash"])
 LATE = 2
@@ -273,7 +274,7 @@ def test_what_was_decided_meanwhile_no_longer_waits_and_the_rest_still_does() ->
     council.run(2)
     waiting = council.group(LATE).backlog.lines[Line(A, T, 0)]
     assert (waiting.next, waiting.end) == (14, 15)
-    assert waiting.payloads == [payload_of(A, 14)]
+    assert waiting.payloads == [event(payload_of(A, 14))]
     council.publish(A, 14)
     council.settle()
     assert len(roots(council)) == 1

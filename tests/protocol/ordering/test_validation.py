@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from commands import ACME, cluster
-from council import BYZANTINE, VALIDATED, A, B, Council, T, span_of, value_of
+from council import BYZANTINE, VALIDATED, A, B, Council, T
 from desk import EVERYBODY, KEYS, Desk
 from quorate.core import batch
 from quorate.core.cluster import Client
@@ -21,27 +22,25 @@ from quorate.core.control import (
     encode_command,
 )
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.header import HEADER_BYTES, SALT_BYTES, SEAL_BYTES
 from quorate.core.ids import NodeId, Sequence, node_of
 from quorate.core.ordering import (
-    SEAL_BYTES,
     Announce,
     AnnounceSealed,
     Append,
     Line,
     Partition,
-    Propose,
     Received,
-    Retrieved,
 )
-from quorate.crypto.digests import digest, payload_digest
+from quorate.crypto.digests import descriptor, digest, payload_digest
 from quorate.crypto.identity import Identity
-from quorate.crypto.sids import SALT_BYTES, Place, Seal, batch_of, body_of, sealed
+from quorate.crypto.sids import Place, Seal, sealed
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.ordering.value import CHAIN_START, chained
+from quorate.protocol.ordering.value import CHAIN_START, chain_of
 from quorate.sim.sealing import CLUSTER, public_key
 from seals import batch_of_values, sealed_batch
 from stage import Outlook, topic
@@ -98,15 +97,21 @@ def flip(payload: bytes, at: int) -> bytes:
     return payload[:at] + bytes([payload[at] ^ 1]) + payload[at + 1 :]
 
 
-NO_BATCH = b"not a batch"
+def recounted(payload: bytes) -> bytes:
+    """Its header says two events, for which it has the bytes."""
+    return payload[:4] + b"\2" + payload[5:]
+
+
 # What each is, and what the producer of A's first batch hands in.
 WRONG: dict[str, Callable[[], bytes]] = {
-    "no seal": lambda: batch_of_values(b"1"),
     "half a seal": lambda: sealed_batch(A, 1)[: SEAL_BYTES - 1],
     "a seal with no body": lambda: sealed_batch(A, 1)[:SEAL_BYTES],
     "a seal and half a body": lambda: sealed_batch(A, 1)[:-1],
     "a forged signature": lambda: flip(sealed_batch(A, 1), SEAL_BYTES - 1),
-    "another time than was signed": lambda: flip(sealed_batch(A, 1), 8),
+    "another time than was signed": lambda: flip(sealed_batch(A, 1), HEADER_BYTES),
+    "reserved bytes that are not zero": lambda: flip(sealed_batch(A, 1), HEADER_BYTES + 74),
+    "another count than was signed": lambda: recounted(sealed_batch(A, 1)),
+    "another size than was signed": lambda: flip(sealed_batch(A, 1), 12),
     "a key that is not pinned": lambda: sealed_batch(A, 1, key=1),
     "somebody else's key": lambda: sealed_batch(A, 1, public_key=public_key(B)),
     "somebody else's batch": lambda: sealed_batch(B, 1),
@@ -116,9 +121,7 @@ WRONG: dict[str, Callable[[], bytes]] = {
     "signed for another topic": lambda: sealed_batch(A, 1, place={"topic": "u"}),
     "signed for another cluster": lambda: sealed_batch(A, 1, place={"cluster": "other"}),
     "signed for another number": lambda: sealed_batch(A, 1, signed_as=2),
-    "more events than there are": lambda: sealed_batch(A, 1, events=2),
     "another body": lambda: flip(sealed_batch(A, 1), -1 % len(sealed_batch(A, 1))),
-    "signed, but no batch": lambda: sealed_batch(A, 1, NO_BATCH),
     "a tree of events that nobody asked for": lambda: sealed_batch(A, 1, root=ROOT),
 }
 
@@ -143,7 +146,7 @@ def test_what_its_producer_did_not_sign_for_this_place_is_never_ordered(what: st
 @pytest.mark.parametrize("what", [name for name in WRONG if "tree" not in name])
 def test_the_same_holds_where_events_are_proved_one_by_one(what: str) -> None:
     council = Council(WITH_PROOFS)
-    right = sealed_batch(A, 1, SALT + batch_of_values(b"1"), root=ROOT)
+    right = sealed_batch(A, 1, batch_of_values(b"1"), salt=SALT, root=ROOT)
 
     council.publish(A, 1, WRONG[what]())
     council.run(1)
@@ -155,15 +158,65 @@ def test_the_same_holds_where_events_are_proved_one_by_one(what: str) -> None:
     assert logs(council) == 4 * [[right]]
 
 
-@pytest.mark.parametrize("length", [0, 1, SALT_BYTES])
-def test_where_events_are_proved_a_body_without_a_batch_behind_its_salt_is_refused(
-    length: int,
-) -> None:
-    council = Council(WITH_PROOFS)
-    council.publish(A, 1, sealed_batch(A, 1, SALT[:length], root=ROOT))
-    council.run(1)
-    assert logs(council) == 4 * [[]]
-    assert bad_sids(council) == {A}
+def test_a_signed_batch_that_is_malformed_keeps_its_offsets_and_delivers_nothing() -> None:
+    """Nobody looks behind its seal before it is read, and its header says how many it has."""
+    council, desk = Council(VALIDATED), Desk()
+    malformed = sealed_batch(A, 1, batch_of_values(b"1234"), events=2)
+
+    council.publish(A, 1, malformed, sealed_batch(A, 2))
+    council.settle()
+
+    assert logs(council) == 4 * [[malformed, sealed_batch(A, 2)]]
+    assert {council.group(each).log.partition(Partition(T, 0)).end for each in EVERYBODY} == {3}
+    with pytest.raises(RemoteProtocolError):
+        batch.Batch(malformed)
+    desk.say(malformed, sealed_batch(A, 2))
+    assert [entry.offset for entry in desk.take()[0]] == [0, 2]
+
+
+# Validated and basic
+
+
+def test_basic_batches_stand_between_signed_ones_in_one_sequence_of_offsets() -> None:
+    council = Council(VALIDATED)
+    basic = batch_of_values(b"2", b"3")
+    council.publish(A, 1, sealed_batch(A, 1), basic, sealed_batch(A, 3))
+    council.settle()
+
+    assert council.reports() == []
+    assert {council.group(each).log.partition(Partition(T, 0)).end for each in EVERYBODY} == {4}
+    assert [len(council.group(each).readers.read(Partition(T, 0), 1, 1)) for each in EVERYBODY] == [
+        1, 1, 1, 1,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_who_validates_passes_over_basic_batches_and_others_are_given_all(validates: bool) -> None:
+    desk = Desk(validates=validates)
+    first, basic, third = sealed_batch(A, 1), batch_of_values(b"2", b"3"), sealed_batch(A, 3)
+    last = batch_of_values(b"5")
+
+    desk.say(first, basic, third, last)
+    entries, reports = desk.take()
+
+    expected = [(0, first), (3, third)] if validates else [
+        (0, first), (1, basic), (3, third), (4, last),
+    ]  # fmt: skip
+    assert [(entry.offset, entry.payload) for entry in entries] == expected
+    assert reports == []
+    assert desk.reader.position == 5
+    assert desk.passed == ([5] if validates else [])
+
+
+def test_a_lead_that_sends_the_descriptor_of_a_signed_batch_alone_is_replaced() -> None:
+    desk = Desk()
+    lead, entries = desk.lead, desk.entries(sealed_batch(A, 1))
+    held_back = msgspec.structs.replace(
+        entries, payloads=[descriptor(sealed_batch(A, 1))], bare=[0]
+    )
+    desk.reader.on_entries(lead, held_back, EVERYBODY)
+    assert desk.take() == ([], ["bad-lead"])
+    assert desk.lead != lead
 
 
 def test_a_batch_is_taken_under_its_number_once() -> None:
@@ -221,7 +274,7 @@ def test_a_run_with_one_wrong_batch_is_refused_as_a_whole_and_what_is_known_of_i
     council = Council(VALIDATED)
     first, second = sealed_batch(A, 1), sealed_batch(A, 2)
     council.publish(A, 1, first, flip(second, SEAL_BYTES - 1), to=[0])
-    assert council.group(0).backlog.line(Line(A, T, 0)).digests == []
+    assert council.group(0).backlog.line(Line(A, T, 0)).descriptors == []
 
     council.publish(A, 1, first, to=[0])
     looked_at: list[tuple[Sequence, int]] = []
@@ -234,51 +287,16 @@ def test_a_run_with_one_wrong_batch_is_refused_as_a_whole_and_what_is_known_of_i
     monkeypatch.setattr(Validation, "check_seals", noted)
     council.publish(A, 1, first, second, to=[0])
     assert looked_at == [(2, 1)]
-    assert council.group(0).backlog.line(Line(A, T, 0)).digests == [digest(first), digest(second)]
-
-
-# What is behind a seal
-
-
-@pytest.mark.parametrize("make", [sealed_batch, large_batch], ids=["small", "large"])
-def test_a_count_that_lies_is_not_ordered_though_its_seal_was_known_before(
-    make: Callable[..., bytes],
-) -> None:
-    """Seal first, payload later: the payload was taken without a look at it."""
-    council = Council(VALIDATED)
-    payload = make(A, 1, events=7) if make is sealed_batch else make(1, events=7)
-
-    council.say(A, council.seats, announced(payload))
-    council.say(A, council.seats, Append(T, 0, 1, [payload], [digest(payload)]))
-    council.run(5)
-
-    assert logs(council) == 4 * [[]]
-    assert bad_sids(council) == {A}
-
-
-def test_a_count_that_lies_is_not_ordered_though_a_replica_that_lies_hands_it_round() -> None:
-    """Seals from the producer, the payload from its accomplice, which leads."""
-    council = Council(VALIDATED, byzantine=(0,))
-    payload = sealed_batch(A, 1, events=7)
-    span = span_of(A, 1, payload)
-
-    council.say(A, council.seats, announced(payload))
-    council.say(0, council.seats, Propose(council.number, 1, 1, value_of(span)))
-    for _ in range(10):
-        council.run(0.2)
-        council.say(0, council.seats, Retrieved(A, T, 0, 1, [digest(payload)], [payload]))
-
-    assert logs(council) == 3 * [[]]
-    assert all(
-        council.group(each).backlog.line(span.line).payloads == [None] for each in council.seats
-    )
+    assert council.group(0).backlog.line(Line(A, T, 0)).descriptors == [
+        descriptor(first), descriptor(second),
+    ]  # fmt: skip
 
 
 def test_one_that_says_it_stores_a_batch_is_not_enough_for_its_order() -> None:
     """A seal whose payload nobody has: it waits, and nobody waits for it."""
     council = Council(VALIDATED, byzantine=(3,))
     payload = large_batch(1)
-    chain = chained(CHAIN_START, [digest(payload)])[-1]
+    chain = chain_of(CHAIN_START, [descriptor(payload)])[-1]
 
     council.say(A, council.seats, announced(payload))
     council.say(3, council.seats, Received(A, T, 0, 1, chain))
@@ -346,26 +364,44 @@ def test_what_is_signed_with_a_former_key_is_not_taken() -> None:
     assert logs(council) == 4 * [[sealed_batch(A, 1, key=1)]]
 
 
-def test_topics_that_are_not_validated_take_what_they_took() -> None:
+def test_topics_that_are_not_validated_take_no_batch_that_says_it_is_signed() -> None:
     council = Council(BYZANTINE)
-    council.publish(A, 1, b"anything", sealed_batch(B, 9))
+    council.publish(A, 1, sealed_batch(A, 1))
+    council.publish(B, 1, b"anything")
     council.settle()
-    assert logs(council) == 4 * [[b"anything", sealed_batch(B, 9)]]
+    assert logs(council) == 4 * [[b"anything"]]
+    assert bad_sids(council) == {A}
 
 
-def test_digests_do_not_announce_a_batch_of_a_validated_topic() -> None:
+def test_a_header_that_cannot_be_true_is_refused_with_its_payload_and_without() -> None:
+    council = Council(VALIDATED)
+    right = batch_of_values(b"1")
+    for at, value in ((0, 9), (1, 2), (2, 1), (4, 0), (4, 3), (7, 1)):
+        wrong = right[:at] + bytes([value]) + right[at + 1 :]
+        council.say(A, council.seats, Append(T, 0, 1, [wrong]))
+        council.say(A, council.seats, Announce(T, 0, 1, [descriptor(wrong)]))
+    council.run(1)
+    assert logs(council) == 4 * [[]]
+    assert {(report.node, report.kind) for report in council.reports()} <= {
+        (A, "bad-batch"), (A, "bad-sid"),
+    }  # fmt: skip
+    assert council.group(0).backlog.line(Line(A, T, 0)).descriptors == []
+
+
+def test_descriptors_do_not_announce_a_signed_batch() -> None:
     council = Council(VALIDATED)
     payload = large_batch(1)
-    council.say(A, council.seats, Announce(T, 0, 1, [digest(payload)]))
-    assert council.group(0).backlog.line(Line(A, T, 0)).digests == []
+    council.say(A, council.seats, Announce(T, 0, 1, [descriptor(payload)]))
+    assert council.group(0).backlog.line(Line(A, T, 0)).descriptors == []
 
 
 # Publishing
 
 
-def test_who_has_no_key_does_not_publish_on_a_validated_topic() -> None:
-    with pytest.raises(LocalProtocolError, match="topic 't' is validated, and nobody here signs"):
-        LineOutgoing(topic(VALIDATED), Line(A, T, 0), Outlook().outbox)
+def test_who_has_no_key_does_not_publish_signed_batches() -> None:
+    with pytest.raises(LocalProtocolError, match="a batch on 't' that nobody here can sign"):
+        line = LineOutgoing(topic(VALIDATED), Line(A, T, 0), Outlook().outbox)
+        line.add(batch_of_values(b"1"), 1, sign=True)
 
 
 # Reading
@@ -378,8 +414,7 @@ def test_a_reader_delivers_the_batch_and_what_its_producer_signed() -> None:
 
     entries, reports = desk.take()
 
-    assert [entry.payload for entry in entries] == [body_of(payload) for payload in payloads]
-    assert [entry.seal for entry in entries] == [payload[:SEAL_BYTES] for payload in payloads]
+    assert [entry.payload for entry in entries] == [*payloads]
     assert reports == []
 
 
@@ -390,9 +425,7 @@ def test_a_reader_takes_what_a_former_key_signed_since_it_was_ordered_then() -> 
     assert (len(entries), reports) == (1, [])
 
 
-@pytest.mark.parametrize(
-    "what", ["a forged signature", "signed for another number", "more events than there are"]
-)
+@pytest.mark.parametrize("what", ["a forged signature", "signed for another number"])
 def test_whatever_replicas_agree_on_a_reader_delivers_nothing_that_nobody_signed(what: str) -> None:
     """More than f of them lie then."""
     desk = Desk()
@@ -402,19 +435,6 @@ def test_whatever_replicas_agree_on_a_reader_delivers_nothing_that_nobody_signed
 
     assert [entry.sequence for entry in entries] == [2]
     assert reports == ["bad-sid"]
-
-
-@pytest.mark.parametrize("what", ["another body", "no seal", "half a seal"])
-def test_a_lead_whose_batch_is_not_behind_its_seal_is_replaced_at_once(what: str) -> None:
-    desk = Desk()
-    lead = desk.lead
-    desk.reader.on_entries(lead, desk.entries(WRONG[what]()), EVERYBODY)
-    assert desk.take() == ([], ["bad-lead"])
-    assert desk.lead != lead
-
-    desk.say(sealed_batch(A, 1))
-    entries, _ = desk.take()
-    assert [entry.payload for entry in entries] == [body_of(sealed_batch(A, 1))]
 
 
 # What it looks at
@@ -435,9 +455,9 @@ def test_seals_are_held_against_the_keys_and_topics_of_the_cluster() -> None:
 
 def test_the_batch_is_behind_the_salt_if_there_is_a_tree() -> None:
     bare = batch_of_values(b"1")
-    salted = sealed_batch(A, 1, SALT + bare, root=ROOT)
-    assert batch_of(salted) == batch_of(sealed_batch(A, 1, bare)) == bare
-    assert Seal.decode(salted).digest == payload_digest(SALT + bare)
+    salted = sealed_batch(A, 1, bare, salt=SALT, root=ROOT)
+    assert batch.Batch(salted).events() == batch.Batch(sealed_batch(A, 1, bare)).events()
+    assert Seal.decode(salted).digest == payload_digest(SALT + bare[HEADER_BYTES:])
 
 
 class Office(Council):
@@ -468,7 +488,7 @@ class Office(Council):
     def publish_as(self, node: NodeId, identity: Identity, to: Iterable[NodeId]) -> bytes:
         place = Place.of(CLUSTER, "t", 0, node)
         payload = sealed(
-            place, 1, batch_of_values(b"1"), events=1, time_us=0,
+            place, 1, batch_of_values(b"1"), time_us=0,
             public_key=identity.public.sign_key, sign=identity.sign,
         )  # fmt: skip
         self.say(node, to, Append(T, 0, 1, [payload]))

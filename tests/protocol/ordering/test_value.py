@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.header import Header
 from quorate.core.ordering import Line
 from quorate.crypto.merkle import leaf_hash
 from quorate.protocol.ordering.value import (
@@ -19,6 +20,7 @@ from quorate.protocol.ordering.value import (
     Value,
     chained,
     leaves_of,
+    offsets_of,
     value_digest,
 )
 
@@ -121,26 +123,32 @@ def test_a_chain_links_hash_to_hash() -> None:
 
 def leaf_data(offset: int, sequence: int, time_us: int, content: bytes) -> bytes:
     """Version, topic, partition, offset, publisher, sequence, time and digest of a batch."""
-    return b"qbl1" + pack(">IHQQQq", 7, 2, offset, 1000, sequence, time_us) + content
+    return b"qbl2" + pack(">IHQQQq", 7, 2, offset, 1000, sequence, time_us) + content
 
 
 def test_the_leaf_of_a_batch_says_what_it_is_and_where_it_stands() -> None:
-    content = blake3(b"one").digest()
+    described = Header.of(3, 0, 12).encode() + blake3(b"one").digest()
+    content = blake3(described, derive_key_context=BATCH).digest()
     data = leaf_data(40, 5, 1_700_000_000_000_000, content)
 
-    (leaf,) = leaves_of(Line(1000, 7, 2), 5, 40, 1_700_000_000_000_000, [content])
+    (leaf,) = leaves_of(Line(1000, 7, 2), 5, 40, 1_700_000_000_000_000, [described])
     assert leaf == leaf_hash(data) == sha256(b"\x00" + data).digest()
     assert leaf.hex() == LEAF
 
 
 def test_consecutive_batches_have_consecutive_numbers_and_offsets() -> None:
-    contents = [blake3(b"%d" % number).digest() for number in range(3)]
-    leaves = leaves_of(Line(1000, 7, 2), 5, 40, 9, contents)
+    descriptors = [Header.of(count, 0, 12).encode() + bytes(32) for count in (2, 3, 1)]
+    contents = [blake3(each, derive_key_context=BATCH).digest() for each in descriptors]
+    leaves = leaves_of(Line(1000, 7, 2), 5, 40, 9, descriptors)
+    offsets = offsets_of(40, descriptors)
+    assert offsets == [40, 42, 45, 46]
     assert leaves == [
-        leaf_hash(leaf_data(40 + at, 5 + at, 9, content)) for at, content in enumerate(contents)
+        leaf_hash(leaf_data(offset, sequence, 9, content))
+        for offset, sequence, content in zip(offsets, (5, 6, 7), contents, strict=False)
     ]
 
 
+BATCH = "quorate 2026-11-19 the digest of a batch"
 CHAIN_OF_ONE = "cbb53a7dbde27829e717bae6623a37026d19058b77c7e07bfdb971b58d849735"
 CHAIN_OF_TWO = "2593daee1293144bfbff5f99ed3bc8d0a517f50c1532cbbe70a35b45ff096a2b"
-LEAF = "999e5b92a79144065731eccb0381c5cc3386d08bc1818154a7b4c49f2473418a"
+LEAF = "70c799535a4788a1efb3be42b3b210f906f36331c360c7f39314efce8c8535ed"

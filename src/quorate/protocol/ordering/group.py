@@ -22,7 +22,7 @@ from itertools import islice
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.header import SEAL_BYTES, is_signed
+from quorate.core.header import SEAL_BYTES, are_possible, is_signed
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
@@ -338,6 +338,9 @@ class Group:
         first = message.first
         known = self.backlog.line(line).known_of(first, descriptors)
         given = message.payloads if isinstance(message, Append) else descriptors
+        if not are_possible(descriptors[known:]):
+            self._outbox.report(line.publisher, "bad-batch", f"a header in the run at {first}")
+            return False
         try:
             if isinstance(message, AnnounceSealed):
                 self._validation.check_seals(line, first + known, message.seals[known:])
@@ -346,7 +349,7 @@ class Group:
                     line, first + known, given[known:], descriptors[known:]
                 )
         except RemoteProtocolError as error:
-            self._outbox.report(line.publisher, "bad-batch", str(error))
+            self._outbox.report(line.publisher, "bad-sid", str(error))
             return False
         return True
 

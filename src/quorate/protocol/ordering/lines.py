@@ -79,7 +79,9 @@ class Former(NamedTuple):
 
     @property
     def size(self) -> int:
-        return sum(DESCRIPTOR_BYTES + len(payload or b"") for payload in self.payloads)
+        size = DESCRIPTOR_BYTES * len(self.descriptors)
+        size += EVENT_COST * sum(map(events_in, self.descriptors))
+        return size + sum(len(payload or b"") for payload in self.payloads)
 
 
 class Waiting:

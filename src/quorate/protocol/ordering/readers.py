@@ -79,7 +79,8 @@ class Tail:
             return None
         at = bisect_right(self.kept, offset, key=lambda kept: kept.placed.offset) - 1
         kept = self.kept[at]
-        return kept, bisect_right(kept.offsets, offset, hi=kept.placed.count) - 1
+        place = bisect_right(kept.offsets, offset) - 1
+        return (kept, place) if place < kept.placed.count else None
 
     def read(self, offset: int, bytes_max: int) -> list[Stretch]:
         found = self.find(offset)

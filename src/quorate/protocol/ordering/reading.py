@@ -250,7 +250,12 @@ class Reading:
     # Messages
 
     def on_entries(self, sender: NodeId, entries: Entries, connected: "set[NodeId]") -> None:
-        if sender != self.lead or not self._is_next_or_later(entries):
+        if sender != self.lead:
+            return
+        if not are_possible(entries.payloads):
+            self._blame("sent a batch whose header cannot be true", connected)
+            return
+        if not self._is_next_or_later(entries):
             return
         if entries.offset in self._early or not self._has_room_for(entries, connected):
             return
@@ -446,10 +451,7 @@ class Reading:
             payload if at in bare else descriptor(payload)
             for at, payload in enumerate(entries.payloads)
         ]
-        is_left_out = bare and (
-            self.validation is None or any(is_signed(descriptors[at]) for at in bare)
-        )
-        if is_left_out or not are_possible(descriptors):
+        if bare and (self.validation is None or any(is_signed(descriptors[at]) for at in bare)):
             return False
         leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, descriptors)
         chains = chained(before, leaves)

@@ -28,7 +28,7 @@ from collections.abc import Sequence as Seq
 from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.header import HEADER_BYTES, NO_ROOT, SEAL_BYTES, header_of, is_signed
+from quorate.core.header import HEADER_BYTES, NO_ROOT, SEAL_BYTES, is_signed
 from quorate.core.ids import MemberId, NodeId, Sequence, TopicId, member_of
 from quorate.core.ordering import Line
 from quorate.crypto.digests import seal_descriptor
@@ -92,7 +92,7 @@ class Validation:
     def check_batches(
         self, line: Line, first: Sequence, payloads: Seq[bytes], descriptors: Seq[bytes]
     ) -> None:
-        """Headers may be true, and the producer signed what says that it is signed.
+        """The producer signed what says that it is signed.
 
         What is behind a seal is what it names: payloads are looked at wherever they come to one
         that they may be ordered for.
@@ -100,7 +100,6 @@ class Validation:
         for sequence, (payload, described) in enumerate(
             zip(payloads, descriptors, strict=True), first
         ):
-            header_of(described)
             if not is_signed(described):
                 continue
             if line.topic not in self._topics:
