@@ -107,6 +107,7 @@ def test_a_cluster_without_faults_is_found_clean_and_counted_right(sound: TestCl
         assert (row["batches"], row["events"]) == (SMALL + LARGE, SMALL + LARGE)
         assert (row["first_offset"], row["audited_from"]) == (0, 0)
         assert row["producers"] == ["alice"]
+        assert row["signed_events"] == (row["events"] if row["validated"] else 0)
     assert sum(rows["plain", number]["events"] for number in (0, 1)) == SMALL + LARGE
     # Small batches are with all four, large ones with two of them at least.
     brought = [each["batches"] for each in rows["sealed", 0]["replicas"].values()]
