@@ -193,7 +193,9 @@ def test_runs_change_where_large_batches_begin_and_end() -> None:
     (other, *_) = [replica for replica, message in sent if isinstance(message, Announce)]
     told = [message for replica, message in sent if replica == other]
     assert told == [
-        Append(T, 0, 1, [b"1"]), Announce(T, 0, 2, [descriptor(LARGE)] * 2), Append(T, 0, 4, [b"4"]),
+        Append(T, 0, 1, [b"1"]),
+        Announce(T, 0, 2, [descriptor(LARGE)] * 2),
+        Append(T, 0, 4, [b"4"]),
     ]  # fmt: skip
     announced = {replica for replica, message in sent if isinstance(message, Announce)}
     store = min({replica for replica, _ in sent} - announced)

@@ -249,7 +249,7 @@ def test_a_lead_that_lies_is_replaced_and_what_it_sent_is_read_again() -> None:
     asked = desk.asked()
     assert desk.reports == [(liar, "bad-lead")]
     assert asked[desk.lead].wants is Wants.ALL
-    assert not asked[liar].wants is Wants.ALL
+    assert asked[liar].wants is Wants.CHAIN
     assert asked[desk.lead].offset == 0
 
     desk.entries(TRUE, 0, 2)

@@ -399,8 +399,8 @@ def test_descriptors_do_not_announce_a_signed_batch() -> None:
 
 
 def test_who_has_no_key_does_not_publish_signed_batches() -> None:
+    line = LineOutgoing(topic(VALIDATED), Line(A, T, 0), Outlook().outbox)
     with pytest.raises(LocalProtocolError, match="a batch on 't' that nobody here can sign"):
-        line = LineOutgoing(topic(VALIDATED), Line(A, T, 0), Outlook().outbox)
         line.add(batch_of_values(b"1"), 1, sign=True)
 
 
