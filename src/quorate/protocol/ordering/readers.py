@@ -108,13 +108,11 @@ class Tail:
 class Reader:
     """One reader of one partition."""
 
-    __slots__ = ("cursor", "has_begun", "limit", "number", "served", "told", "wants")
+    __slots__ = ("cursor", "limit", "number", "served", "told", "wants")
 
     def __init__(self, follow: Follow) -> None:
         self.number = follow.number
         self.cursor = follow.offset
-        # Whether the cursor is where a batch begins.
-        self.has_begun = False
         self.limit = follow.limit
         self.wants = follow.wants
         # Up to which offset it knows the chain.
@@ -258,23 +256,10 @@ class Readers:
 
     # Parts
 
-    def _beginning(self, partition: Partition, offset: int) -> int:
-        """Where the batch begins that has this offset, as far as we have it."""
-        tail = self._tails.get(partition)
-        found = tail.find(offset) if tail is not None else None
-        if found is not None:
-            kept, at = found
-            return kept.offsets[at]
-        known = self._store.chain(partition, offset)
-        return offset if known is None else known[0]
-
     def _send_entries(
         self, node: NodeId, partition: Partition, reader: Reader, end: int, bytes_max: int
     ) -> int:
         """Says how many bytes that were."""
-        if not reader.has_begun and reader.cursor < end:
-            # It may have the beginning of a batch that we have otherwise.
-            reader.cursor, reader.has_begun = self._beginning(partition, reader.cursor), True
         end, sent = min(end, reader.limit), 0
         while reader.cursor < end:
             if sent >= bytes_max:

@@ -255,9 +255,6 @@ class Reading:
         if not are_possible(entries.payloads):
             self._blame("sent a batch whose header cannot be true", connected)
             return
-        if self._unsettled and _lies_across(self.received, entries):
-            self._is_cut_otherwise(sender, connected)
-            return
         if not self._is_next_or_later(entries):
             return
         if entries.offset in self._early or not self._has_room_for(entries, connected):
@@ -391,6 +388,12 @@ class Reading:
                 return
             if was_wide and self._reach_for_the_chain(connected):
                 return
+            if was_wide and self._ends_inside_a_batch():
+                # More than the lead that is late, or both would take turns for ever.
+                self._blames.update([*self._supplied_by, *self._supplied_by])
+                self._forget_unsettled()
+                self._blame("is late", connected)
+                return
             self._lacking.clear()
             if was_wide and self.end > self.position:
                 self._blame("is late", connected)
@@ -422,6 +425,17 @@ class Reading:
         self._limit = limit
         self._ask_all(connected)
         return True
+
+    def _ends_inside_a_batch(self) -> bool:
+        """Whether others may have no word on the chain where it is to be confirmed.
+
+        Who lies about how many events a batch has ends it where nobody else does. So many are
+        further that one of them is correct, and do not confirm it; it is read again.
+        """
+        others = self._ends.keys() - self._supplied_by
+        further = [replica for replica in others if self._ends[replica] > self.received]
+        is_of_others = bool(self._unsettled) and self.lead not in self._supplied_by
+        return is_of_others and len(further) > self._others_needed
 
     # Settling
 
@@ -648,18 +662,6 @@ class Reading:
         self._hear_everybody(connected)
         self._ask_all(connected)
 
-    def _is_cut_otherwise(self, sender: NodeId, connected: "set[NodeId]") -> None:
-        """What we have ends inside a batch of this lead's. Whoever has that batch, too, has no word
-        on the chain there. So leads say it, one after the other."""
-        if self._supplied_by <= {sender}:
-            self._blame("sent batches that do not follow on each other", connected)
-            return
-        self.contradicted_by.add(sender)
-        if len(self.contradicted_by) > self._others_needed:
-            self._read_again(connected)
-        else:
-            self._change_lead(connected)
-
     def _read_again(self, connected: "set[NodeId]") -> None:
         """One of those who contradict what we have is correct."""
         for replica in sorted(self._supplied_by):
@@ -689,8 +691,7 @@ class Reading:
 
     def _choose_lead(self, connected: "set[NodeId]", avoid: NodeId | None = None) -> None:
         there = [replica for replica in self._order if replica in connected]
-        candidates = [r for r in there if r != avoid and r not in self.contradicted_by]
-        candidates = candidates or [r for r in there if r != avoid] or there
+        candidates = [replica for replica in there if replica != avoid] or there
         self.lead = min(candidates, key=lambda replica: self._blames[replica], default=None)
         self._moved_us = self._due_since_us = self._outbox.now_us
 
@@ -714,12 +715,6 @@ class Reading:
         self._absent = None
         self._chains.clear()
         self._start = None
-
-
-def _lies_across(offset: int, entries: Entries) -> bool:
-    """Whether it is inside one of these batches."""
-    offsets = entries.offsets
-    return offsets[0] < offset < offsets[-1] and offset not in offsets
 
 
 def _offset_of(batch: Batch) -> int:
