@@ -226,7 +226,10 @@ def _wrong_payload(message: Message, how: int) -> Message:
         return msgspec.structs.replace(message, payloads=forged, digests=[*map(digest, forged)])
     if isinstance(message, Entries):
         line = Line(message.publisher, message.topic, message.partition)
-        descriptors = [*map(descriptor, forged)]
+        descriptors = [
+            payload if at in message.bare else descriptor(payload)
+            for at, payload in enumerate(forged)
+        ]
         leaves = leaves_of(line, message.first, message.offset, message.time_us, descriptors)
         after = chained(message.before, leaves)[-1]
         return msgspec.structs.replace(message, payloads=forged, after=after)

@@ -9,14 +9,20 @@ from random import Random
 
 import msgspec
 
-from quorate.core.ids import Digest, NodeId
+from quorate.core.control import CONTROL_TOPIC_ID
+from quorate.core.header import HEADER_BYTES, SIGNED, header_of
+from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.messages import Message
 from quorate.core.ordering import (
     Absent,
     Accept,
+    Announce,
+    AnnounceSealed,
+    Append,
     Chained,
     Decision,
     Entries,
+    Line,
     Located,
     OfferSnapshot,
     Partition,
@@ -33,11 +39,12 @@ from quorate.core.ordering import (
     Sync,
     Write,
 )
+from quorate.crypto.digests import descriptor, digest
 from quorate.protocol import misbehaviour
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Parts
 from quorate.protocol.ordering.placement import GroupKind
-from quorate.protocol.ordering.value import Value, value_digest
+from quorate.protocol.ordering.value import Value, chained, leaves_of, value_digest
 from quorate.sim.adversaries import REPLICAS, SOURCES, TWIN_SOURCE, TWINS, Make, Withhold
 from quorate.sim.hosts import Rewrite
 
@@ -163,7 +170,7 @@ class Boast:
             stored = Stored(*line, 1, message.through, message.chain)
             return [(member, word) for member in self._members for word in (message, stored)]
         if isinstance(message, Entries):
-            return [(node, Absent(message.topic, message.partition, message.offset))]
+            return [(node, absent(message))]
         is_help = isinstance(message, Propose | Write | Accept | Retrieved | Decision)
         return [] if is_help else [(node, message)]
 
@@ -192,16 +199,26 @@ class FalseLog:
         partition = Partition(message.topic, message.partition)
         before = self._chains.get((node, partition, message.offset), message.before)
         false = self._false(msgspec.structs.replace(message, before=before))
-        end = message.offset + len(message.payloads)
+        end = false.offsets[-1]
         self._chains[node, partition, end] = false.after
         word = Chained(*partition, end, false.after, 0, 0, end)
-        return [(node, false), (node, Absent(*partition, end)), (node, word)]
+        return [(node, false), (node, Absent(*partition, end, end + 1)), (node, word)]
 
     def _false(self, entries: Entries) -> Entries:
         """What is told in place of these."""
         false = misbehaviour.alter(entries, "content", how=1)
         assert isinstance(false, Entries)
         return false
+
+
+class FalseCounts(FalseLog):
+    """Say of batches that they have another number of events: what comes after is shifted."""
+
+    def _false(self, entries: Entries) -> Entries:
+        payloads = [
+            payload[:4] + bytes([payload[4] ^ 1]) + payload[5:] for payload in entries.payloads
+        ]
+        return with_payloads(entries, payloads)
 
 
 class Hollow:
@@ -218,7 +235,7 @@ class Hollow:
     @staticmethod
     def _told(message: Message) -> Message:
         if isinstance(message, Entries):
-            return Absent(message.topic, message.partition, message.offset)
+            return absent(message)
         if isinstance(message, Chained):
             return msgspec.structs.replace(message, start=message.end, taken=message.end)
         if isinstance(message, Located):
@@ -274,6 +291,95 @@ class FalseState:
         return message
 
 
+class FalseHeader:
+    """Publish batches with headers that are not true: a count, a kind, or a size.
+
+    What is handed in and what is announced agree on that, or change whenever they are sent.
+    """
+
+    def __init__(self, draw: Random, share: float, *, is_stubborn: bool) -> None:
+        self._draw, self._share, self._is_stubborn = draw, share, is_stubborn
+        # By partition and number, what the header says.
+        self._told: dict[tuple[Partition, Sequence], bytes] = {}
+
+    def __call__(self, ready: Ready, _: int) -> Parts:
+        ready.send = [(node, self._false(message)) for node, message in ready.send]
+        return [(0, ready)]
+
+    def _false(self, message: Message) -> Message:
+        if getattr(message, "topic", CONTROL_TOPIC_ID) == CONTROL_TOPIC_ID:
+            return message
+        if isinstance(message, Append):
+            payloads = self._batches(message, message.payloads)
+            digests = [*map(digest, payloads)] if message.digests else []
+            return msgspec.structs.replace(message, payloads=payloads, digests=digests)
+        if isinstance(message, Announce):
+            described = self._batches(message, message.descriptors)
+            return msgspec.structs.replace(message, descriptors=described)
+        if isinstance(message, AnnounceSealed):
+            return msgspec.structs.replace(message, seals=self._batches(message, message.seals))
+        return message
+
+    def _batches(
+        self, message: Append | Announce | AnnounceSealed, run: list[bytes]
+    ) -> list[bytes]:
+        partition = Partition(message.topic, message.partition)
+        return [
+            self._batch((partition, sequence), each)
+            for sequence, each in enumerate(run, message.first)
+        ]
+
+    def _batch(self, place: tuple[Partition, Sequence], batch: bytes) -> bytes:
+        header = self._told.get(place)
+        if header is None:
+            is_false = self._draw.random() < self._share
+            header = (false_header(self._draw, batch) if is_false else batch)[:HEADER_BYTES]
+        if self._is_stubborn:
+            self._told[place] = header
+        return header + batch[HEADER_BYTES:]
+
+
+def false_header(draw: Random, batch: bytes) -> bytes:
+    """The batch with another number of events, kind, or size than it has."""
+    header = header_of(batch)
+    how = draw.choice(("count", "count", "kind", "size"))
+    if how == "kind":
+        header = header._replace(kind=SIGNED - header.kind)
+    elif how == "count":
+        # Sometimes one that nothing has room for.
+        header = header._replace(events=draw.choice((0, header.events + 1, header.events + 3)))
+    if how == "size" or (header.events and draw.random() < 0.8):
+        size = header.plain_bytes + draw.choice((-1, 4, 16, 1 << 10))
+        header = header._replace(plain_bytes=max(0, size))
+    return header.encode() + batch[HEADER_BYTES:]
+
+
+def with_payloads(entries: Entries, payloads: list[bytes]) -> Entries:
+    """Other batches in the same place, and the chain that fits them."""
+    described = [
+        payload if at in entries.bare else descriptor(payload)
+        for at, payload in enumerate(payloads)
+    ]
+    line = Line(entries.publisher, *entries.partition_of)
+    leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, described)
+    after = chained(entries.before, leaves)[-1]
+    return msgspec.structs.replace(entries, payloads=payloads, after=after)
+
+
+def absent(entries: Entries) -> Absent:
+    """In place of these: they are not here."""
+    return Absent(*entries.partition_of, entries.offset, entries.offsets[-1])
+
+
+def _false_counts(*_: object) -> Rewrite:
+    return FalseCounts()
+
+
+def _false_header(draw: Random, *_: object) -> Rewrite:
+    share, is_stubborn = draw.choice((0.1, 0.3, 1.0)), draw.random() < 0.7
+    return FalseHeader(draw, share, is_stubborn=is_stubborn)
+
+
 def _false_state(draw: Random, *_: object) -> Rewrite:
     return FalseState(draw)
 
@@ -306,6 +412,8 @@ def _forgetful_publisher(draw: Random, f: int, replicas: Collection[NodeId]) -> 
 
 BOAST = "boast"
 DENY = "deny"
+FALSE_COUNTS = "false-counts"
+FALSE_HEADER = "false-header"
 FALSE_STATE = "false-state"
 LIE_REPLY = "lie-reply"
 HOLLOW = "hollow"
@@ -320,6 +428,7 @@ LOG_REPLICAS: Mapping[str, Make] = {
     "impatient": _impatient,
     FALSE_STATE: _false_state,
     "false-log": _false_log,
+    FALSE_COUNTS: _false_counts,
     HOLLOW: _hollow,
     BOAST: _boast,
     TWINS: REPLICAS[TWINS],
@@ -329,5 +438,6 @@ LOG_REPLICA_NAMES = (*(name for name in LOG_REPLICAS if name != TWINS), DENY, TW
 LOG_PUBLISHERS: Mapping[str, Make] = {
     "partial-source": _forgetful_publisher,
     "lying-source": SOURCES["lying-source"],
+    FALSE_HEADER: _false_header,
     TWIN_SOURCE: SOURCES[TWIN_SOURCE],
 }

@@ -25,7 +25,7 @@ from quorate.core.control import (
     Renew,
     Unregister,
 )
-from quorate.core.ids import NodeId
+from quorate.core.ids import MemberId, NodeId
 from quorate.protocol.topic import Topic
 
 RENEW_EVERY_US = 10_000_000
@@ -44,7 +44,7 @@ class PlannedCommand:
 
 
 def simulated_cluster(
-    topic: Topic, clients: tuple[NodeId, ...], keys: Mapping[NodeId, bytes]
+    topics: tuple[Topic, ...], clients: tuple[MemberId, ...], keys: Mapping[MemberId, bytes]
 ) -> Cluster:
     """The cluster file of a world without secrets. Every client is an operator.
 
@@ -52,12 +52,12 @@ def simulated_cluster(
     """
     return Cluster(
         name="simulated",
-        f=topic.f,
+        f=topics[0].f,
         replicas=tuple(
             Replica(
                 number=node, name=f"r{node}", party="all", host="r", port=1 + node, **_pins(node)
             )
-            for node in topic.members
+            for node in topics[0].members
         ),
         clients=tuple(
             Client(
@@ -69,23 +69,25 @@ def simulated_cluster(
             )
             for node in clients
         ),
-        topics={topic.name: topic.contract},
+        topics={topic.name: topic.contract for topic in topics},
     )
 
 
 def draw_commands(
     random: Random,
-    topic: Topic,
+    topics: tuple[Topic, ...],
     publishers: tuple[NodeId, ...],
     readers: tuple[NodeId, ...],
     calm_us: int,
 ) -> Iterator[PlannedCommand]:
+    topic = topics[0]
     for node in publishers:
-        yield PlannedCommand(0, node, Register(topic.name, LEASE_US_MAX))
-        for number in range(1, RENEWALS):
-            # As a producer does whose lease may have ended, when clocks jump.
-            again = Register(topic.name, LEASE_US_MAX)
-            yield PlannedCommand(number * RENEW_EVERY_US, node, again)
+        for each in topics:
+            yield PlannedCommand(0, node, Register(each.name, LEASE_US_MAX))
+            for number in range(1, RENEWALS):
+                # As a producer does whose lease may have ended, when clocks jump.
+                again = Register(each.name, LEASE_US_MAX)
+                yield PlannedCommand(number * RENEW_EVERY_US, node, again)
     # Drawn apart, so that all other commands are as they would be without.
     apart = Random(f"{calm_us}:interruptions")
     yield from _draw_interruptions(apart, topic, publishers, calm_us)

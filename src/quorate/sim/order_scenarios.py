@@ -15,11 +15,17 @@ differs is that replicas have disks:
 - Clocks of replicas differ, and jump in some seeds.
 - In half of the seeds there is so little room for what is undecided that a few batches fill it.
 - A quarter of the seeds have a control plane: publishers register, and clients give commands.
+- Half of the seeds have other topics beside the one that they are about: one that the same group
+  orders, or one that another group in the same processes does. Of a group that bears no liars
+  nothing is promised where there are some, but that it holds up nobody else.
+- Some publishers leave or crash, and their next session goes on.
+- Some readers begin later, and at any offset, be it inside a batch.
 - Half of the seeds are restless: replicas lose their patience within milliseconds, so that leaders
   change in the middle of everything.
 
-On a validated topic any number of producers may be hostile beside the replicas. Who signs what is
-drawn apart, so that everything else is as on other topics.
+On a validated topic any number of producers may be hostile beside the replicas. Signed and basic
+batches mix there, and some readers validate. Who signs what is drawn apart, so that everything else
+is as on other topics.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +36,7 @@ from typing import Any, NamedTuple
 from quorate.core import batch
 from quorate.core.cluster import Cluster
 from quorate.core.contract import Contract
-from quorate.core.ids import NodeId
+from quorate.core.ids import NodeId, TopicId, member_of, node_of
 from quorate.core.limits import Windows
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.room import ROOMS, Rooms
@@ -90,19 +96,40 @@ _CONTRACTS: dict[str, dict[str, object]] = {
     VALIDATED: {"protection": "byzantine", "order": "total", "validated": True},
 }
 # Of validated topics: how many have proofs of single events, how many replicas that are hostile
-# attack what is new there, and how many batches have several events.
+# attack what is new there, how much a publisher signs, and how many readers validate.
 WITH_EVENT_PROOFS = 0.3
 ATTACKING_SEALS = 0.6
 # Of those, so many give false receipts instead.
 ATTACKING_RECEIPTS = 0.2
-OF_SEVERAL_EVENTS = 0.3
+_SIGNED = (0.2, 0.6, 1.0)
+VALIDATING = 0.6
+# How many events a batch has.
+_EVENTS = (1, 1, 2, 3, 5)
+# How many seeds have other topics, and how much is published there; how many publishers have a
+# second session.
+WITH_OTHERS = 0.5
+ELSEWHERE = 0.4
+WITH_SUCCESSORS = 0.3
 
 _NOT_REPLICAS = ("none", *LOG_PUBLISHERS, *VALIDATED_PUBLISHERS)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedAppend(Planned):
+    topic: str
     partition: int
+    sign: bool
+
+
+class Beginning(NamedTuple):
+    """Where a reader begins with a partition, and when."""
+
+    reader: NodeId
+    at_us: int
+    topic: str
+    partition: int
+    offset: int
+    validate: bool
 
 
 class Absence(NamedTuple):
@@ -116,8 +143,11 @@ class Absence(NamedTuple):
 class OrderScenario(Drawn):
     """Everything that was drawn for a log topic."""
 
+    # Other topics, beside the one that this is about.
+    others: tuple[Topic, ...]
     publishers: tuple[SourcePart, ...]
     readers: tuple[NodeId, ...]
+    beginnings: tuple[Beginning, ...]
     appends: tuple[PlannedAppend, ...]
     # By how much each replica's clock is wrong, and by how much it jumps at which time.
     skews_us: Mapping[NodeId, int]
@@ -133,6 +163,23 @@ class OrderScenario(Drawn):
     # What the cluster is at the beginning, and what its clients command; None without commands.
     cluster: Cluster | None
     commands: tuple[PlannedCommand, ...]
+
+    @property
+    def topics(self) -> tuple[Topic, ...]:
+        return (self.topic, *self.others)
+
+    @property
+    def unpromised(self) -> frozenset[TopicId]:
+        """Of these nothing is promised: some lie, or forget, and their group bears crashes only."""
+        forgetful = any(absence.amnesia for absence in self.absences)
+        are_liars = bool(self.hostile) or forgetful or any(s.amnesiacs for s in self.storms)
+        protection = self.topic.contract.protection
+        others = [each for each in self.others if each.contract.protection != protection]
+        return frozenset(each.id for each in others if are_liars)
+
+    @property
+    def validating(self) -> frozenset[NodeId]:
+        return frozenset(each.reader for each in self.beginnings if each.validate)
 
     @property
     def everybody(self) -> tuple[NodeId, ...]:
@@ -188,9 +235,20 @@ class _Drawing:
         if setting.adversary in VALIDATED_PUBLISHERS:
             attacks += tuple(VALIDATED_PUBLISHERS)
         parts = draw_parts(self._random, publishing, attacks, bears, self._calm_us)
+        # What came later is drawn apart.
+        self._mix = Random(f"{seed}:mix")
         self._publishers = (*parts, *self._draw_forgers(FIRST_CLIENT + len(parts)))
         readers = FIRST_CLIENT + len(self._publishers)
-        self._readers = tuple(range(readers, readers + self._random.randint(1, 2)))
+        self._first_readers = self._random.randint(1, 2)
+        count = self._first_readers + self._mix.choice((0, 1, 2))
+        self._readers = tuple(range(readers, readers + count))
+        self._others = tuple(self._draw_others())
+        # When the next session of a publisher begins.
+        self._successors = dict(self._draw_successors())
+        # Who publishes where another group orders: what is stuck there holds up nothing here.
+        self._elsewhere = SourcePart(readers + count, Conduct.CORRECT)
+        # How much each signs.
+        self._signs = {part.node: self._mix.choice(_SIGNED) for part in self._publishers}
 
     def scenario(self) -> OrderScenario:
         return OrderScenario(
@@ -200,8 +258,10 @@ class _Drawing:
             network=self._draw_network(),
             hostile=self._hostile,
             dying=self._dying,
-            publishers=self._publishers,
+            others=self._others,
+            publishers=self._everybody_who_publishes,
             readers=self._readers,
+            beginnings=tuple(self._draw_beginnings()),
             storms=tuple(self._draw_storms()),
             appends=tuple(self._draw_appends()),
             skews_us={node: self._random.randint(-2_000_000, 2_000_000) for node in self._members},
@@ -221,15 +281,61 @@ class _Drawing:
         random = Random(f"{self._seed}:commands")
         if self._is_broken or random.random() >= WITH_COMMANDS:
             return {"cluster": None, "commands": ()}
-        publishers = tuple(part.node for part in self._publishers)
-        clients = (*publishers, *self._readers)
+        publishers = tuple(part.node for part in self._everybody_who_publishes)
+        clients = tuple(dict.fromkeys(map(member_of, (*publishers, *self._readers))))
         keys = {node: public_key(node) for node in clients if self._is_validated}
+        topics = (self._topic, *self._others)
         return {
-            "cluster": simulated_cluster(self._topic, clients, keys),
+            "cluster": simulated_cluster(topics, clients, keys),
             "commands": tuple(
-                draw_commands(random, self._topic, publishers, self._readers, self._calm_us)
+                draw_commands(random, topics, publishers, self._readers, self._calm_us)
             ),
         }
+
+    @property
+    def _everybody_who_publishes(self) -> tuple[SourcePart, ...]:
+        has_other_group = any(self._is_of_another_group(each) for each in self._others)
+        successors = (part for part, _ in self._successors.values())
+        return (*self._publishers, *successors, *([self._elsewhere] if has_other_group else ()))
+
+    def _is_of_another_group(self, topic: Topic) -> bool:
+        return topic.contract.protection != self._topic.contract.protection
+
+    def _draw_others(self) -> Iterator[Topic]:
+        if self._is_broken or self._mix.random() >= WITH_OTHERS:
+            return
+        kinds = ["more"] if not self._byzantine or self._is_short else ["more", "crash"]
+        for name in self._mix.sample(kinds, self._mix.randint(1, len(kinds))):
+            table: dict[str, object] = {"order": "total", "partitions": self._mix.choice((1, 2))}
+            table["protection"] = self._topic.contract.protection if name == "more" else "crash"
+            if self._is_validated and name == "more":
+                table["validated"] = self._mix.random() < 0.5
+            contract = Contract.parse(name, table)
+            f, members = self._setting.f, tuple(range(contract.replicas(self._setting.f)))
+            yield Topic(name, contract, members, f, self._topic.windows)
+
+    def _draw_successors(self) -> Iterator[tuple[NodeId, tuple[SourcePart, int]]]:
+        for part in self._publishers:
+            if self._is_broken or self._mix.random() >= WITH_SUCCESSORS:
+                continue
+            from_us = part.crash_at_us or self._mix.randint(BEGIN_US, self._calm_us)
+            conduct = Conduct.BYZANTINE if part.conduct is Conduct.BYZANTINE else Conduct.CORRECT
+            node = node_of(part.node, 1)
+            yield part.node, (SourcePart(node, conduct, part.adversary), from_us)
+
+    def _draw_beginnings(self) -> Iterator[Beginning]:
+        for at, reader in enumerate(self._readers):
+            validate = self._is_validated and self._mix.random() < VALIDATING
+            at_us, share = 0, 0.0
+            if at >= self._first_readers:
+                at_us, share = self._mix.choice((0, self._moment_apart())), 0.8
+            for topic in (self._topic, *self._others):
+                for number in range(topic.contract.partitions):
+                    offset = self._mix.randrange(200) if self._mix.random() < share else 0
+                    yield Beginning(reader, at_us, topic.name, number, offset, validate)
+
+    def _moment_apart(self) -> int:
+        return draw_moment(self._mix, self._calm_us)
 
     def _draw_absences(self) -> Iterator[Absence]:
         """One after the other, so that the log goes on meanwhile."""
@@ -399,10 +505,22 @@ class _Drawing:
             count -= burst
             publisher, at_us = self._random.choice(self._publishers), self._moment()
             partition = self._random.randrange(self._topic.contract.partitions)
+            topic = self._topic
+            if self._others and self._mix.random() < ELSEWHERE:
+                topic = self._mix.choice(self._others)
+                partition = self._mix.randrange(topic.contract.partitions)
+            share = self._signs[publisher.node] if topic.contract.validated else 0.0
+            if self._is_of_another_group(topic):
+                publisher = self._elsewhere
+            successor, from_us = self._successors.get(publisher.node, (publisher, at_us + 1))
+            if at_us >= from_us:
+                publisher = successor
             for _ in range(burst):
                 twin = self._draw_payload(at_us) if publisher.adversary == TWIN_SOURCE else None
-                payload = self._draw_payload(at_us)
-                yield PlannedAppend(at_us, publisher.node, payload, twin, partition)
+                yield PlannedAppend(
+                    at_us, publisher.node, self._draw_payload(at_us), twin,
+                    topic.name, partition, self._mix.random() < share,
+                )  # fmt: skip
 
     def _draw_network(self) -> Network:
         network = draw_network(self._random, self._is_stream)
@@ -417,10 +535,9 @@ class _Drawing:
             # What only f + 1 replicas store is lost when all of them start over. Real ones do so
             # only when nothing is retained any more that they would lose.
             size = min(size, 1_000)
-        if self._is_validated and self._seals.random() < OF_SEVERAL_EVENTS:
-            values = [self._random.randbytes(size // 2), b"", self._random.randbytes(size // 2)]
-            return batch.encode_values(values, at_us)
-        return batch.encode_one(None, self._random.randbytes(size), (), at_us, False)
+        count = self._mix.choice(_EVENTS)
+        values = [self._random.randbytes(size // count) for _ in range(count)]
+        return batch.encode_values(values, at_us)
 
     def _moment(self) -> int:
         return draw_moment(self._random, self._calm_us)

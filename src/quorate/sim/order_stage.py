@@ -13,24 +13,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC
-from quorate.core.ids import NodeId
+from quorate.core.header import count_of
+from quorate.core.ids import NodeId, member_of, topic_id
 from quorate.core.ordering import Partition
 from quorate.core.quorum import Quorum
 from quorate.crypto.checkpoint import Cosigner
+from quorate.crypto.digests import cut
 from quorate.crypto.identity import is_signed
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
-from quorate.protocol.machine import Entry, Machine, Outcome, Recorded
+from quorate.protocol.machine import Entry, Machine, Outcome, Passed, Recorded, Report
 from quorate.protocol.ordering.placement import GroupKind, group_of, rules_of
 from quorate.protocol.ordering.records import (
-    DIGEST_BYTES,
     Certified,
     Decided,
     Held,
     Installed,
     Placed,
-    Record,
     Snapshot,
 )
 from quorate.protocol.ordering.replica import Ordering
@@ -198,12 +198,12 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
 
     @property
     def _topics(self) -> list[Topic]:
-        """The topic, and the one of commands if there are any."""
+        """All topics, and the one of commands if there are any."""
         scenario = self.scenario
         if scenario.cluster is None:
-            return [scenario.topic]
+            return [*scenario.topics]
         return [
-            scenario.topic,
+            *scenario.topics,
             *(t for t in topics_of(scenario.cluster) if t.name == CONTROL_TOPIC),
         ]
 
@@ -226,7 +226,11 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     # What a topic with more to it adds
 
     def _new_record(self) -> LogRecord:
-        return LogRecord(*self._cast)
+        return LogRecord(*self._cast, unpromised=self.scenario.unpromised)
+
+    @property
+    def _names(self) -> list[str]:
+        return [topic.name for topic in self.scenario.topics]
 
     @property
     def _cast(self) -> tuple[dict[NodeId, Conduct], tuple[NodeId, ...]]:
@@ -264,7 +268,7 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
 
     def _replica(self, replica: NodeId, disk: SimDisk) -> Broker:
         scenario = self.scenario
-        names = {node: f"client-{node}" for node in scenario.everybody}
+        names = {member: f"client-{member}" for member in map(member_of, scenario.everybody)}
         store = SimStore(disk, scenario.slots_kept, self._steady.values())
         if replica in scenario.steady:
             self._steady[replica] = store
@@ -314,9 +318,12 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
             macs = simulated_macs(node, self.scenario.everybody)
             make = partial(self._destination, node, macs, publishers)
             self._add(node, make, None, (), topic.members)
-            for partition in range(topic.contract.partitions):
-                read = partial(Destination.read, name=topic.name, partition=partition, offset=0)
-                self.world.call(0, node, read)
+        for begins in self.scenario.beginnings:
+            read = partial(
+                Destination.read, name=begins.topic, partition=begins.partition,
+                offset=begins.offset, validate=begins.validate,
+            )  # fmt: skip
+            self.world.call(begins.at_us, begins.reader, read)
 
     def _destination(
         self, node: NodeId, macs: PairwiseMacs, publishers: list[NodeId]
@@ -374,18 +381,22 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         return dies_us is not None and dies_us <= self.world.now_us + BLACKOUT_US
 
     def _publish(self, node: NodeId, side: Side, source: Source) -> None:
-        waiting, topic = self._waiting[node][side], self.scenario.topic
+        waiting, unpromised = self._waiting[node][side], self.scenario.unpromised
         while waiting:
-            line = source.line(topic.name, waiting[0].partition)
+            line = source.line(waiting[0].topic, waiting[0].partition)
             if not line.has_room:
                 break
             planned = waiting.popleft()
             payload = planned.payload if side is Side.A else planned.twin_payload
             assert payload is not None
-            sequence = line.add(payload, 1)
-            partition = Partition(topic.id, planned.partition)
-            self.record.published[LogBatch(node, partition, sequence)] = payload
-        self.record.unpublished[node] = sum(map(len, self._waiting[node].values()))
+            sequence = line.add(payload, count_of(payload), sign=planned.sign)
+            if line.topic.id not in unpromised:
+                self.record.published[LogBatch(node, line.line.target, sequence)] = payload
+        self.record.unpublished[node] = sum(
+            topic_id(each.topic) not in unpromised
+            for left in self._waiting[node].values()
+            for each in left
+        )
 
     # Looking
 
@@ -398,12 +409,19 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
 
     def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
         self.record.on_outcome(node, outcome)
-        if isinstance(outcome, Entry | Recorded):
+        if isinstance(outcome, Entry | Passed | Recorded):
             self._arrived_us = now_us
         if isinstance(outcome, Recorded):
             self._go_on(node, now_us)
         if self._on_outcome is not None:
             self._on_outcome(node, outcome, now_us)
+
+    def _report(self, node: NodeId, report: Report, now_us: int) -> None:
+        """What links altered may look like a lie of who sent it."""
+        conduct = self.record.conducts.get(node, Conduct.CORRECT)
+        is_honest = node not in self.scenario.hostile and conduct is Conduct.CORRECT
+        if is_honest and not self.scenario.network.alteration:
+            self.record.on_report(node, report.node, report.kind)
 
     def _look_at_disks(self) -> None:
         """What the disks of correct replicas say stands where."""
@@ -413,32 +431,41 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
 
     def _look_at_disk(self, replica: NodeId) -> None:
         logs: dict[Partition, dict[int, Content]] = {}
-        last = 0
+        groups = self._groups(replica)
+        ends = dict.fromkeys(groups, 0)
         states = self.record.states[replica] = {}
-        for record in filter(self._is_ours, self.world.disk(replica).read()):
+        for record in self.world.disk(replica).read():
+            if isinstance(record, Held):
+                self._look_at_payloads(record)
+                continue
+            group = getattr(record, "group", None)
+            if group not in groups:
+                # Slots of other groups have their own numbers.
+                continue
             if isinstance(record, Installed):
                 self._installed.add((replica, record.slot))
             if isinstance(record, Decided | Installed):
-                last = record.slot
+                ends[group] = record.slot
             if isinstance(record, Snapshot | Certified | Installed):
-                states.setdefault(record.slot, set()).add(record.state)
-            if isinstance(record, Held):
-                self._look_at_payloads(record)
+                states.setdefault((group, record.slot), set()).add(record.state)
             for placed in record.placed if isinstance(record, Decided) else ():
                 self._look_at_receipts(replica, placed)
                 log = logs.setdefault(Partition(placed.topic, placed.partition), {})
-                for at in range(placed.count):
-                    content = placed.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
-                    log[placed.offset + at] = Content(placed.publisher, placed.first + at, content)
+                descriptors = cut(placed.descriptors)
+                for at, described in enumerate(descriptors):
+                    content = Content(placed.publisher, placed.first + at, described)
+                    log[placed.offsets[at]] = content
         self.record.logs[replica] = logs
         if replica not in self.scenario.dying:
-            self.record.ends[replica] = last
+            self.record.ends[replica] = ends
 
-    def _is_ours(self, record: Record) -> bool:
-        """Whether it is of the group that orders this topic: slots of others have their own
-        numbers."""
-        group = getattr(record, "group", None)
-        return group in (None, group_of(self.scenario.topic.contract))
+    def _groups(self, replica: NodeId) -> set[int]:
+        """The groups that a replica is in, of those that promise something."""
+        return {
+            group_of(topic.contract)
+            for topic in self.scenario.topics
+            if replica in topic.members and topic.id not in self.scenario.unpromised
+        }
 
     def _look_at_receipts(self, replica: NodeId, placed: Placed) -> None:
         """What a correct replica keeps of those that store what it lacks."""

@@ -56,7 +56,7 @@ def _told_request(
     if isinstance(message, Append):
         run = message.payloads
     else:
-        run = message.seals if isinstance(message, AnnounceSealed) else message.digests
+        run = message.seals if isinstance(message, AnnounceSealed) else message.descriptors
     last, target = message.first + len(run) - 1, (message.topic, message.partition)
     if (sender, target) != (batch.publisher, tuple(batch.partition)):
         return ""
@@ -81,7 +81,7 @@ def _outcome(node: NodeId, outcome: Outcome, batch: LogBatch | None) -> Iterator
         is_line = (node, outcome.line.target) == (batch.publisher, batch.partition)
         if is_line and 0 <= at < outcome.count:
             words = ", ".join(map(str, outcome.replicas))
-            yield f"has POSITION {outcome.offset + at} from {words}"
+            yield f"has POSITION {outcome.offsets[at]} from {words}"
     elif isinstance(outcome, Entry):
         found = LogBatch(outcome.publisher, outcome.partition, outcome.sequence)
         if found == batch:

@@ -12,7 +12,7 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from quorate.core.header import SALT_BYTES
-from quorate.core.ids import NodeId, Sequence
+from quorate.core.ids import NodeId, Sequence, member_of
 from quorate.protocol.ordering.validation import Sealer, Sealing
 
 CLUSTER = "simulated"
@@ -32,21 +32,23 @@ def public_key(node: NodeId, number: int = 0) -> bytes:
 
 
 class Sealed:
-    """All that was sealed in one world, by producer, partition and number.
+    """All that was sealed in one world, by producer, topic, partition and number.
 
     Of two twins that both seal a number, the last one is known.
     """
 
     def __init__(self) -> None:
-        self._payloads: dict[NodeId, dict[tuple[int, Sequence], bytes]] = {}
+        self._payloads: dict[NodeId, dict[tuple[str, int, Sequence], bytes]] = {}
 
-    def add(self, node: NodeId, partition: int, sequence: Sequence, payload: bytes) -> None:
-        self._payloads.setdefault(node, {})[partition, sequence] = payload
+    def add(
+        self, node: NodeId, topic: str, partition: int, sequence: Sequence, payload: bytes
+    ) -> None:
+        self._payloads.setdefault(node, {})[topic, partition, sequence] = payload
 
-    def get(self, node: NodeId, partition: int, sequence: Sequence) -> bytes | None:
-        return self.by(node).get((partition, sequence))
+    def get(self, node: NodeId, topic: str, partition: int, sequence: Sequence) -> bytes | None:
+        return self.by(node).get((topic, partition, sequence))
 
-    def by(self, node: NodeId) -> dict[tuple[int, Sequence], bytes]:
+    def by(self, node: NodeId) -> dict[tuple[str, int, Sequence], bytes]:
         return self._payloads.get(node, {})
 
     def by_others(self, node: NodeId) -> list[bytes]:
@@ -66,13 +68,15 @@ class SimSealer(Sealer):
     ) -> None:
         self._node, self._sealed = node, sealed
         super().__init__(
-            CLUSTER, public_key(node), signing_key(node).sign,
+            CLUSTER, public_key(member_of(node)), signing_key(member_of(node)).sign,
             wall_us=wall_us, salt=lambda _, __: salts.randbytes(SALT_BYTES),
         )  # fmt: skip
 
     def sign_held(self) -> list[Sealing]:
         held = super().sign_held()
         for sealing in held:
-            partition = sealing.place.partition
-            self._sealed.add(self._node, partition, sealing.sequence, sealing.payload)
+            place = sealing.place
+            self._sealed.add(
+                self._node, place.topic, place.partition, sealing.sequence, sealing.payload
+            )
         return held

@@ -142,5 +142,5 @@ def simulated_macs(node: NodeId, everybody: tuple[NodeId, ...]) -> PairwiseMacs:
 @cache
 def _key(maker: NodeId, reader: NodeId) -> bytes:
     """The simulated world has no secrets: what matters is that each direction has its own."""
-    parts = (maker.to_bytes(4, "little"), reader.to_bytes(4, "little"))
+    parts = (maker.to_bytes(8, "little"), reader.to_bytes(8, "little"))
     return derive_key(b"", "quorate simulated authenticators", *parts)

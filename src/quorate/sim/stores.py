@@ -1,7 +1,8 @@
 """A replica's store in the simulator: what its disk holds, answered from memory."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -30,23 +31,21 @@ from quorate.sim.disks import SimDisk
 
 
 class Slot:
-    """One batch in a partition."""
+    """One batch in a partition: its first offset, the one after its last, and the chain around."""
 
-    __slots__ = ("before", "payload", "placed", "sequence", "time_us")
+    __slots__ = ("after", "before", "end", "offset", "payload", "placed", "sequence", "time_us")
 
     def __init__(
-        self,
-        placed: Placed,
-        sequence: Sequence,
-        time_us: int,
-        before: Digest,
-        payload: bytes | None,
+        self, placed: Placed, at: int, offset: int, end: int, time_us: int, before: Digest
     ) -> None:
+        """The batch with this number among those that were placed together; it is not here yet."""
         self.placed = placed
-        self.sequence = sequence
+        self.sequence = placed.first + at
+        self.offset, self.end = offset, end
         self.time_us = time_us
         self.before = before
-        self.payload = payload
+        self.after = placed.chains[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
+        self.payload: bytes | None = None
 
 
 class Kept:
@@ -61,7 +60,15 @@ class Kept:
 
     @property
     def end(self) -> int:
-        return self.start + len(self.slots)
+        return self.slots[-1].end if self.slots else self.start
+
+    def at(self, offset: int) -> int:
+        """The place of the batch that has this offset, behind the last one at the end."""
+        return bisect_right(self.slots, offset, key=_end_of)
+
+    def from_on(self, offset: int) -> list[Slot]:
+        """From the batch of this offset on, if that is kept."""
+        return self.slots[self.at(offset) :] if self.start <= offset else []
 
 
 class SimStore:
@@ -129,53 +136,47 @@ class SimStore:
         return False
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
-        self._catch_up()
         found: list[Stretch] = []
-        kept = self._partition(partition)
-        if offset < kept.start:
-            return found
-        for slot in kept.slots[offset - kept.start :]:
+        for slot in self._kept(partition).from_on(offset):
             if slot.payload is None or bytes_max <= 0:
                 break
             bytes_max -= len(slot.payload)
-            at = offset + len(found)
             found.append(
                 Stretch(
-                    slot.placed.publisher, at, slot.sequence, slot.time_us, slot.before,
-                    self.chain(partition, at + 1) or b"", [slot.payload],
+                    slot.placed.publisher, slot.offset, slot.sequence, slot.time_us, slot.before,
+                    slot.after, [slot.payload],
                 )
             )  # fmt: skip
         return found
 
-    def chain(self, partition: Partition, offset: int) -> Digest | None:
-        self._catch_up()
-        kept = self._partition(partition)
+    def chain(self, partition: Partition, offset: int) -> tuple[int, Digest] | None:
+        kept = self._kept(partition)
         if offset == kept.end:
-            return kept.chain
-        return kept.slots[offset - kept.start].before if kept.start <= offset < kept.end else None
+            return offset, kept.chain
+        return next(((slot.offset, slot.before) for slot in kept.from_on(offset)), None)
+
+    def behind(self, partition: Partition, offset: int, batches: int) -> int:
+        kept = self._kept(partition)
+        at = kept.at(offset) + batches
+        return kept.slots[max(at, 0)].offset if at < len(kept.slots) else kept.end
 
     def spot(self, partition: Partition, offset: int) -> Spot | None:
-        self._catch_up()
-        kept = self._partition(partition)
-        if not kept.start <= offset < kept.end:
-            return None
-        slot = kept.slots[offset - kept.start]
-        placed = slot.placed
-        leaf = placed.leaf + slot.sequence - placed.first
-        return Spot(placed.publisher, slot.sequence, slot.time_us, leaf)
+        return next((spot for _, spot in self.runs(partition, offset, 1)), None)
 
-    def runs(self, partition: Partition, offset: int, count: int) -> list[tuple[int, Spot]]:
-        found: list[tuple[int, Spot]] = []
-        for at in range(offset, offset + count):
-            spot = self.spot(partition, at)
-            if spot is None:
-                break
-            found.append((1, spot))
-        return found
+    def runs(self, partition: Partition, offset: int, batches: int) -> list[tuple[int, Spot]]:
+        return [
+            (
+                1,
+                Spot(
+                    slot.placed.publisher, slot.sequence, slot.time_us,
+                    slot.placed.leaf + slot.sequence - slot.placed.first, slot.offset, slot.end,
+                ),
+            )
+            for slot in self._kept(partition).from_on(offset)[:batches]
+        ]  # fmt: skip
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
-        self._catch_up()
-        kept = self._partition(partition)
+        kept = self._kept(partition)
         return kept.start, kept.end
 
     def taken(self, partition: Partition) -> int:
@@ -183,26 +184,22 @@ class SimStore:
         return 0
 
     def offset_at(self, partition: Partition, time_us: int) -> int:
-        self._catch_up()
-        kept = self._partition(partition)
-        return kept.start + bisect_left(kept.slots, time_us, key=lambda slot: slot.time_us)
+        kept = self._kept(partition)
+        at = bisect_left(kept.slots, time_us, key=lambda slot: slot.time_us)
+        return kept.slots[at].offset if at < len(kept.slots) else kept.end
 
     def absent(self) -> list[tuple[Partition, int, int]]:
         self._catch_up()
         return [
-            (partition, offset, 1)
+            (partition, slot.offset, 1)
             for partition, kept in self._partitions.items()
-            for offset, slot in enumerate(kept.slots, kept.start)
+            for slot in kept.slots
             if slot.payload is None
         ]
 
     def placed_at(self, group: int, partition: Partition, offset: int) -> tuple[int, Placed] | None:
-        self._catch_up()
-        kept = self._partition(partition)
-        if not kept.start <= offset < kept.end:
-            return None
-        slot = kept.slots[offset - kept.start]
-        return slot.time_us, slot.placed
+        found = self._kept(partition).from_on(offset)[:1]
+        return next(((slot.time_us, slot.placed) for slot in found), None)
 
     def decided(self, group: int, slot: int, bytes_max: int) -> list[Decided]:
         found: list[Decided] = []
@@ -210,7 +207,7 @@ class SimStore:
         while bytes_max > 0 and first <= slot < end:
             record = self._decided[group][slot]
             found.append(record)
-            bytes_max -= len(record.value) + sum(len(p.digests) for p in record.placed)
+            bytes_max -= len(record.value) + sum(len(p.descriptors) for p in record.placed)
             slot += 1
         return found
 
@@ -242,7 +239,8 @@ class SimStore:
         self._catch_up()
         return self._all
 
-    def _partition(self, partition: Partition) -> Kept:
+    def _kept(self, partition: Partition) -> Kept:
+        self._catch_up()
         kept = self._partitions.get(partition)
         return Kept() if kept is None else kept
 
@@ -279,15 +277,14 @@ class SimStore:
             kept = self._partitions.setdefault(partition, Kept())
             if placed.offset != kept.end:
                 raise LocalProtocolError(f"offset {placed.offset}, but {kept.end} is next")
-            for at in range(placed.count):
-                sequence, cut = placed.first + at, slice(at * DIGEST_BYTES, (at + 1) * DIGEST_BYTES)
-                held = self._held.get(line, {}).pop(sequence, None)
-                payload = None if at in placed.lacking else held
-                slot = Slot(placed, sequence, decided.time_us, kept.chain, payload)
+            for at, (offset, end) in enumerate(pairwise(placed.offsets)):
+                held = self._held.get(line, {}).pop(placed.first + at, None)
+                slot = Slot(placed, at, offset, end, decided.time_us, kept.chain)
+                slot.payload = None if at in placed.lacking else held
                 kept.slots.append(slot)
-                kept.chain = placed.chains[cut]
-                self._places[*line, sequence] = slot
-                tree.leaves.append(placed.leaves[cut])
+                kept.chain = slot.after
+                self._places[*line, slot.sequence] = slot
+                tree.leaves.append(placed.leaves[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES])
 
     def _start_over(self, installed: Installed) -> None:
         """As `DiskStore` does: everything that this group had before is void."""
@@ -331,6 +328,10 @@ class Leaves:
                 return node
             at += 1 << height
         raise LocalProtocolError(f"node {number} of level {level} lies before leaf {self.start}")
+
+
+def _end_of(slot: Slot) -> int:
+    return slot.end
 
 
 def _heights(size: int) -> list[int]:

@@ -9,12 +9,13 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection
 from functools import partial
+from operator import methodcaller
 from random import Random
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
-from quorate.protocol.machine import Machine, Outcome
+from quorate.protocol.machine import Machine, Outcome, Report
 from quorate.protocol.source import Source
 from quorate.sim.adversaries import TWIN_SOURCE, TWINS
 from quorate.sim.disks import SimDisk
@@ -48,7 +49,12 @@ class Theatre(ABC, Generic[_S, _P, _V]):
         self, scenario: _S, overhear: Overhear | None, on_outcome: OnOutcome | None
     ) -> None:
         self.scenario = scenario
-        self.world = World(scenario.seed, network=scenario.network, on_outcome=self._outcome)
+        self.world = World(
+            scenario.seed,
+            network=scenario.network,
+            on_outcome=self._outcome,
+            on_report=self._report,
+        )
         # What the storms will do.
         self.planned: list[Fault] = []
         self._overhear = overhear
@@ -76,6 +82,11 @@ class Theatre(ABC, Generic[_S, _P, _V]):
         """Everything that was done to this world, by kind."""
         lost = Counter({kind: self.world.traffic[kind] for kind in ("lost", "doubled", "altered")})
         return self.world.faults + self._adversaries + lost
+
+    @property
+    def _names(self) -> list[str]:
+        """The topics that are published on."""
+        return [self.scenario.topic.name]
 
     # What a stage adds
 
@@ -112,6 +123,9 @@ class Theatre(ABC, Generic[_S, _P, _V]):
     def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
         """Note what a machine handed to its application."""
 
+    def _report(self, node: NodeId, report: Report, now_us: int) -> None:
+        """Note what a machine reported."""
+
     # Building
 
     def _add(
@@ -138,7 +152,8 @@ class Theatre(ABC, Generic[_S, _P, _V]):
     def _add_publishing(self, part: SourcePart, make: Callable[[], Machine]) -> None:
         topic = self.scenario.topic
         self._add(part.node, make, part.adversary, topic.members, topic.members)
-        self.world.call(0, part.node, lambda source: source.register(topic.name))
+        for name in self._names:
+            self.world.call(0, part.node, methodcaller("register", name))
         if part.crash_at_us is not None:
             self.world.inject(part.crash_at_us, partial(self.world.crash, part.node))
 

@@ -10,17 +10,26 @@ order as agreed, and give readers something else than was ordered, or nothing. O
 it stores in a way that does not hold.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import groupby
 from random import Random
 from typing import Any, TypeAlias
 
 import msgspec
 
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.header import (
+    HEADER_BYTES,
+    NO_ROOT,
+    SALT_BYTES,
+    SEAL_BYTES,
+    Header,
+    columns_at,
+    is_signed,
+)
+from quorate.core.ids import NodeId, Sequence, member_of
 from quorate.core.messages import Message
 from quorate.core.ordering import (
-    SEAL_BYTES,
-    Absent,
+    Announce,
     AnnounceSealed,
     Append,
     Entries,
@@ -29,17 +38,16 @@ from quorate.core.ordering import (
     Retrieved,
     Stored,
 )
-from quorate.crypto.digests import digest, payload_digest
+from quorate.crypto.digests import descriptor, digest, payload_digest
 from quorate.crypto.identity import SIGNATURE_BYTES
-from quorate.crypto.sids import NO_ROOT, SALT_BYTES, Place, Seal, batch_of, body_of, signed
+from quorate.crypto.sids import Place, Seal, body_of, signed
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Parts, behave
 from quorate.protocol.ordering.rules import Byzantine
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.ordering.value import chained, leaves_of
 from quorate.protocol.topic import Topic
 from quorate.sim.hosts import Rewrite
-from quorate.sim.order_adversaries import FalseLog
+from quorate.sim.order_adversaries import FalseLog, absent, false_header, with_payloads
 from quorate.sim.sealing import CLUSTER, Sealed, public_key, signing_key
 
 # The order of the group in which Ed25519 counts: S and S + this say the same.
@@ -52,6 +60,10 @@ class Pen:
 
     def __init__(self, me: NodeId, topic: Topic, sealed: Sealed, draw: Random) -> None:
         self.me, self.topic, self.sealed, self.draw = me, topic, sealed, draw
+
+    def get(self, partition: int, sequence: Sequence) -> bytes | None:
+        """What was sealed there; None if that batch is a basic one."""
+        return self.sealed.get(self.me, self.topic.name, partition, sequence)
 
     def signed(
         self,
@@ -68,10 +80,10 @@ class Pen:
         body = body_of(payload) if body is None else body
         where = Place.of(CLUSTER, self.topic.name, partition, self.me)._replace(**place or {})
         seal = Seal.decode(payload)._replace(
-            digest=payload_digest(body), public_key=public_key(self.me, key)
+            digest=payload_digest(body), public_key=public_key(member_of(self.me), key)
         )
         seal = seal._replace(**fields)
-        signature = signing_key(self.me, key).sign(signed(where, sequence, seal))
+        signature = signing_key(member_of(self.me), key).sign(signed(where, sequence, seal))
         return seal._replace(signature=signature).encode() + body
 
     def other_body(self, payload: bytes) -> bytes:
@@ -102,7 +114,7 @@ def _strange_key(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -
 
 def _key_of_another(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
     """Somebody else's key in the seal, and our signature."""
-    return pen.signed(partition, sequence, payload, public_key=public_key(pen.me + 1))
+    return pen.signed(partition, sequence, payload, public_key=public_key(member_of(pen.me) + 1))
 
 
 def _elsewhere(**place: Any) -> Forge:
@@ -126,7 +138,7 @@ def _other_number(by: int) -> Forge:
 
 def _replayed(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
     """A batch that we sealed under an earlier number."""
-    before = pen.sealed.get(pen.me, partition, pen.draw.randrange(1, sequence + 1))
+    before = pen.get(partition, pen.draw.randrange(1, sequence + 1))
     return payload if before is None else before
 
 
@@ -137,8 +149,9 @@ def _stolen(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
 
 
 def _other_count(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
-    events = Seal.decode(payload).events + pen.draw.choice((1, 2, 1 << 20))
-    return pen.signed(partition, sequence, payload, events=events)
+    header = Seal.decode(payload).header
+    events = header.events + pen.draw.choice((1, 2, 1 << 20))
+    return pen.signed(partition, sequence, payload, header=header._replace(events=events))
 
 
 def _swapped_body(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
@@ -156,15 +169,25 @@ def _other_tree(pen: Pen, partition: int, sequence: Sequence, payload: bytes) ->
     if Seal.decode(payload).root == NO_ROOT:
         body = pen.draw.randbytes(SALT_BYTES) + body_of(payload)
         return pen.signed(partition, sequence, payload, root=pen.draw.randbytes(32), body=body)
-    return pen.signed(partition, sequence, payload, root=NO_ROOT, body=bytes(batch_of(payload)))
+    return pen.signed(
+        partition, sequence, payload, root=NO_ROOT, body=payload[columns_at(payload) :]
+    )
 
 
 def _truncated(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
-    return payload[: pen.draw.choice((0, 4, SEAL_BYTES - 1, SEAL_BYTES, len(payload) - 1))]
+    sizes = (HEADER_BYTES, SEAL_BYTES - 1, SEAL_BYTES, len(payload) - 1)
+    return payload[: pen.draw.choice(sizes)]
+
+
+def _false_header(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
+    """Another count or size than was signed, or no word of a signature."""
+    return false_header(pen.draw, payload)
 
 
 def _bare(_: Pen, __: int, ___: Sequence, payload: bytes) -> bytes:
-    return bytes(batch_of(payload))
+    """A signed batch that says it is a basic one: that is one, whatever is in it."""
+    header = Header.of(*Seal.decode(payload).header[3:])
+    return header.encode() + payload[columns_at(payload) :]
 
 
 FORGERIES: Mapping[str, Forge] = {
@@ -186,6 +209,7 @@ FORGERIES: Mapping[str, Forge] = {
     "no-batch": _no_batch,
     "other-tree": _other_tree,
     "truncated": _truncated,
+    "false-header": _false_header,
     "bare": _bare,
 }
 
@@ -216,7 +240,7 @@ class Forger:
         if not _is_request(message, self._pen.topic):
             return message
         assert isinstance(message, Append | AnnounceSealed)
-        payloads = [self._batch(message.partition, each) for each in _numbers(message)]
+        payloads = [self._batch(message.partition, *each) for each in _numbered(message)]
         draw = self._pen.draw
         if not self._is_stubborn and draw.random() < self._share / 4:
             payloads.reverse()
@@ -225,16 +249,16 @@ class Forger:
             moved = msgspec.structs.replace(message, first=message.first + draw.choice((1, 2, 9)))
         return _with_payloads(moved, payloads)
 
-    def _batch(self, partition: int, sequence: Sequence) -> bytes:
+    def _batch(self, partition: int, sequence: Sequence, given: bytes) -> bytes:
         place = partition, sequence
         if place in self._forged:
             return self._forged[place]
         pen = self._pen
-        payload = pen.sealed.get(pen.me, partition, sequence)
-        assert payload is not None
-        if pen.draw.random() < self._share:
+        sealed = pen.get(partition, sequence)
+        payload = given if sealed is None else sealed
+        if sealed is not None and pen.draw.random() < self._share:
             kind = pen.draw.choice(self._kinds)
-            payload = FORGERIES[kind](pen, partition, sequence, payload)
+            payload = FORGERIES[kind](pen, partition, sequence, sealed)
         if self._is_stubborn:
             self._forged[place] = payload
         return payload
@@ -259,15 +283,17 @@ class TwoStories:
             return message
         assert isinstance(message, Append | AnnounceSealed)
         return _with_payloads(
-            message, [self._batch(message.partition, each) for each in _numbers(message)]
+            message, [self._batch(message.partition, *each) for each in _numbered(message)]
         )
 
-    def _batch(self, partition: int, sequence: Sequence) -> bytes:
-        place = partition, sequence
+    def _batch(self, partition: int, sequence: Sequence, given: bytes) -> bytes:
+        place, pen = (partition, sequence), self._pen
         if place not in self._second:
-            payload = self._pen.sealed.get(self._pen.me, partition, sequence)
-            assert payload is not None
-            self._second[place] = _other_batch(self._pen, partition, sequence, payload)
+            sealed = pen.get(partition, sequence)
+            if sealed is None:
+                self._second[place] = given[:-1] + bytes([given[-1] ^ 1])
+            else:
+                self._second[place] = _other_batch(pen, partition, sequence, sealed)
         return self._second[place]
 
 
@@ -279,16 +305,16 @@ class Unstored:
 
     def __call__(self, ready: Ready, _: int) -> Parts:
         ready.send = [
-            (node, message if node in self._stores else self._announced(message))
+            (node, told)
             for node, message in ready.send
+            for told in ([message] if node in self._stores else self._announced(message))
         ]
         return [(0, ready)]
 
-    def _announced(self, message: Message) -> Message:
-        if not _is_request(message, self._pen.topic) or isinstance(message, AnnounceSealed):
-            return message
-        assert isinstance(message, Append)
-        return _announce(message, message.payloads)
+    def _announced(self, message: Message) -> list[Message]:
+        if not isinstance(message, Append) or not _is_request(message, self._pen.topic):
+            return [message]
+        return _announcements(message)
 
 
 class Miscount:
@@ -309,29 +335,45 @@ class Miscount:
     def _twice(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
         if not isinstance(message, Append) or not _is_request(message, self._pen.topic):
             return [(node, message)]
-        return [(node, _announce(message, message.payloads)), (node, message)]
+        return [(node, told) for told in (*_announcements(message), message)]
 
 
 def _is_request(message: Message, topic: Topic) -> bool:
     return isinstance(message, Append | AnnounceSealed) and message.topic == topic.id
 
 
-def _numbers(message: Append | AnnounceSealed) -> range:
-    count = len(message.payloads if isinstance(message, Append) else message.seals)
-    return range(message.first, message.first + count)
+def _numbered(message: Append | AnnounceSealed) -> Iterator[tuple[Sequence, bytes]]:
+    """Batches, or their seals, with their numbers."""
+    return enumerate(
+        message.payloads if isinstance(message, Append) else message.seals, message.first
+    )
 
 
 def _with_payloads(message: Append | AnnounceSealed, payloads: list[bytes]) -> Message:
     """The same message with these batches. What it says of them is true to itself."""
     if isinstance(message, AnnounceSealed):
-        return _announce(message, payloads)
+        return msgspec.structs.replace(message, seals=[*map(_seal, payloads)])
     digests = [*map(digest, payloads)] if message.digests else []
     return msgspec.structs.replace(message, payloads=payloads, digests=digests)
 
 
-def _announce(message: Append | AnnounceSealed, payloads: list[bytes]) -> AnnounceSealed:
-    seals = [payload[:SEAL_BYTES].ljust(SEAL_BYTES, b"\0") for payload in payloads]
-    return AnnounceSealed(message.topic, message.partition, message.first, seals)
+def _announcements(append: Append) -> list[Message]:
+    """The same batches without their payloads."""
+    told: list[Message] = []
+    first, target = append.first, (append.topic, append.partition)
+    for signed_run, run in groupby(append.payloads, is_signed):
+        payloads = [*run]
+        told.append(
+            AnnounceSealed(*target, first, [*map(_seal, payloads)])
+            if signed_run
+            else Announce(*target, first, [*map(descriptor, payloads)])
+        )
+        first += len(payloads)
+    return told
+
+
+def _seal(payload: bytes) -> bytes:
+    return payload[:SEAL_BYTES].ljust(SEAL_BYTES, b"\0")
 
 
 # Replicas
@@ -345,9 +387,6 @@ class Blind(Validation):
 
     def check_batches(self, *_: object) -> None:
         """So are these."""
-
-    def check_bodies(self, *_: object) -> None:
-        """And so is what is behind them."""
 
 
 class Rash(Byzantine):
@@ -372,7 +411,7 @@ class WithheldPayloads:
     @staticmethod
     def _told(message: Message) -> Message:
         if isinstance(message, Entries):
-            return Absent(message.topic, message.partition, message.offset, len(message.payloads))
+            return absent(message)
         return message
 
 
@@ -420,25 +459,22 @@ class FalseSeals(FalseLog):
         self._falsify = falsify
 
     def _false(self, entries: Entries) -> Entries:
-        payloads = [*map(self._falsify, entries.payloads)]
-        line = Line(entries.publisher, entries.topic, entries.partition)
-        leaves = leaves_of(
-            line, entries.first, entries.offset, entries.time_us, map(digest, payloads)
-        )
-        after: Digest = chained(entries.before, leaves)[-1]
-        return msgspec.structs.replace(entries, payloads=payloads, after=after)
+        return with_payloads(entries, [*map(self._falsify, entries.payloads)])
 
     def _told(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
         if isinstance(message, Retrieved):
             payloads = [self._falsify(payload) for payload in message.payloads]
-            digests = [
-                digest(payload) if payload else known
-                for payload, known in zip(payloads, message.digests, strict=False)
+            descriptors = [
+                descriptor(payload) if payload else known
+                for payload, known in zip(payloads, message.descriptors, strict=False)
             ]
-            digests += message.digests[len(digests) :]
+            descriptors += message.descriptors[len(descriptors) :]
             return [
                 (node, msgspec.structs.replace(message, payloads=payloads)),
-                (node, msgspec.structs.replace(message, payloads=payloads, digests=digests)),
+                (
+                    node,
+                    msgspec.structs.replace(message, payloads=payloads, descriptors=descriptors),
+                ),
             ]
         return super()._told(node, message)
 
@@ -447,7 +483,7 @@ def swap_body(draw: Random) -> Callable[[bytes], bytes]:
     """The seal as it is, and another body behind it."""
 
     def falsify(payload: bytes) -> bytes:
-        if len(payload) <= SEAL_BYTES:
+        if not is_signed(payload) or len(payload) <= SEAL_BYTES:
             return payload
         return payload[:-1] + bytes([payload[-1] ^ (1 + draw.randrange(255))])
 
@@ -461,7 +497,7 @@ def swap_seal(draw: Random, sealed: Sealed, me: NodeId) -> Callable[[bytes], byt
     """
 
     def falsify(payload: bytes) -> bytes:
-        if len(payload) <= SEAL_BYTES:
+        if not is_signed(payload) or len(payload) <= SEAL_BYTES:
             return payload
         how, others = draw.randrange(4), sealed.by_others(me)
         if how == 0 and others:

@@ -4,10 +4,11 @@ Nothing here is shared with the protocol: what a producer signs is written from 
 `crypto/sids.py`, and signatures are checked by another library (`cryptography`, where replicas and
 readers have libsodium).
 
-- non-repudiation (K8): whatever a correct reader delivers, and whatever stands in the log of a
-  correct replica that somebody correct has the payload of, has a seal with a signature by that
-  producer's key for just this cluster, topic, partition, producer, session, number and body, with
-  the right number of events. Of a correct producer it is the very seal that it made.
+- non-repudiation (K8): whatever a correct reader that validates delivers, and whatever stands in
+  the log of a correct replica that somebody correct has the payload of and says that it is signed,
+  has a seal with a signature by that producer's key for just this cluster, topic, partition,
+  producer, session, number, header and body. Of a correct producer it is the very seal that it
+  made, and what it did not sign stands there as a basic batch.
 - producers' order (K9): in the log of every correct replica, the batches of a producer stand in the
   order of their numbers, and none is left out. That readers read the same is `total_order` and
   `agreement`.
@@ -30,7 +31,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from quorate.core.ids import NodeId, TopicId
 from quorate.core.ordering import Partition
-from quorate.protocol.machine import Entry
 from quorate.sim.checkers import Conduct
 from quorate.sim.order_checkers import (
     LOG_LIVENESS,
@@ -41,9 +41,9 @@ from quorate.sim.order_checkers import (
     LogViolation,
 )
 
-_SEAL = 274
-_SALT = 32
-_SEAL_CONTEXT = "quorate 2026-11-16 the seal of a batch"
+_HEADER = 16
+_SEAL = 288
+_SIGNATURE_CONTEXT = "quorate 2026-11-19 the signature block of a batch"
 
 
 class KeptReceipt(NamedTuple):
@@ -65,11 +65,9 @@ class ValidatedRecord(LogRecord):
 
     cluster: str = ""
     names: dict[TopicId, str] = field(default_factory=dict)
-    has_event_proofs: bool = False
+    with_event_proofs: frozenset[TopicId] = frozenset()
     # The keys that are pinned for producers.
     keys: dict[NodeId, bytes] = field(default_factory=dict)
-    # What correct producers sealed.
-    sealed: dict[LogBatch, bytes] = field(default_factory=dict)
     # Payloads on the disks of correct replicas, by what stands for them in a log.
     payloads: dict[bytes, bytes] = field(default_factory=dict)
     # Who keeps which receipts of whom.
@@ -77,16 +75,20 @@ class ValidatedRecord(LogRecord):
 
     def store(self, payload: bytes) -> None:
         """A correct replica has this on its disk."""
-        self.payloads[content_of(payload)] = payload
+        self.payloads[described(payload)] = payload
 
 
 @lru_cache(maxsize=1 << 16)
-def content_of(payload: bytes) -> bytes:
-    """What stands for a payload in a log: its seal, if it is behind one that names it."""
-    is_sealed = payload[:4] == b"qsd2" and len(payload) >= _SEAL
-    if is_sealed and blake3(payload[_SEAL:]).digest() == payload[16:48]:
-        return blake3(payload[:_SEAL], derive_key_context=_SEAL_CONTEXT).digest()
-    return blake3(payload).digest()
+def described(payload: bytes) -> bytes:
+    """What stands for a payload in a log: its header, and a hash of what follows.
+
+    Of a signed one that is its signature block, if that names the body.
+    """
+    header, rest = payload[:_HEADER], payload[_HEADER:]
+    if header[1:2] == b"\1" and blake3(payload[_SEAL:]).digest() == payload[24:56]:
+        block = payload[_HEADER:_SEAL]
+        return header + blake3(block, derive_key_context=_SIGNATURE_CONTEXT).digest()
+    return header + blake3(rest).digest()
 
 
 def non_repudiation(record: LogRecord) -> Iterator[LogViolation]:
@@ -95,13 +97,16 @@ def non_repudiation(record: LogRecord) -> Iterator[LogViolation]:
         for partition, entries in partitions.items():
             for entry in entries:
                 batch = LogBatch(entry.publisher, partition, entry.sequence)
-                if why := _wrong_entry(record, batch, entry):
+                why = _wrong(record, batch, entry.payload)
+                if not _is_signed(entry.payload) and record.validates(reader, partition):
+                    why = "which has no seal"
+                if why:
                     yield _repudiable(f"reader {reader} delivered", batch, why)
     for replica, logs in record.logs.items():
         for partition, log in logs.items():
             for content in log.values():
                 batch = LogBatch(content.publisher, partition, content.sequence)
-                payload = record.payloads.get(content.digest)
+                payload = record.payloads.get(content.descriptor)
                 if payload is not None and (why := _wrong(record, batch, payload)):
                     yield _repudiable(f"replica {replica} ordered", batch, why)
 
@@ -112,12 +117,12 @@ def producers_order(record: LogRecord) -> Iterator[LogViolation]:
             if partition.topic not in _names(record):
                 continue
             last: dict[NodeId, int] = {}
-            before, is_whole = -1, True
+            before, is_whole = 0, True
             for offset in sorted(log):
-                if offset != before + 1:
+                if offset != before:
                     # It started over, and lacks what is between.
                     last, is_whole = {}, False
-                publisher, sequence, _ = log[offset]
+                publisher, sequence, content = log[offset]
                 expected = last.get(publisher, 0 if is_whole else sequence - 1) + 1
                 if sequence != expected:
                     sentence = (
@@ -126,7 +131,7 @@ def producers_order(record: LogRecord) -> Iterator[LogViolation]:
                     )
                     batch = LogBatch(publisher, partition, sequence)
                     yield LogViolation("producers order", sentence, batch)
-                last[publisher], before = sequence, offset
+                last[publisher], before = sequence, offset + _count(content)
 
 
 def receipts_hold(record: LogRecord) -> Iterator[LogViolation]:
@@ -143,12 +148,14 @@ def no_blocking(record: LogRecord) -> Iterator[LogViolation]:
     ends: dict[Partition, int] = {}
     for logs in record.logs.values():
         for partition, log in logs.items():
-            if partition.topic in _names(record):
-                ends[partition] = max(ends.get(partition, 0), max(log, default=-1) + 1)
+            if partition.topic in _names(record) and log:
+                last = max(log)
+                end = last + _count(log[last].descriptor)
+                ends[partition] = max(ends.get(partition, 0), end)
     for reader in record.readers:
         for partition, end in ends.items():
-            come_to = len(record.read.get(reader, {}).get(partition, ()))
-            if come_to < end:
+            come_to = record.end(reader, partition)
+            if record.begins(reader, partition) is not None and come_to < end:
                 sentence = f"reader {reader} came to offset {come_to} of {end}"
                 yield LogViolation("no blocking", f"{sentence} in partition {partition.number}")
 
@@ -163,36 +170,33 @@ def _repudiable(who: str, batch: LogBatch, why: str) -> LogViolation:
     return LogViolation("non repudiation", sentence, batch)
 
 
-def _wrong_entry(record: ValidatedRecord, batch: LogBatch, entry: Entry) -> str:
-    """Why nobody can be held to what was delivered; empty if its producer can."""
-    if len(entry.seal) != _SEAL:
-        return "which has no seal"
-    body = entry.payload
-    if record.has_event_proofs:
-        # Readers hand out the batch alone; the salt is with those who store it.
-        content = blake3(entry.seal, derive_key_context=_SEAL_CONTEXT).digest()
-        stored = record.payloads.get(content)
-        if stored is None:
-            return "which no correct replica stores"
-        body = stored[_SEAL:]
-        if body[_SALT:] != entry.payload:
-            return "which is not what is stored behind that seal"
-    return _wrong(record, batch, entry.seal + body)
+def _is_signed(payload: bytes) -> bool:
+    return payload[1:2] == b"\1"
+
+
+def _count(described: bytes) -> int:
+    count: int = unpack("<I", described[4:8])[0]
+    return count
 
 
 def _wrong(record: ValidatedRecord, batch: LogBatch, payload: bytes) -> str:
+    """Why nobody can be held to what says that it is signed; empty if its producer can."""
     topic = record.names.get(batch.partition.topic)
     if topic is None:
-        # Commands are not sealed.
-        return ""
-    key = record.keys.get(batch.publisher)
+        # Commands are not sealed, and neither is what other topics have.
+        return "which is sealed, on a topic that is not validated" if _is_signed(payload) else ""
+    key, made = record.keys.get(batch.publisher), record.sealed.get(batch)
     if key is None:
         return "which nobody's key is pinned for"
-    why = _wrong_seal(record.cluster, topic, batch, key, payload, has_salt=record.has_event_proofs)
-    made = record.sealed.get(batch)
     is_correct = record.conducts.get(batch.publisher) is Conduct.CORRECT
-    if not why and is_correct and made != payload:
+    if is_correct and made is not None and made != payload:
         return "which is not what that producer sealed"
+    if not _is_signed(payload):
+        return ""
+    has_salt = batch.partition.topic in record.with_event_proofs
+    why = _wrong_seal(record.cluster, topic, batch, key, payload, has_salt=has_salt)
+    if not why and is_correct and made is None:
+        return "which that producer did not seal"
     return why
 
 
@@ -201,11 +205,11 @@ def _wrong_seal(
     cluster: str, topic: str, batch: LogBatch, key: bytes, payload: bytes, *, has_salt: bool
 ) -> str:
     """Why this seal does not hold, from the text of `crypto/sids.py` alone."""
-    if len(payload) < _SEAL or payload[:4] != b"qsd2":
+    if len(payload) < _SEAL:
         return "which has no seal"
-    body = payload[_SEAL:]
-    events, time_us, named, root, size, leaf, path, public, signature = unpack(
-        "<Iq32s32sBB96s32s64s", payload[4:_SEAL]
+    header, body = payload[:_HEADER], payload[_SEAL:]
+    time_us, named, root, size, leaf, zeros, path, public, signature = unpack(
+        "<q32s32sBB6s96s32s64s", payload[_HEADER:_SEAL]
     )
     if public != key:
         return "which another key signed"
@@ -213,15 +217,14 @@ def _wrong_seal(
         return "whose body is not what its seal names"
     if (root != bytes(32)) is not has_salt:
         return "which has a tree of events where there is to be none, or none"
-    carried = body[_SALT:] if has_salt else body
-    if len(carried) < 8 or unpack("<I", carried[4:8])[0] != events:
-        return "which has another number of events than its seal says"
-    signed = b"quorate sid v1\n"
+    if any(zeros):
+        return "whose seal has more than its producer signed"
+    signed = b"quorate sid v2\n"
     for name in (cluster.encode(), topic.encode()):
         signed += pack("<H", len(name)) + name
     signed += pack("<H", batch.partition.number)
     signed += pack("<I", batch.publisher & 0xFFFFFFFF) + pack("<I", batch.publisher >> 32)
-    signed += pack("<Q", batch.sequence) + pack("<I", events) + pack("<q", time_us)
+    signed += pack("<Q", batch.sequence) + header + pack("<q", time_us)
     signed += named + root + public
     top = _top(hashlib.sha256(b"\0" + signed).digest(), size, leaf, path)
     if not top:

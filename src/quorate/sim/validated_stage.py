@@ -3,13 +3,15 @@
 from collections.abc import Callable, Collection
 from random import Random
 
-from quorate.core.ids import NodeId
+from quorate.core.ids import NodeId, member_of, topic_id
 from quorate.core.ordering import Partition
 from quorate.core.quorum import Quorum
+from quorate.crypto.digests import cut, digest_of
 from quorate.protocol.ordering.placement import GroupKind
-from quorate.protocol.ordering.records import DIGEST_BYTES, Held, Placed
+from quorate.protocol.ordering.records import Held, Placed
 from quorate.protocol.ordering.rules import Rules
 from quorate.protocol.ordering.validation import Sealer, Validation
+from quorate.protocol.topic import Topic
 from quorate.sim.checkers import Conduct
 from quorate.sim.hosts import Rewrite
 from quorate.sim.order_checkers import LogBatch, LogRecord, LogViolation, check_log
@@ -48,22 +50,31 @@ class ValidatedStage(OrderStage):
         on_outcome: OnOutcome | None = None,
     ) -> None:
         self.sealed = Sealed()
-        self._keys = {node: public_key(node) for node in scenario.everybody}
+        self._keys = {node: public_key(node) for node in map(member_of, scenario.everybody)}
         super().__init__(scenario, overhear=overhear, on_outcome=on_outcome)
 
     def _new_record(self) -> LogRecord:
-        topic = self.scenario.topic
+        scenario, validated = self.scenario, self._validated
         return ValidatedRecord(
             *self._cast,
+            unpromised=scenario.unpromised,
+            validated=frozenset(topic.id for topic in validated),
+            validating=scenario.validating,
             cluster=CLUSTER,
-            names={topic.id: topic.name},
-            has_event_proofs=topic.contract.event_proofs,
-            keys={part.node: self._keys[part.node] for part in self.scenario.publishers},
+            names={topic.id: topic.name for topic in validated},
+            with_event_proofs=frozenset(
+                topic.id for topic in validated if topic.contract.event_proofs
+            ),
+            keys={part.node: self._keys[member_of(part.node)] for part in scenario.publishers},
         )
+
+    @property
+    def _validated(self) -> list[Topic]:
+        return [topic for topic in self.scenario.topics if topic.contract.validated]
 
     def _validation(self, node: NodeId) -> Validation:
         kind = Blind if self.scenario.hostile.get(node) in (BLIND, RASH) else Validation
-        return kind(CLUSTER, [self.scenario.topic], self._keys)
+        return kind(CLUSTER, self._validated, self._keys)
 
     def _sealer(self, node: NodeId) -> Sealer:
         return SimSealer(
@@ -107,19 +118,20 @@ class ValidatedStage(OrderStage):
 
     def _look_at_seals(self) -> None:
         """What correct producers sealed."""
-        record, topic = self._validated_record, self.scenario.topic
+        record = self._validated_record
         for part in self.scenario.publishers:
             if record.conducts[part.node] is Conduct.BYZANTINE:
                 continue
-            for (number, sequence), payload in self.sealed.by(part.node).items():
-                batch = LogBatch(part.node, Partition(topic.id, number), sequence)
+            for (name, number, sequence), payload in self.sealed.by(part.node).items():
+                batch = LogBatch(part.node, Partition(topic_id(name), number), sequence)
                 record.sealed[batch] = payload
 
     def _look_at_receipts(self, replica: NodeId, placed: Placed) -> None:
         partition = Partition(placed.topic, placed.partition)
         for kept in placed.receipts:
             key = cosigner_of(kept.store, 0).public_key
-            decided = placed.digests[: (kept.first + kept.count - placed.first) * DIGEST_BYTES]
+            described = cut(placed.descriptors)[: kept.first + kept.count - placed.first]
+            decided = b"".join(map(digest_of, described))
             receipt = KeptReceipt(
                 key, LogBatch(placed.publisher, partition, kept.first), kept.count, kept.chain,
                 kept.signature, placed.before, decided + kept.behind,

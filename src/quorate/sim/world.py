@@ -381,7 +381,7 @@ class World:
 
     def _step(self, host: Host, sender: NodeId, message: Message, machine: Machine) -> None:
         machine.step(sender, message)
-        self.trace.words.append(sender << 32 | host.node)
+        self.trace.words.append((sender << 32 ^ host.node) & (1 << 64) - 1)
         self.deliveries += 1
 
     # Carrying out
