@@ -478,7 +478,7 @@ def secret_lines(identity: Identity) -> list[str]:
 
 def macs_of(cluster: Cluster, identity: Identity) -> PairwiseMacs:
     members = {member.number: public_of(member) for member in cluster.members}
-    return PairwiseMacs.between(identity, members, cluster.mac, cluster=cluster.name)
+    return PairwiseMacs.between(identity, members, cluster.mac, cluster=cluster.full_name)
 
 
 def contents(directory: Path) -> dict[Path, bytes]:

@@ -227,7 +227,7 @@ def test_a_clock_that_is_wrong_is_named_by_those_who_notice(cluster: TestCluster
 def test_what_is_proved_is_said_once_and_what_proves_nothing_is_not_said() -> None:
     """Replicas may hand out anything as evidence: it is looked at here."""
     local = make_local_cluster()
-    place = Place(local.cluster.name, "orders", 0, local.cluster.clients[0].number, 7)
+    place = Place(local.cluster.full_name, "orders", 0, local.cluster.clients[0].number, 7)
     identity = local.identities[local.cluster.clients[0].name]
     seals = [
         Seal.decode(

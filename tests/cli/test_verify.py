@@ -16,6 +16,7 @@ EXPECTED = json.loads((PROOFS / "expected.json").read_text())
 
 EVENT_IN_WORDS = """\
 bob published event 1 of a batch of 3 on topic votes of cluster bank.
+  identity  {identity}
   signed    2023-11-14 22:13:19.999000+00:00 by the producer's clock, with the key that is pinned \
 for it
             {key}
@@ -41,7 +42,9 @@ def of_a_log(tmp_path: Path, log: OrderLog) -> Path:
 def test_a_proof_of_one_event_is_told_in_words() -> None:
     key = next(each for each in OrderLog().cluster.clients if each.name == "bob").sign_key
 
-    assert verified(PROOFS / "good-event.json") == EVENT_IN_WORDS.format(key=key.hex())
+    assert verified(PROOFS / "good-event.json") == EVENT_IN_WORDS.format(
+        key=key.hex(), identity=OrderLog().cluster.identity.hex()
+    )
 
 
 @pytest.mark.parametrize("name", EXPECTED["good"])

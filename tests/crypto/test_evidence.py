@@ -220,7 +220,7 @@ def test_evidence_that_is_written_in_another_way_is_refused(
 def test_evidence_about_another_cluster_is_refused(kind: str) -> None:
     elsewhere = replace(KEYS, cluster="else")
 
-    with pytest.raises(RemoteProtocolError, match="the cluster 'demo'"):
+    with pytest.raises(RemoteProtocolError, match="evidence of cluster 'demo'"):
         verify_evidence(EVIDENCE[kind](), elsewhere)
 
 

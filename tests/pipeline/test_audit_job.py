@@ -34,6 +34,7 @@ from quorate.pipeline.jobs.job import Pipes
 from quorate.pipeline.reports import AuditReport
 from quorate.protocol.auditing.findings import Findings
 from quorate.runtime.files import key_file, read_cluster, read_identity
+from quorate.runtime.founding import write_mark
 from quorate.runtime.local import OPERATOR
 from quorate.storage.heads import HeldHead
 
@@ -389,7 +390,8 @@ def test_a_store_that_was_altered_and_a_producer_that_signed_twice_are_named(
     alice = read_identity(key_file(cluster.directory, "alice"))
     data = cluster.directory / "data" / "r3"
     # Batch 7 of all that it has; where that is signed, alice signed another one.
-    assert alter_payloads(data, MARK + b" 7 0", partial(altered, alice)) == len(PLACES) - 1
+    again = partial(altered, alice, cluster.launcher.cluster.full_name)
+    assert alter_payloads(data, MARK + b" 7 0", again) == len(PLACES) - 1
     cluster.launcher.start("r3")
     cluster.launcher.wait_until_up("r3")
 
@@ -408,9 +410,9 @@ def test_a_store_that_was_altered_and_a_producer_that_signed_twice_are_named(
         assert verify_evidence(each, keys).name == "alice"
 
 
-def altered(alice: Identity, held: HeldHead, number: int, payload: bytes) -> bytes:
+def altered(alice: Identity, cluster: str, held: HeldHead, number: int, payload: bytes) -> bytes:
     if held.topic == topic_id("sealed"):
-        return signed_again(alice, "sealed", MARK, held, number, payload)
+        return signed_again(alice, cluster, "sealed", MARK, held, number, payload)
     return flipped(held, number, payload)
 
 
@@ -426,6 +428,8 @@ def test_replicas_that_signed_two_histories_are_proved_to_have(
         launcher.stop_all(turncoats)
         for name in turncoats:
             shutil.rmtree(cluster.directory / "data" / name)
+            # They lie about this as well.
+            write_mark(cluster.directory / "data" / name, launcher.cluster)
             launcher.start(name)
         asyncio.run(decide(cluster, b"other", by=3))
         launcher.signal(witness, SIGCONT)

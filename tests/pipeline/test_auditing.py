@@ -1,6 +1,6 @@
 """Archives made by hand: what producers and a quorum of replicas signed wrongly is found."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import groupby
 from pathlib import Path
@@ -53,7 +53,7 @@ class Quorum:
         )
 
     def checkpoint(self) -> str:
-        head = Head(log_origin(CLUSTER.name, "byzantine"), self.tree.size, self.tree.root())
+        head = Head(log_origin(CLUSTER.full_name, "byzantine"), self.tree.size, self.tree.root())
         signatures = [
             Cosignature(
                 replica.name, 5, LOCAL.identities[replica.name].sign(cosigned_bytes(head, 5))
@@ -70,7 +70,7 @@ def payload_of(
     """Batch `number` of alice, which says that it has so many events; it has two."""
     signer = signer or LOCAL.identities["alice"]
     body = encode([Event(None, b"%d %d" % (number, each), (), TIME_US) for each in range(2)])
-    place = Place(CLUSTER.name, TOPIC, partition, ALICE, 1)
+    place = Place(CLUSTER.full_name, TOPIC, partition, ALICE, 1)
     return sealed(
         place, number, body, events=events, time_us=TIME_US,
         public_key=signer.public.sign_key, sign=signer.sign,
@@ -242,7 +242,7 @@ def test_another_key_than_the_pinned_one_is_a_note_since_it_may_have_been_one(
 def test_a_checkpoint_of_other_keys_leaves_positions_unproved(tmp_path: Path) -> None:
     findings, made = Findings(), Archive(str(tmp_path))
     archive(tmp_path, ordered(Quorum(), 0, [payload_of(1)], 1))
-    later = make_local_cluster().cluster
+    later = replace(make_local_cluster().cluster, nonce=CLUSTER.nonce, founders=CLUSTER.founders)
     looker = FileAudit(made, KeyRing([later]), findings)
 
     (looked,) = [looker.look(file) for file in made.view().files]

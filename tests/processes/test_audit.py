@@ -228,7 +228,7 @@ def test_a_producer_that_signed_twice_is_named_with_evidence_that_verifies(
     cluster.launcher.stop("r3")
     # One store has another batch of hers, which she signed for the same place and number.
     alice = read_identity(key_file(cluster.directory, "alice"))
-    again = partial(signed_again, alice, "sealed", MARK)
+    again = partial(signed_again, alice, cluster.launcher.cluster.full_name, "sealed", MARK)
     assert alter_payloads(cluster.directory / "data" / "r3", MARK + b" 7", again) == 1
     cluster.launcher.start("r3")
     cluster.launcher.wait_until_up("r3")

@@ -124,7 +124,10 @@ def test_large_batches_are_in_kafka_as_their_producers_signed_them(
     assert max(copies) >= 2
     for message in (message for each in found for message in each):
         seal = Seal.decode(message.value)
-        place = Place("local", topic, message.partition, message.producer, message.session)
+        place = Place(
+            cluster.launcher.cluster.full_name,
+            topic, message.partition, message.producer, message.session,
+        )  # fmt: skip
         check_seal(place, message.sequence, seal)
         assert digest(message.value) == seal_digest(message.value[:SEAL_BYTES])
         assert seal.has_event_proofs == (topic == "proven")

@@ -19,6 +19,7 @@ from clusters import TestCluster, running_cluster
 from logs import LogTraffic, agreed, batches, caught_up, groups, leader
 from quorate.client import Admin
 from quorate.runtime.files import cluster_file, data_directory
+from quorate.runtime.founding import read_mark, write_mark
 from quorate.runtime.local import OPERATOR
 from traffic import eventually, status_of
 
@@ -226,7 +227,8 @@ def cramped() -> Iterator[TestCluster]:
 
 @contextlib.contextmanager
 def small_disk(directory: Path) -> Iterator[None]:
-    directory.mkdir(parents=True)
+    mark = read_mark(directory)
+    assert mark is not None
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(directory)],
         capture_output=True,
@@ -235,6 +237,7 @@ def small_disk(directory: Path) -> Iterator[None]:
     if mounted.returncode:
         pytest.skip("a small disk takes the right to mount one")
     try:
+        write_mark(directory, mark.founding)
         yield
     finally:
         subprocess.run(["umount", "-l", str(directory)], check=True)

@@ -83,6 +83,8 @@ def test_a_replica_that_was_away_for_long_starts_over_and_has_the_same_log(
             )
             await traffic.passed(20)
             # when it comes back,
+            if loses_disk:
+                await asyncio.to_thread(shared.launcher.found, VICTIM, restores=True)
             shared.launcher.start(VICTIM)
             await asyncio.to_thread(shared.launcher.wait_until_up, VICTIM)
             # then it starts over, and follows,

@@ -59,6 +59,9 @@ def start_there(cluster: TestCluster, directory: Path, name: str, *, founding: b
     if not founding:
         (directory / FOUNDING_FILE).unlink()
     launcher = Launcher(directory)
+    if not (directory / "data").exists():
+        # What was added founds its disk; what was there before has lost it.
+        launcher.found(name, restores=name == "r1")
     launcher.start(name)
     launcher.wait_until_up(name)
 

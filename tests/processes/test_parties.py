@@ -45,7 +45,14 @@ def test_parties_that_share_only_public_files_form_a_cluster(tmp_path: Path) -> 
     assert "only an operator creates topics, and cluster market has none" in refused.err
     assert "--client NAME.pub,operator,party=PARTY" in refused.err
 
-    # when each starts its replica where its key is, what one client sends reaches the other.
+    # when each founds the disk of its replica before any of them runs,
+    for name in REPLICAS:
+        unprepared = quorate("replica", name, "start", "--directory", tmp_path / name)
+        assert f"'quorate replica {name} prepare'" in unprepared.err
+        prepared = quorate("replica", name, "prepare", "--directory", tmp_path / name)
+        assert prepared.code == 0, prepared.err
+
+    # and starts it where its key is, then what one client sends reaches the other.
     with ExitStack() as stack:
         for name in REPLICAS:
             arguments = ("replica", name, "run", "--directory", tmp_path / name)

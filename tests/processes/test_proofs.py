@@ -21,7 +21,7 @@ from quorate.core.event import Event
 from quorate.crypto.identity import Identity
 from quorate.crypto.proofs import Keys, Proof, verify, verify_bytes
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
-from quorate.runtime.files import write_cluster
+from quorate.runtime.files import cluster_file, write_cluster
 from quorate.runtime.local import OPERATOR
 from traffic import eventually, status_of
 
@@ -68,7 +68,11 @@ async def published(
 def check_with_other_code(cluster: TestCluster, proof: bytes) -> None:
     keys = keys_of(cluster)
     cosigners = {each.name: each.public_key for each in keys.cosigners}
-    assert len(independent.check(proof, keys.origin, cosigners, keys.needed)) == keys.needed
+    file = cluster_file(cluster.directory).read_text()
+    assert (
+        len(independent.check(proof, independent.origin_of(file), cosigners, keys.needed))
+        == keys.needed
+    )
 
 
 def verified_elsewhere(directory: Path, proof: str, *options: str) -> tuple[int, str]:

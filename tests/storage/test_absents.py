@@ -9,9 +9,9 @@ SOURCE, OTHER = (1, 7, 0), (2, 7, 0)
 
 
 def claimed(absents: Absents, first: int, end: int) -> dict[int, int]:
-    """Offsets by sequence number."""
+    """Numbers in the partition by sequence number."""
     return {
-        sequence: gap.offset + sequence - gap.first
+        sequence: gap.number + sequence - gap.first
         for gap in absents.claim(SOURCE, first, end)
         for sequence in range(gap.first, gap.end)
     }
@@ -22,16 +22,16 @@ claims = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 8)), max_size=8)
 
 
 @given(gaps, claims)
-def test_each_absent_batch_is_claimed_once_and_with_its_offset(
+def test_each_absent_batch_is_claimed_once_and_with_its_number(
     gaps: list[tuple[int, int, int]], claims: list[tuple[int, int]]
 ) -> None:
     absents, model = Absents(), dict[int, int]()
-    sequence = offset = 0
+    sequence = place = 0
     for skipped, count, elsewhere in gaps:
-        sequence, offset = sequence + skipped, offset + skipped + elsewhere
-        absents.add(SOURCE, Gap(sequence, sequence + count, offset))
-        model |= {sequence + number: offset + number for number in range(count)}
-        sequence, offset = sequence + count, offset + count
+        sequence, place = sequence + skipped, place + skipped + elsewhere
+        absents.add(SOURCE, Gap(sequence, sequence + count, place))
+        model |= {sequence + number: place + number for number in range(count)}
+        sequence, place = sequence + count, place + count
     for first, count in claims:
         expected = {
             number: model.pop(number) for number in range(first, first + count) if number in model

@@ -14,24 +14,29 @@ from quorate.core.ordering import Partition
 from quorate.protocol.ordering.records import Decided, Held, Placed, Record, Snapshot
 from quorate.storage.errors import DiskFullError
 from quorate.storage.store import DiskStore
+from stores import batch, described, text_of
 
 PARTITION = Partition(7, 0)
 LARGE = 50_000
 
 
-def batch(number: int, size: int = LARGE) -> list[Record]:
-    """A payload, and the decision that gives it the next offset."""
+def records(number: int, size: int = LARGE) -> list[Record]:
+    """A payload of two events, and the decision that gives them the next offsets."""
     each = number.to_bytes(32, "big")
-    placed = Placed(3, *PARTITION, number + 1, number, number, each, each, each)
+    placed = Placed(
+        3, *PARTITION, number + 1, 2 * number, number, described(2, number), each, each
+    )  # fmt: skip
     return [
-        Held(3, *PARTITION, number + 1, [each.ljust(size, b"!")]),
+        Held(3, *PARTITION, number + 1, [batch(each, 2, size)]),
         Decided(0, number + 1, 1000 + number, b"value", [placed]),
     ]
 
 
 def contents(store: DiskStore) -> list[bytes]:
     return [
-        payload[:32] for stretch in store.read(PARTITION, 0, 10**9) for payload in stretch.payloads
+        text_of(payload)[:32]
+        for stretch in store.read(PARTITION, 0, 10**9)
+        for payload in stretch.payloads
     ]
 
 
@@ -43,7 +48,7 @@ def fill(store: DiskStore) -> int:
     """Append until there is no room; says how many batches there are then."""
     for number in range(10_000):
         try:
-            store.append(batch(number))
+            store.append(records(number))
         except DiskFullError as error:
             assert error.retriable
             return number
@@ -58,10 +63,10 @@ def check_full(store: DiskStore, directory: Path, make_room: Callable[[], object
     end = store._journal.end
     assert sum(path.stat().st_size for path in directory.glob("journal-*")) == end
     with pytest.raises(DiskFullError):
-        store.append(batch(count))
+        store.append(records(count))
     assert contents(store) == expected(count)
     make_room()
-    store.append(batch(count))
+    store.append(records(count))
     store.sync()
     assert contents(store) == expected(count + 1)
 
@@ -69,9 +74,9 @@ def check_full(store: DiskStore, directory: Path, make_room: Callable[[], object
 def check_reopened(directory: Path) -> None:
     """What was there is there, and it goes on."""
     with closing(DiskStore(directory, reserve_bytes=0)) as store:
-        count = store.bounds(PARTITION)[1]
+        count = store.bounds(PARTITION)[1] // 2
         assert contents(store) == expected(count)
-        store.append(batch(count))
+        store.append(records(count))
         assert contents(store) == expected(count + 1)
 
 
@@ -133,7 +138,7 @@ def test_a_full_file_system_is_cleaned_with_the_reserve(
 def check_cleaning(store: DiskStore, has_reserve: bool) -> None:
     count = fill(store)
     # The decisions are known to the machine, and nobody has to be told of them any more.
-    store.trim(PARTITION, count - 3)
+    store.trim(PARTITION, 2 * (count - 3))
     store.keep_slots_from(0, count)
     store.append([Snapshot(0, count, b"state")])
     if not has_reserve:
@@ -141,19 +146,19 @@ def check_cleaning(store: DiskStore, has_reserve: bool) -> None:
             store.clean()
         return
     assert store.clean().segments_deleted > 3
-    store.append(batch(count))
-    found = [stretch.offset for stretch in store.read(PARTITION, count - 3, 10**9)]
-    assert found == [count - 3, count - 2, count - 1, count]
+    store.append(records(count))
+    found = [stretch.offset for stretch in store.read(PARTITION, 2 * (count - 3), 10**9)]
+    assert found == [2 * (count - back) for back in (3, 2, 1, 0)]
 
 
 def test_a_snapshot_for_which_there_is_no_room_is_saved_later(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
-    store.append([*batch(0), Snapshot(0, 1, b"small")])
+    store.append([*records(0), Snapshot(0, 1, b"small")])
     with largest_file(2 * LARGE) as lift:
-        store.append([*batch(1, 100), Snapshot(0, 2, b"large" * LARGE)])
+        store.append([*records(1, 100), Snapshot(0, 2, b"large" * LARGE)])
         assert not list(tmp_path.glob("*.new"))
         lift()
-    store.append(batch(2))
+    store.append(records(2))
     store.close()
     store = DiskStore(tmp_path)
     assert store.recover().snapshots == {0: Snapshot(0, 2, b"large" * LARGE)}
@@ -173,7 +178,7 @@ def test_index_files_without_room_wait_in_memory(
     with monkeypatch.context() as no_room:
         no_room.setattr(os, "pwrite", full)
         for number in range(2500):
-            store.append(batch(number, 33))
+            store.append(records(number, 33))
         assert len(contents(store)) == 2500
         with pytest.raises(DiskFullError, match="no room"):
             store.checkpoint()

@@ -78,7 +78,7 @@ def check_recovery(directory: Path, content: bytes, expected: Sequence[Entry]) -
     """A journal whose last segment has this content has these records, and goes on from there."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
-    (directory / "journal-00000000000000000000.log").write_bytes(content)
+    Path(f"{directory}/journal-{0:020d}.v1.log").write_bytes(content)
     journal = opened(directory)
     assert found(journal) == heads(expected)
     journal.append([RECORDS[1]])
@@ -177,7 +177,7 @@ def test_a_segment_begins_where_the_one_before_it_ends(tmp_path: Path) -> None:
     assert len(files) == len(RECORDS)
     at = 0
     for file in files:
-        assert file.name == f"journal-{at:020d}.log"
+        assert file.name == f"journal-{at:020d}.v1.log"
         at += file.stat().st_size
     assert found(opened(tmp_path)) == heads(RECORDS)
 

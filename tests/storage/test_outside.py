@@ -12,6 +12,7 @@ from quorate.protocol.ordering.records import Decided, Deposit, Held, Placed
 from quorate.storage.errors import StorageError
 from quorate.storage.outside import OutsideError, OutsideStore
 from quorate.storage.pointers import POINTER_BYTES, Pointer, Pointers
+from stores import batch, described
 
 TOPIC, PARTITION = 7, Partition(7, 0)
 PUBLISHER = 1000
@@ -68,10 +69,11 @@ def pointer_to(shelf: Shelf, offset: int) -> Pointer:
     return Pointer(offset, len(record), digest(record))
 
 
-def decided(slot: int, first: int, count: int) -> Decided:
-    """The next batches, of which no more matters here than where they stand."""
-    marks = b"".join(bytes([first + at]) * 32 for at in range(count))
-    placed = Placed(PUBLISHER, TOPIC, 0, first, first - 1, first - 1, marks, marks, marks)
+def decided(slot: int, first: int, *events: int) -> Decided:
+    """The next batches, with so many events each, of which no more matters here."""
+    marks = b"".join(bytes([first + at]) * 32 for at in range(len(events)))
+    descriptors = b"".join(described(each) for each in events)
+    placed = Placed(PUBLISHER, TOPIC, 0, first, 0, 0, descriptors, marks, marks)
     return Decided(0, slot, slot, b"value", [placed])
 
 
@@ -91,23 +93,30 @@ def payloads_from(store: OutsideStore, offset: int, bytes_max: int = 1 << 20) ->
 
 
 def test_what_stands_outside_is_read_as_soon_as_it_has_come(tmp_path: Path) -> None:
-    shelf = Shelf([b"large one", b"large two"])
+    small, *large, last = (
+        batch(text, events)
+        for text, events in ((b"small", 2), (b"large one", 3), (b"large two", 2), (b"last", 1))
+    )
+    shelf = Shelf(large)
     pointers = Pointers(tmp_path)
-    both = [pointers.encode(pointer_to(shelf, offset)) for offset in (0, 1)]
+    both = [pointers.encode(pointer_to(shelf, number)) for number in (0, 1)]
     store = opened(tmp_path, shelf)
-    store.append([held(1, b"small", both[0], both[1], b"small too"), decided(1, 1, 4)])
+    store.append([held(1, small, *both, last), decided(1, 1, 2, 3, 2, 1)])
 
-    assert payloads_from(store, 0) == [b"small"]
-    assert payloads_from(store, 1) == []
-    assert [store.is_fetching(PARTITION, offset) for offset in (0, 1)] == [False, True]
-    assert [store.may_come(PARTITION, offset) for offset in (0, 1)] == [False, True]
+    assert payloads_from(store, 1) == [small]
+    assert payloads_from(store, 2) == []
+    for asked in (store.is_fetching, store.may_come):
+        assert [asked(PARTITION, offset) for offset in range(9)] == [
+            False, False, True, True, True, True, True, False, False,
+        ]  # fmt: skip
 
     shelf.come()
 
-    assert payloads_from(store, 0) == [b"small", b"large one", b"large two", b"small too"]
-    assert not store.is_fetching(PARTITION, 1)
-    (stretch,) = store.read(PARTITION, 2, 1 << 20)
-    assert (stretch.offset, stretch.first, stretch.before) == (2, 3, bytes([2]) * 32)
+    assert payloads_from(store, 0) == [small, *large, last]
+    assert not store.is_fetching(PARTITION, 3)
+    (stretch,) = store.read(PARTITION, 6, 1 << 20)
+    assert (stretch.offset, stretch.first, stretch.before) == (5, 3, bytes([2]) * 32)
+    assert (stretch.payloads, stretch.offsets) == ([large[1], last], [5, 7, 8])
     assert stretch.chains == bytes([3]) * 32 + bytes([4]) * 32
     store.close()
 
@@ -119,12 +128,12 @@ def test_a_reader_gets_as_many_bytes_as_it_asked_for_and_not_as_many_pointers(
     pointers = Pointers(tmp_path)
     store = opened(tmp_path, shelf)
     encoded = [pointers.encode(pointer_to(shelf, offset)) for offset in range(10)]
-    store.append([held(1, *encoded), decided(1, 1, 10)])
+    store.append([held(1, *encoded), decided(1, 1, *[2] * 10)])
     payloads_from(store, 0)
     shelf.come()
 
     assert payloads_from(store, 0, 3500) == shelf.records[:3]
-    assert payloads_from(store, 4, 1) == shelf.records[4:5]
+    assert payloads_from(store, 9, 1) == shelf.records[4:5]
     store.close()
 
 
@@ -134,15 +143,15 @@ def test_what_was_kept_outside_once_is_absent_when_it_cannot_be_had_any_more(
     shelf = Shelf([b"large"])
     pointer = Pointers(tmp_path).encode(pointer_to(shelf, 0))
     store = opened(tmp_path, shelf)
-    store.append([held(1, b"small", pointer), decided(1, 1, 2)])
+    store.append([held(1, b"small", pointer), decided(1, 1, 1, 3)])
     store.close()
 
     store = opened(tmp_path, None)
 
     assert payloads_from(store, 0) == [b"small"]
     assert payloads_from(store, 1) == []
-    assert not store.is_fetching(PARTITION, 1)
-    assert not store.may_come(PARTITION, 1)
+    assert not store.is_fetching(PARTITION, 3)
+    assert not store.may_come(PARTITION, 3)
     store.close()
 
 

@@ -20,13 +20,11 @@ from quorate.protocol.ordering.records import (
     Certified,
     Decided,
     Dropped,
-    Placed,
     Receipted,
     Snapshot,
     Store,
     Voted,
 )
-from quorate.storage.checkpoint import load_checkpoint, save_checkpoint
 from quorate.storage.errors import DiskFullError, StorageError
 from quorate.storage.store import DiskStore
 from stores import (
@@ -53,7 +51,7 @@ def test_a_disk_store_is_a_store(disk: Disk) -> None:
 
 def test_a_new_store_knows_nothing(disk: Disk) -> None:
     assert disk.store.read(PARTITIONS[0], 0, 100) == []
-    assert disk.store.chain(PARTITIONS[0], 0) == START
+    assert disk.store.chain(PARTITIONS[0], 0) == (0, START)
     assert disk.store.chain(PARTITIONS[0], 1) is None
     assert disk.store.offset_at(PARTITIONS[0], 5) == 0
     assert disk.store.decided(0, 1, 100) == []
@@ -113,19 +111,19 @@ def test_receipts_are_found_by_offset_for_as_long_as_the_batch_is_kept(disk: Dis
     run = msgspec.structs.replace(decided.placed[0], before=b"b" * 32, receipts=receipts)
     disk.append(msgspec.structs.replace(decided, placed=[run]))
     disk.decide({LINES[0]: 1})
-    target, at = LINES[0].target, run.offset
-    found = [disk.store.placed_at(0, target, at + number) for number in (-1, 0, 1, 2, 3)]
-    assert [each is not None and each[1].receipts == receipts for each in found] == [
-        False, True, True, True, False,
-    ]  # fmt: skip
+    target, (at, second, _, end) = LINES[0].target, run.offsets
+    found = {each: disk.store.placed_at(0, target, each) for each in range(at - 1, end + 1)}
+    assert end > at + 3
+    for offset, each in found.items():
+        assert (each is not None and each[1].receipts == receipts) == (at <= offset < end)
 
     disk.checkpoint()
     disk.crash()
-    assert disk.store.placed_at(0, target, at) == found[1]
-    disk.trim(target, at + 1)
+    assert disk.store.placed_at(0, target, at) == found[at]
+    disk.trim(target, second)
 
-    assert disk.store.placed_at(0, target, at) is None
-    assert disk.store.placed_at(0, target, at + 1) == found[2]
+    assert disk.store.placed_at(0, target, second - 1) is None
+    assert disk.store.placed_at(0, target, second) == found[second]
 
 
 def test_a_payload_that_is_held_again_replaces_the_one_before(disk: Disk) -> None:
@@ -144,11 +142,16 @@ def test_a_decision_that_leaves_something_out_is_refused_and_not_written(disk: D
     end = disk.end
     good = disk.oracle.decision(0, {LINES[0]: 2}, 5000)
     run = good.placed[0]
-    other_offset = Placed(*LINES[0], 3, 5, 2, run.digests, run.leaves, run.chains)
-    other_leaf = Placed(*LINES[0], 3, 2, 3, run.digests, run.leaves, run.chains)
+    end_offset = disk.store.bounds(LINES[0].target)[1]
+    assert run.offset == end_offset > 2
+    other_offset = msgspec.structs.replace(run, offset=2)
+    other_leaf = msgspec.structs.replace(run, leaf=3)
     for bad, sentence in (
         (Decided(0, 3, 5000, b"", good.placed), "slot 3 is decided, but 2 is next"),
-        (Decided(0, 2, 5000, b"", [other_offset]), "offset 5 is decided, but 2 is next"),
+        (
+            Decided(0, 2, 5000, b"", [other_offset]),
+            f"offset 2 is decided, but {end_offset} is next",
+        ),
         (Decided(0, 2, 5000, b"", [other_leaf]), "leaf 3 is decided, but 2 is next"),
     ):
         with pytest.raises(LocalProtocolError, match=sentence):
@@ -567,16 +570,3 @@ def test_any_history_is_as_the_oracle_says(tmp_path: Path) -> None:
         AnyHistory, settings=settings(max_examples=100, stateful_step_count=40)
     )
     assert AnyHistory.held_against_the_oracle >= 100
-
-
-def test_index_files_of_another_version_are_refused_in_a_sentence(disk: Disk) -> None:
-    disk.hold(LINES[0], 3)
-    disk.decide({LINES[0]: 3})
-    disk.checkpoint()
-    copied = disk.image()
-    saved = load_checkpoint(copied)
-    assert saved is not None
-    save_checkpoint(copied, msgspec.structs.replace(saved, version=1))
-
-    with pytest.raises(StorageError, match="index files of version 1, and this program reads"):
-        DiskStore(copied, **disk.options)

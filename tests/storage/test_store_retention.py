@@ -38,12 +38,13 @@ def test_what_is_trimmed_is_gone_and_the_rest_is_as_before(disk: Disk) -> None:
 
 def test_a_crash_before_a_checkpoint_undoes_trimming(disk: Disk) -> None:
     fill(disk)
-    disk.trim(PARTITIONS[0], 9)
+    at, later = (disk.oracle.offsets[PARTITIONS[0]][number] for number in (9, 17))
+    disk.trim(PARTITIONS[0], at)
     disk.checkpoint()
-    disk.trim(PARTITIONS[0], 17)
+    disk.trim(PARTITIONS[0], later)
     disk.keep_slots_from(0, 4)
     disk.crash()
-    assert disk.store.bounds(PARTITIONS[0])[0] == 9
+    assert disk.store.bounds(PARTITIONS[0])[0] == at
     disk.check()
 
 
@@ -52,7 +53,7 @@ def test_trimmed_chunks_of_the_index_are_deleted(disk: Disk) -> None:
     disk.checkpoint()
     name = "index/partition-7-0-places-*"
     before = len(list(disk.directory.glob(name)))
-    disk.trim(PARTITIONS[0], 33)
+    disk.trim(PARTITIONS[0], disk.oracle.offsets[PARTITIONS[0]][33])
     disk.checkpoint()
     assert len(list(disk.directory.glob(name))) == before - 4
     disk.crash()
@@ -62,18 +63,25 @@ def test_trimmed_chunks_of_the_index_are_deleted(disk: Disk) -> None:
 def test_retention_by_time_and_by_size(disk: Disk) -> None:
     fill(disk)
     partition = PARTITIONS[0]
-    start, end = disk.store.bounds(partition)
     time_us = disk.oracle.entries[partition][10][2]
     assert disk.store.expired(partition, time_us) == disk.oracle.offset_at(partition, time_us)
     assert disk.store.expired(Partition(99, 0), time_us) == 0
     for bytes_max in (0, 1, 333, 1000, 10**6):
         offset = disk.store.surplus(partition, bytes_max)
         fitting = [
-            number
-            for number in range(start, end + 1)
+            at
+            for number, at in enumerate(disk.oracle.offsets[partition])
             if sum(len(entry[4]) for entry in disk.oracle.entries[partition][number:]) <= bytes_max
         ]
         assert offset == fitting[0]
+
+
+def test_retention_never_cuts_a_batch(disk: Disk) -> None:
+    fill(disk)
+    partition, offsets = PARTITIONS[0], disk.oracle.offsets[PARTITIONS[0]]
+    for offset in range(offsets[-1] + 1):
+        disk.store.trim(partition, offset)
+        assert disk.store.bounds(partition)[0] == max(at for at in offsets if at <= offset)
 
 
 def test_segments_in_which_nothing_is_needed_are_deleted(disk: Disk) -> None:

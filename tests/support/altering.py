@@ -17,12 +17,18 @@ def flipped(_: HeldHead, __: int, payload: bytes) -> bytes:
 
 
 def signed_again(
-    signer: Identity, topic: str, mark: bytes, held: HeldHead, number: int, payload: bytes
+    signer: Identity,
+    cluster: str,
+    topic: str,
+    mark: bytes,
+    held: HeldHead,
+    number: int,
+    payload: bytes,
 ) -> bytes:
     """Another batch in place of this one, with a seal that holds."""
     seal, body = Seal.decode(payload), body_of(payload)
     other = body.replace(mark, mark.swapcase())
-    place = Place.of("local", topic, held.partition, held.publisher)
+    place = Place.of(cluster, topic, held.partition, held.publisher)
     return sealed(
         place, held.first + number, other, events=seal.events, time_us=seal.time_us,
         public_key=seal.public_key, sign=signer.sign,

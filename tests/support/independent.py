@@ -12,6 +12,8 @@ written. What it insists on is what is signed: `check` returns who cosigned, or 
 import base64
 import hashlib
 import json
+import tomllib
+from collections.abc import Iterable
 from typing import Any
 
 from blake3 import blake3
@@ -23,6 +25,7 @@ def check(file: bytes, origin: str, cosigners: dict[str, bytes], needed: int) ->
     """The names of those cosigners who vouch for the position of what this proof is about."""
     proof = json.loads(file)
     assert proof["format"] == "quorate proof v2"
+    assert origin == f"quorate/{proof['cluster']}/byzantine", "of another cluster"
     if "seal" in proof:
         check_producer(proof)
     said_origin, size, root, names = checkpoint(proof["checkpoint"], cosigners)
@@ -33,6 +36,29 @@ def check(file: bytes, origin: str, cosigners: dict[str, bytes], needed: int) ->
     if "event" in proof:
         check_event(proof)
     return names
+
+
+def origin_of(cluster_file: str) -> str:
+    """What the order log of this cluster is called: its name, and its identity in hexadecimal."""
+    file = tomllib.loads(cluster_file)
+    head, replicas = file["cluster"], file["replica"]
+    members: list[bytes] = []
+    for each in [*replicas, *file.get("client", [])]:
+        members += [str(each["number"]).encode(), each["name"].encode(), each["party"].encode()]
+        members += [base64.b64decode(each["sign_key"]), base64.b64decode(each["mac_key"])]
+    founders = over("quorate 2026 founding members of a cluster", members)
+    if "founders" in head:
+        founders = bytes.fromhex(head["founders"])
+    n = head.get("orderers", len(replicas))
+    numbers = [str(n).encode(), str(head["f"]).encode()]
+    parts = [bytes.fromhex(head["nonce"]), head["name"].encode(), *numbers, founders]
+    identity = over("quorate 2026 identity of a cluster", parts)
+    return f"quorate/{head['name']}/{identity.hex()}/byzantine"
+
+
+def over(context: str, parts: Iterable[bytes]) -> bytes:
+    written = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return blake3(written, derive_key_context=context).digest()
 
 
 # C2SP

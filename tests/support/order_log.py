@@ -53,11 +53,14 @@ def identity(name: str, generation: int = 0) -> Identity:
     return Identity(signing, agreement, pem, name)
 
 
-def cluster(name: str = "bank", replicas: Sequence[str] = REPLICAS) -> Cluster:
+def cluster(
+    name: str = "bank", replicas: Sequence[str] = REPLICAS, nonce: bytes = bytes(16)
+) -> Cluster:
     """Four replicas; alice and bob publish, and carol did once."""
     return Cluster(
         name=name,
         f=1,
+        nonce=nonce,
         replicas=tuple(
             Replica.of(identity(each).public, number=number, host="127.0.0.1", port=7400 + number)
             for number, each in enumerate(replicas)
@@ -96,8 +99,8 @@ class Published:
 class OrderLog:
     """Batches in one order, and checkpoints of that."""
 
-    def __init__(self, name: str = "bank") -> None:
-        self.cluster = cluster(name)
+    def __init__(self, name: str = "bank", nonce: bytes = bytes(16)) -> None:
+        self.cluster = cluster(name, nonce=nonce)
         self.keys = Keys.of(self.cluster)
         self.published: list[Published] = []
         self._nodes: dict[tuple[int, int], bytes] = {}
@@ -138,7 +141,7 @@ class OrderLog:
                 payload, salt, time_us=TIME_US - 1000, root=real_root if root is None else root,
                 public_key=keys.public.sign_key,
             )  # fmt: skip
-            place = Place.of(self.cluster.name, topic, partition, publisher)
+            place = Place.of(self.cluster.full_name, topic, partition, publisher)
             others = [(place, sequence + number, seal) for number in range(1, sheaf)]
             seals = sign_together([*others, (place, sequence, seal)], keys.sign)
             payload = seals[-1].encode() + salt + payload[HEADER_BYTES:]
@@ -179,7 +182,7 @@ class OrderLog:
         seal, header, body = parts_of(found.payload)
         proof = Proof(
             format=FORMAT,
-            cluster=self.cluster.name,
+            cluster=self.cluster.full_name,
             topic=found.topic,
             partition=found.partition,
             offset=found.offset,

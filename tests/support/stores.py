@@ -12,7 +12,9 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
+from quorate.core.batch import Batch, encode_values
 from quorate.core.errors import LocalProtocolError
+from quorate.core.header import Header
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.merkle import Tree, node_hash
 from quorate.protocol.ordering.log import LineState, LogState, PartitionState
@@ -52,6 +54,26 @@ def hashed(*what: object) -> bytes:
     return repr(what).encode().rjust(32, b".")[-32:]
 
 
+def batch(text: bytes, events: int = 1, size: int = 0) -> bytes:
+    """A payload with so many events and this text, of about so many bytes at least."""
+    room = size - len(encode_values([b""] * events, 0))
+    return encode_values([text.ljust(room, b"!"), *[b""] * (events - 1)], 0)
+
+
+def text_of(payload: bytes) -> bytes:
+    return Batch(payload).values()[0]
+
+
+def described(events: int, *what: object) -> bytes:
+    """The descriptor of a batch with so many events, of which no more matters."""
+    return Header.of(events, 0, 8 * events).encode() + hashed(*what)
+
+
+def events_of(line: Line, sequence: int) -> int:
+    """How many events a batch has, whatever else is in it."""
+    return 1 + (line.publisher + line.partition + sequence * sequence) % 4
+
+
 class Oracle:
     """A store in memory, written to be obviously right. Also the author of what is stored."""
 
@@ -59,12 +81,15 @@ class Oracle:
         self.pending: dict[Line, dict[int, bytes]] = {line: {} for line in LINES}
         # publisher, sequence, time, chain after, payload, first of its run?
         self.entries: dict[Partition, list[list[Any]]] = {each: [] for each in PARTITIONS}
+        # The first offset of each batch, and the one after the last.
+        self.offsets: dict[Partition, list[int]] = {each: [0] for each in PARTITIONS}
+        # Which batch is the first that is kept, by its number in the partition.
         self.starts = dict.fromkeys(PARTITIONS, 0)
         # Where each partition and each tree began, if its group started over with a snapshot.
         self.began = dict.fromkeys(PARTITIONS, 0)
         self.first_leaf: dict[int, int] = {0: 0, 1: 0}
         self.slots: dict[int, list[Decided]] = {0: [], 1: []}
-        self.kept: dict[int, int] = {0: 1, 1: 1}
+        self.first_slot: dict[int, int] = {0: 1, 1: 1}
         self.leaves: dict[int, list[bytes]] = {0: [], 1: []}
         self.voted: list[Voted | Decided] = []
         self.snapshots: dict[int, Snapshot] = {}
@@ -91,7 +116,7 @@ class Oracle:
         group = installed.group
         for decided in missed:
             self.decide(decided)
-        self.kept[group] = len(self.slots[group]) + 1
+        self.first_slot[group] = len(self.slots[group]) + 1
         self.first_leaf[group] = len(self.leaves[group])
         self.snapshots[group] = installed.snapshot
         for line in LINES:
@@ -113,7 +138,9 @@ class Oracle:
         for target in sorted({line.target for line in mine}):
             entries = self.entries[target]
             if entries:
-                partitions[target] = PartitionState(len(entries), entries[-1][3])
+                partitions[target] = PartitionState(
+                    self.offsets[target][-1], len(entries), entries[-1][3]
+                )
         return LogState(
             slot=len(self.slots[group]),
             size=tree.size,
@@ -140,6 +167,8 @@ class Oracle:
                 chain = placed.chains[32 * number : 32 * number + 32]
                 entry = [line.publisher, sequence, record.time_us, chain, payload, number == 0]
                 self.entries[line.target].append(entry)
+                end = self.offsets[line.target][-1]
+                self.offsets[line.target].append(end + events_of(line, sequence))
                 self.leaves[record.group].append(placed.leaves[32 * number : 32 * number + 32])
 
     def next_of(self, line: Line) -> int:
@@ -151,35 +180,53 @@ class Oracle:
         placed: list[Placed] = []
         leaf = len(self.leaves[group])
         ends = {each: len(self.entries[each]) for each in PARTITIONS}
+        offsets = {each: self.offsets[each][-1] for each in PARTITIONS}
         for line, count in counts.items():
-            first, offset = self.next_of(line), ends[line.target]
-            digests, leaves, chains = (
-                b"".join(hashed(kind, line.target, offset + number) for number in range(count))
-                for kind in ("digest", "leaf", "chain")
+            first, at = self.next_of(line), ends[line.target]
+            leaves, chains = (
+                b"".join(hashed(kind, line.target, at + number) for number in range(count))
+                for kind in ("leaf", "chain")
             )
-            placed.append(Placed(*line, first, offset, leaf, digests, leaves, chains))
-            leaf, ends[line.target] = leaf + count, offset + count
+            descriptors = b"".join(
+                described(events_of(line, sequence), line, sequence)
+                for sequence in range(first, first + count)
+            )
+            run = Placed(*line, first, offsets[line.target], leaf, descriptors, leaves, chains)
+            placed.append(run)
+            leaf, ends[line.target], offsets[line.target] = leaf + count, at + count, run.end
         slot = len(self.slots[group]) + 1
         return Decided(group, slot, time_us, b"v" * slot, placed)
 
     # What is asked
 
+    def number_of(self, partition: Partition, offset: int) -> int | None:
+        """The batch that has this offset, if it is kept; the one behind the last, at the end."""
+        start, end = self.bounds(partition)
+        if not start <= offset <= end:
+            return None
+        return max(at for at, each in enumerate(self.offsets[partition]) if each <= offset)
+
+    def kept(self, partition: Partition, offset: int) -> int | None:
+        """The same without the end."""
+        return None if offset == self.offsets[partition][-1] else self.number_of(partition, offset)
+
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
         found: list[Stretch] = []
-        entries = self.entries[partition]
+        entries, offsets = self.entries[partition], self.offsets[partition]
         taken = 0
-        if offset < self.starts[partition]:
+        number = self.kept(partition, offset)
+        if number is None:
             return []
-        for at in range(offset, len(entries)):
-            publisher, sequence, time_us, _, payload, begins = entries[at]
+        for at in range(number, len(entries)):
+            publisher, sequence, time_us, after, payload, begins = entries[at]
             if payload is ABSENT or (found and taken + len(payload) > bytes_max):
                 break
             taken += len(payload)
-            before, after = self.chain(partition, at), self.chain(partition, at + 1)
-            assert before is not None
-            assert after is not None
             if begins or not found:
-                found.append(Stretch(publisher, at, sequence, time_us, before, after, [payload]))
+                before = entries[at - 1][3] if at else START
+                found.append(
+                    Stretch(publisher, offsets[at], sequence, time_us, before, after, [payload])
+                )
             else:
                 last = found[-1]
                 found[-1] = msgspec.structs.replace(
@@ -187,43 +234,65 @@ class Oracle:
                 )
         return found
 
-    def chain(self, partition: Partition, offset: int) -> bytes | None:
-        if not self.starts[partition] <= offset <= len(self.entries[partition]):
+    def chain(self, partition: Partition, offset: int) -> tuple[int, bytes] | None:
+        number = self.number_of(partition, offset)
+        if number is None:
             return None
-        chain: bytes = self.entries[partition][offset - 1][3] if offset else START
-        return chain
+        chain = self.entries[partition][number - 1][3] if number else START
+        return self.offsets[partition][number], chain
+
+    def behind(self, partition: Partition, offset: int, batches: int) -> int:
+        start, end = self.bounds(partition)
+        number = self.number_of(partition, min(max(offset, start), end))
+        assert number is not None
+        offsets = self.offsets[partition][self.starts[partition] :]
+        return offsets[min(max(number - self.starts[partition] + batches, 0), len(offsets) - 1)]
 
     def spot(self, partition: Partition, offset: int) -> Spot | None:
-        if not self.starts[partition] <= offset < len(self.entries[partition]):
-            return None
-        publisher, sequence, time_us = self.entries[partition][offset][:3]
-        leaves = self.leaves[group_of(Line(publisher, *partition))]
-        return Spot(publisher, sequence, time_us, leaves.index(hashed("leaf", partition, offset)))
+        number = self.kept(partition, offset)
+        return None if number is None else self.spot_of(partition, number)
+
+    def spot_of(self, partition: Partition, number: int) -> Spot:
+        publisher, sequence, time_us = self.entries[partition][number][:3]
+        leaf = self.leaves[group_of(Line(publisher, *partition))].index(
+            hashed("leaf", partition, number)
+        )
+        return Spot(
+            publisher, sequence, time_us, leaf, *self.offsets[partition][number : number + 2]
+        )
+
+    def spots(self, partition: Partition, offset: int, batches: int) -> list[Spot]:
+        number = self.kept(partition, offset)
+        if number is None:
+            return []
+        end = min(number + batches, len(self.entries[partition]))
+        return [self.spot_of(partition, at) for at in range(number, end)]
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
-        return self.starts[partition], len(self.entries[partition])
+        offsets = self.offsets[partition]
+        return offsets[self.starts[partition]], offsets[-1]
 
     def offset_at(self, partition: Partition, time_us: int) -> int:
-        start, end = self.bounds(partition)
-        for offset in range(start, end):
-            if self.entries[partition][offset][2] >= time_us:
-                return offset
-        return end
+        entries, offsets = self.entries[partition], self.offsets[partition]
+        for number in range(self.starts[partition], len(entries)):
+            if entries[number][2] >= time_us:
+                return offsets[number]
+        return offsets[-1]
 
     def placed_at(self, partition: Partition, offset: int) -> tuple[int, Placed] | None:
-        start, end = self.bounds(partition)
-        if not start <= offset < end:
+        if self.kept(partition, offset) is None:
             return None
         group = group_of(Line(0, *partition))
-        for decided in self.decided(group, self.kept[group]):
+        for decided in self.decided(group, self.first_slot[group]):
             for placed in decided.placed:
-                is_there = placed.offset <= offset < placed.offset + placed.count
-                if (placed.topic, placed.partition) == partition and is_there:
+                if (placed.topic, placed.partition) == partition and (
+                    placed.offset <= offset < placed.end
+                ):
                     return decided.time_us, placed
         return None
 
     def decided(self, group: int, slot: int) -> list[Decided]:
-        return self.slots[group][slot - 1 :] if slot >= self.kept[group] else []
+        return self.slots[group][slot - 1 :] if slot >= self.first_slot[group] else []
 
     def node(self, group: int, level: int, number: int) -> bytes:
         if level == 0:
@@ -235,28 +304,32 @@ class Oracle:
         kept = self.entries[partition][self.starts[partition] :]
         return sum(len(entry[4]) for entry in kept if entry[4] is not ABSENT)
 
+    def absent(self, partition: Partition) -> set[int]:
+        """The offsets of batches whose payloads are not here."""
+        entries, offsets = self.entries[partition], self.offsets[partition]
+        kept = range(self.starts[partition], len(entries))
+        return {offsets[number] for number in kept if entries[number][4] is ABSENT}
+
     def surplus(self, partition: Partition, bytes_max: int, absent_bytes: int) -> int:
         """The first offset from which on no more than so many bytes are kept."""
-        start, end = self.bounds(partition)
-        entries = self.entries[partition]
+        entries, start = self.entries[partition], self.starts[partition]
         sizes = [absent_bytes if entry[4] is ABSENT else len(entry[4]) for entry in entries]
-        return next(at for at in range(start, end + 1) if sum(sizes[at:end]) <= bytes_max)
-
-
-def one_by_one(runs: list[tuple[int, Spot]]) -> list[Spot]:
-    return [
-        Spot(spot.publisher, spot.sequence + at, spot.time_us, spot.leaf + at)
-        for count, spot in runs
-        for at in range(count)
-    ]
+        numbers = range(start, len(entries) + 1)
+        number = next(at for at in numbers if sum(sizes[at:]) <= bytes_max)
+        return self.offsets[partition][number]
 
 
 def check(store: DiskStore, oracle: Oracle) -> None:
     """Every question gets the same answer from both."""
+    absent: dict[Partition, set[int]] = {each: set() for each in PARTITIONS}
+    for partition, offset, count in store.absent():
+        absent[partition].update(store.behind(partition, offset, more) for more in range(count))
     for partition in PARTITIONS:
         start, end = oracle.bounds(partition)
         assert store.bounds(partition) == (start, end)
-        assert store.taken(partition) == (0 if start == oracle.began[partition] else start)
+        is_whole = oracle.starts[partition] == oracle.began[partition]
+        assert store.taken(partition) == (0 if is_whole else start)
+        assert absent[partition] == oracle.absent(partition)
         assert store.bytes_held(partition) == oracle.bytes_held(partition)
         for bytes_max in (0, 60, 333):
             surplus = store.surplus(partition, bytes_max, absent_bytes=30)
@@ -264,14 +337,15 @@ def check(store: DiskStore, oracle: Oracle) -> None:
         for offset in range(-1, end + 2):
             assert store.chain(partition, offset) == oracle.chain(partition, offset)
             assert store.spot(partition, offset) == oracle.spot(partition, offset)
-            for bytes_max in (0, 40, 10**6):
+            for bytes_max in (0, 100, 10**6):
                 expected = oracle.read(partition, offset, bytes_max)
                 assert store.read(partition, offset, bytes_max) == expected
-        for offset in (start - 1, start, start + 2, end - 1, end):
-            spots = [oracle.spot(partition, at) for at in range(offset, min(end, offset + 9))]
+        for offset in (start - 1, start, start + 2, (start + end) // 2, end - 1, end):
             runs = store.runs(partition, offset, 9)
-            assert one_by_one(runs) == (spots if start <= offset < end else [])
-        for offset in (start - 1, start, (start + end) // 2, end - 1, end):
+            check_runs(runs, oracle.spots(partition, offset, 9))
+            for batches in (-(10**6), -3, -1, 0, 1, 4, 10**6):
+                behind = store.behind(partition, offset, batches)
+                assert behind == oracle.behind(partition, offset, batches)
             placed = store.placed_at(group_of(Line(0, *partition)), partition, offset)
             assert placed == oracle.placed_at(partition, offset)
         times = {entry[2] + late for entry in oracle.entries[partition] for late in (-1, 0, 1)}
@@ -279,6 +353,17 @@ def check(store: DiskStore, oracle: Oracle) -> None:
             assert store.offset_at(partition, time_us) == oracle.offset_at(partition, time_us)
     for group in (0, 1):
         check_group(store, oracle, group)
+
+
+def check_runs(runs: list[tuple[int, Spot]], spots: list[Spot]) -> None:
+    for count, spot in runs:
+        run, spots = spots[:count], spots[count:]
+        assert run[0] == spot
+        assert [each[:4] for each in run] == [
+            (spot.publisher, spot.sequence + at, spot.time_us, spot.leaf + at)
+            for at in range(count)
+        ]
+    assert spots == []
 
 
 def check_group(store: DiskStore, oracle: Oracle, group: int) -> None:
@@ -361,8 +446,10 @@ class Disk:
 
     def held(self, line: Line, first: int, count: int, size: int = 20) -> Held:
         payloads = [
-            f"{line.publisher % 10}/{line.topic}/{sequence} at {self.end}".encode().ljust(
-                size, b"!"
+            batch(
+                f"{line.publisher % 10}/{line.topic}/{sequence} at {self.end}".encode(),
+                events_of(line, sequence),
+                size,
             )
             for sequence in range(first, first + count)
         ]
@@ -403,16 +490,17 @@ class Disk:
         self.append(Voted(group, 1, slot, 0, b"", {b"d" * 32: 1}, [b"value"]))
 
     def trim(self, partition: Partition, offset: int) -> None:
-        start, end = self.oracle.bounds(partition)
-        offset = min(max(offset, start), end)
         self.store.trim(partition, offset)
-        self._happened(lambda oracle: oracle.starts.update({partition: offset}))
+        start, end = self.oracle.bounds(partition)
+        number = self.oracle.number_of(partition, min(max(offset, start), end))
+        assert number is not None
+        self._happened(lambda oracle: oracle.starts.update({partition: number}))
 
     def keep_slots_from(self, group: int, slot: int) -> None:
-        slot = min(max(slot, self.oracle.kept[group]), len(self.oracle.slots[group]) + 1)
+        slot = min(max(slot, self.oracle.first_slot[group]), len(self.oracle.slots[group]) + 1)
         self.store.keep_slots_from(group, slot)
         if self.oracle.slots[group]:
-            self._happened(lambda oracle: oracle.kept.update({group: slot}))
+            self._happened(lambda oracle: oracle.first_slot.update({group: slot}))
 
     def forget(self, line: Line, before: int) -> None:
         self.store.forget(line, before)

@@ -85,7 +85,7 @@ def published(topic: str, value: bytes = b"10 to bob", **how: Any) -> tuple[Plac
     log = OrderLog()
     found = log.publish(topic, [event(value)], **how)
     producer, session = member_of(found.publisher), session_of(found.publisher)
-    return Place(log.cluster.name, topic, 0, producer, session), found
+    return Place(log.cluster.full_name, topic, 0, producer, session), found
 
 
 def two_seals(one: bytes, other: bytes, **how: Any) -> TwoSeals:
@@ -105,7 +105,7 @@ def malformed(topic: str, **how: Any) -> Malformed:
 def two_heads() -> Evidence:
     heads = [Head(LOG.keys.origin, 12, root * 32, ()) for root in (b"1", b"2")]
     one, other = (Checkpoint(head, (cosignature(head, "r2"),)) for head in heads)
-    (evidence,) = heads_in_conflict(LOG.cluster.name, one, other, {"r2": STORE.number})
+    (evidence,) = heads_in_conflict(LOG.cluster.full_name, one, other, {"r2": STORE.number})
     return evidence
 
 

@@ -114,6 +114,9 @@ def changed_claims(log: OrderLog) -> dict[str, bytes]:
     assert shown is not None
     other = OrderLog("other-bank")
     other.publish(PLAIN, [event(b"elsewhere")])
+    # The same name, keys and topics, founded once more.
+    again = OrderLog(nonce=b"n" * 16)
+    again.publish(PLAIN, [event(b"in another life")])
     forger = OrderLog()
     forged = forger.publish(PLAIN, [event(b"999 to mallory")], generation=9)
     signed_elsewhere = OrderLog()
@@ -129,6 +132,11 @@ def changed_claims(log: OrderLog) -> dict[str, bytes]:
         name: proof.render()
         for name, proof in {
             "of-another-cluster": other.proof(0),
+            "of-another-founding": again.proof(0),
+            "of-another-founding-in-the-name-of-this": _with(
+                again.proof(0), cluster=log.cluster.full_name
+            ),
+            "without-the-identity": _with(batch, cluster="bank"),
             "in-the-name-of-another-cluster": _with(batch, cluster="other-bank"),
             "topic": _with(batch, topic="payment"),
             "partition": _with(batch, partition=1),
@@ -243,8 +251,9 @@ def changed_checkpoints(log: OrderLog) -> dict[str, bytes]:
         + stranger.replace("mallory", "r2"),
         "by-all": log.checkpoint(REPLICAS),
         "in-another-order": text + "".join(lines[::-1]),
-        "of-the-crash-group": log.checkpoint(origin="quorate/bank/crash"),
+        "of-the-crash-group": log.checkpoint(origin=f"quorate/{log.cluster.full_name}/crash"),
         "of-another-cluster": log.checkpoint(origin="quorate/other-bank/byzantine"),
+        "of-another-founding": OrderLog(nonce=b"n" * 16).checkpoint(),
         "of-a-shorter-log": smaller.checkpoint(),
         "with-another-root": text.replace(three.splitlines()[2], _base64(bytes(32)))
         + "".join(lines),

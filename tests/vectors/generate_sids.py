@@ -28,7 +28,9 @@ from quorate.crypto.events import events_root
 from quorate.crypto.sids import Place, sign_together, signed, unsealed
 
 HERE = Path(__file__).parent / "sids"
-CLUSTER, TOPIC, PRODUCER, SESSION = "vectors", "orders", 1000, 7
+# Full names: the second is founded with the same name and keys.
+CLUSTER, AGAIN = (f"vectors/{hashlib.sha256(each).hexdigest()}" for each in (b"one", b"two"))
+TOPIC, PRODUCER, SESSION = "orders", 1000, 7
 TIME_US = 1_800_000_000_000_000
 SEAL = 288
 # Where the fields of a seal are.
@@ -232,6 +234,11 @@ def wrong_producer() -> Iterator[dict[str, Any]]:
             f"signed for another {name}", sealed(1, FIRST, place=elsewhere), False,
             "it was signed for another place",
         )  # fmt: skip
+    again = PLACE._replace(cluster=AGAIN)
+    yield single(
+        "signed for another founding of the cluster", sealed(1, FIRST, place=again), False,
+        "it was signed for another place",
+    )  # fmt: skip
     shifted = PLACE._replace(cluster=CLUSTER + TOPIC[:1], topic=TOPIC[1:])
     yield single(
         "names that are the same when written together", sealed(1, FIRST, place=shifted), False,

@@ -8,6 +8,7 @@ its digest with the others' before using it.
 
 import json
 import re
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from quorate.cli.directory import (
 from quorate.cli.init import LinkSecurity
 from quorate.cli.tables import on_stderr
 from quorate.core.cluster import (
+    NONCE_BYTES,
     PORT_MAX,
     Client,
     Cluster,
@@ -38,6 +40,7 @@ from quorate.core.errors import ConfigError, RefusedError
 from quorate.crypto.digests import digest
 from quorate.protocol.control.machine import NOT_YET
 from quorate.runtime.files import (
+    CLUSTER_FILE,
     FOUNDING_FILE,
     cluster_file,
     read_cluster,
@@ -85,6 +88,7 @@ def assemble(
     assembled = Cluster(
         name=name,
         f=f,
+        nonce=secrets.token_bytes(NONCE_BYTES),
         link_security=link_security.value,
         replicas=tuple(_replica(number, text) for number, text in enumerate(replica)),
         clients=tuple(_client(index, text) for index, text in enumerate(client or [])),
@@ -94,9 +98,29 @@ def assemble(
     typer.echo(
         f"  {output}   replicas: {len(assembled.replicas)}, clients: {len(assembled.clients)}, "
         f"topics: {len(assembled.topics)}\n"
+        f"Identity {assembled.identity.hex()}\n"
         f"Digest   {_digest(assembled)}\n"
         f"Next     give every party a copy, and let each compare the digest: "
-        f"quorate cluster show {output}"
+        f"quorate cluster show {output}\n"
+        f"         each party then prepares its replicas: quorate replica NAME prepare"
+    )
+
+
+@app.command("found")
+def found_anew(directory: DirectoryOption = DEFAULT) -> None:
+    """Found a cluster whose disks are all gone anew, under another identity.
+
+    Its members, topics and keys stay. To everybody it is another cluster: proofs and receipts of
+    before hold with the file of before only, which is kept beside the new one.
+    """
+    launcher = opened(directory)
+    before = launcher.found_anew()
+    typer.echo(
+        f"  {launcher.directory / CLUSTER_FILE}   another cluster with the same members\n"
+        f"  {before}   the file of before, for proofs of before\n"
+        f"Identity {launcher.cluster.identity.hex()}\n"
+        f"Next     give every party a copy of the new file; each prepares its replicas: "
+        f"quorate replica all prepare"
     )
 
 
@@ -120,6 +144,7 @@ def show(
     )
     for table in (_replica_table(shown), _client_table(shown), _topic_table(shown)):
         console.print(table)
+    console.print(f"Identity {shown.identity.hex()}", soft_wrap=True)
     console.print(f"Digest {_digest(shown)}", soft_wrap=True)
 
 
@@ -323,6 +348,7 @@ def _short(member: Member) -> str:
 def _as_json(shown: Cluster) -> dict[str, object]:
     return {
         "name": shown.name,
+        "identity": shown.identity.hex(),
         "f": shown.f,
         "link_security": shown.link_security,
         "mac": shown.mac,

@@ -27,7 +27,8 @@ from quorate.runtime.misbehaving import BEHAVIOURS, describe, wrapper_for
 ALL = "all"
 SLOW_BY_MS = 200.0
 AHEAD_BY_S = 3600.0
-PROCESS_ACTIONS = ("run", "start", "stop", "kill", "pause", "resume")
+DISK_ACTIONS = ("prepare", "restore")
+PROCESS_ACTIONS = ("run", "start", "stop", "kill", "pause", "resume", *DISK_ACTIONS)
 
 # Which options mean something to which misbehaviour.
 _OPTIONS = {
@@ -75,6 +76,11 @@ def replica(
 
     Its process: `start`, `stop`, `kill` (at once), `pause`, `resume`; `run` runs it in the
     foreground.
+
+    Its disk: `prepare` makes it a new disk of this cluster, before the first start. `restore` makes
+    it a new disk in place of a lost one, while f + 1 others run or have their disks here. **This
+    may cost safety**: the replica does not know what it voted for, and may vote otherwise. Until it
+    has caught up, it counts among the f that may fail or lie, so that no other one may.
 
     What it sends: `slow` holds it back, `drop` omits some of it, `lie` alters some of it,
     `replay` repeats some of it, `silent` keeps it from some members, `equivocate` tells some
@@ -141,6 +147,11 @@ def _control(launcher: Launcher, names: list[str], action: str) -> None:
         if len(names) > 1:
             raise ConfigError("only one replica can run in the foreground; 'quorate up' runs all")
         launcher.become(names[0])
+    if action in DISK_ACTIONS:
+        for name in names if len(names) == 1 else launcher.held:
+            launcher.found(name, restores=action == "restore")
+            typer.echo(f"{name} has a new disk; start it with: quorate replica {name} start")
+        return
     if len(names) > 1:
         names = _concerned(launcher, action)
     if action == "start":

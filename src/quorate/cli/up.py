@@ -59,6 +59,11 @@ def up(
     name = observer(launcher)
     with _signals_raise():
         names = _to_start(launcher)
+        lost = launcher.lost if names else {}
+        if len(lost) == len(launcher.held):
+            lost = {}
+        for sentence in (*lost.values(), *(launcher.ignored if names else ())):
+            on_stderr().print(sentence)
         found = _start(launcher, name, names)
         if detach:
             _tell_detached(found, directory)
@@ -106,11 +111,12 @@ def _start(launcher: Launcher, name: str, names: Sequence[str]) -> list[Standing
 
 
 async def _until_all_answer(launcher: Launcher, name: str) -> list[Standing]:
-    deadline = time.monotonic() + START_SECONDS_MAX
+    deadline, lost = time.monotonic() + START_SECONDS_MAX, launcher.lost
     async with Admin(launcher.directory, name) as admin:
         while True:
             found = standings(launcher, await admin.status())
-            silent = [one for one in found if one.name in launcher.held and not one.is_up]
+            here = [each for each in launcher.held if each not in lost]
+            silent = [one for one in found if one.name in here and not one.is_up]
             if not silent:
                 return found
             if time.monotonic() > deadline:

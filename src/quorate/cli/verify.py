@@ -71,10 +71,12 @@ def _as_words(verdict: Verdict) -> list[str]:
     vouchers = ", ".join(
         f"{_shown(each.name)} at {_seconds(each.time_s)}" for each in verdict.vouchers
     )
+    name, _, identity = verdict.cluster.partition("/")
     key = "the key that is pinned for it" if verdict.is_key_pinned else "a key that is not pinned"
     return [
         f"{_shown(who)} published {what} on topic {_shown(verdict.topic)} of cluster "
-        f"{_shown(verdict.cluster)}.",
+        f"{_shown(name)}.",
+        f"  identity  {_shown(identity)}",
         f"  signed    {_micros(verdict.signed_us)} by the producer's clock, with {key}",
         f"            {verdict.public_key.hex()}",
         f"  ordered   {_micros(verdict.ordered_us)} as batch {verdict.sequence} of session "

@@ -350,7 +350,7 @@ class Auditor(Session):
                 self._refuse_if_not_told(kind)
                 replicas = self.cluster.replicas
                 found[kind] = Orderers(
-                    self.cluster.name,
+                    self.cluster.full_name,
                     kind,
                     kind.name.lower(),
                     topic.members,

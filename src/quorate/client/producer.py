@@ -520,7 +520,7 @@ class Producer(Session):
 
     def _make_sealer(self) -> Sealer:
         return Sealer(
-            self.cluster.name, self._identity.public.sign_key, self._identity.sign,
+            self.cluster.full_name, self._identity.public.sign_key, self._identity.sign,
             wall_us=lambda: time.time_ns() // 1000,
             salt=lambda _, __: secrets.token_bytes(SALT_BYTES),
         )  # fmt: skip

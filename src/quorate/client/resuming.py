@@ -90,7 +90,7 @@ class ResumingProducer(Producer):
 
     def _make_sealer(self) -> Sealer:
         return Sealer(
-            self.cluster.name, self._identity.public.sign_key, self._identity.sign,
+            self.cluster.full_name, self._identity.public.sign_key, self._identity.sign,
             wall_us=lambda: self.time_us, salt=self._salt, sheaf_max=1,
         )  # fmt: skip
 

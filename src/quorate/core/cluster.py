@@ -8,6 +8,11 @@ it, people edit its topics.
 A `Cluster` that exists is consistent: its names, numbers, keys and addresses are unique, and
 it has enough replicas for every contract. Whether a certificate belongs to its key is for
 `quorate.crypto.identity.public_of` to say, because this package knows no cryptography.
+
+A cluster has an identity that no second founding shares: a hash over 16 random bytes in the file,
+the name, the numbers n and f, and the founding members. So a file with another f or another key is
+the file of another cluster. Everything that is signed or authenticated contains the full name,
+`NAME/IDENTITY`.
 """
 
 import re
@@ -35,6 +40,12 @@ PORT_MAX = 65535
 REVISION_MAX = 2**63 - 1
 SLOTS_MAX = 2**31 - 1
 PUBLIC_KEY_BYTES = 32
+# The format of the cluster file. Version 1 had no identity, and nobody has one.
+FILE_VERSION = 2
+NONCE_BYTES = 16
+IDENTITY_BYTES = 32
+_IDENTITY_CONTEXT = "quorate 2026 identity of a cluster"
+_FOUNDERS_CONTEXT = "quorate 2026 founding members of a cluster"
 
 _CERTIFICATE = re.compile(
     r"-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+\n-----END CERTIFICATE-----\n"
@@ -136,6 +147,8 @@ class Cluster:
 
     name: str
     f: int
+    # What no two foundings share: drawn at random for each.
+    nonce: bytes = bytes(NONCE_BYTES)
     link_security: Literal["tls", "mac"] = "tls"
     mac: str = "aes-gmac"
     allow_misbehaviour: bool = False
@@ -145,6 +158,8 @@ class Cluster:
     orderers: int = 0
     # How often commands have changed it since then. A file with 0 is the founding one.
     revision: int = 0
+    # The digest of the members that founded it; those of a founding file are these.
+    founders: bytes = b""
     # After how many slots the state of a log is signed as a whole, and how many slots replicas
     # keep for those who were away.
     snapshot_every: int = SNAPSHOT_EVERY
@@ -163,12 +178,15 @@ class Cluster:
     # The contract of the topic that every cluster has; None if it has too few replicas for one.
     control: Contract | None = field(init=False, repr=False, compare=False)
     _topic_names: dict[TopicId, str] = field(init=False, repr=False, compare=False)
+    identity: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self)
         n = len(self.replicas)
         object.__setattr__(self, "orderers", self.orderers or n)
         object.__setattr__(self, "control", control_contract(self.orderers, self.f))
+        object.__setattr__(self, "founders", self.founders or _founders(self))
+        object.__setattr__(self, "identity", _identity(self))
         fewer = {
             name: over
             for name, over in self.placed_over.items()
@@ -206,6 +224,15 @@ class Cluster:
             allow_misbehaviour=file.allow_misbehaviour,
             stores=_of_these(self.replicas, file.stores),
         )
+
+    @property
+    def full_name(self) -> str:
+        """What this cluster is called in everything that is signed or authenticated."""
+        return f"{self.name}/{self.identity.hex()}"
+
+    def founded_anew(self, nonce: bytes) -> "Cluster":
+        """Another cluster, with the members and topics of this one."""
+        return replace(self, nonce=nonce, founders=b"", orderers=0, revision=0, placed_over={})
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -268,6 +295,13 @@ class Cluster:
         return self.orderers if has_commands else contract.replicas(self.f)
 
 
+def other_cluster(what: str, other: str, known: str) -> str:
+    """The sentence about something of another cluster than the keys are of; by full names."""
+    again = other.partition("/")[0] == known.partition("/")[0]
+    hint = "; a cluster that is founded again is another one" if again else ""
+    return f"{what} of cluster {other!a}, and the keys are of {known!a}{hint}"
+
+
 def parse_topics(text: str) -> dict[str, Contract]:
     """Read a file that holds nothing but `[topics.NAME]` tables."""
     top = Table.read("the topics file", text)
@@ -298,19 +332,65 @@ def _rendezvous(topic: str, replicas: int, count: int) -> tuple[MemberId, ...]:
     return tuple(sorted(sorted(range(replicas), key=score)[:count]))
 
 
+def _identity(cluster: Cluster) -> bytes:
+    numbers = (str(cluster.orderers).encode(), str(cluster.f).encode())
+    parts = (cluster.nonce, cluster.name.encode(), *numbers, cluster.founders)
+    return _hash(_IDENTITY_CONTEXT, parts)
+
+
+def _founders(cluster: Cluster) -> bytes:
+    # Where no command changes clients, the file does, and they are no part of the identity.
+    members = cluster.replicas if cluster.control is None else cluster.members
+    return _hash(
+        _FOUNDERS_CONTEXT,
+        (
+            part
+            for each in members
+            for part in (
+                str(each.number).encode(),
+                each.name.encode(),
+                each.party.encode(),
+                each.sign_key,
+                each.mac_key,
+            )
+        ),
+    )
+
+
+def _hash(context: str, parts: Iterable[bytes]) -> bytes:
+    """Over the parts, each behind its length."""
+    hasher = blake3(derive_key_context=context)
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little") + part)
+    return hasher.digest()
+
+
 def _read(top: Table) -> Cluster:
     head = top.table("cluster")
+    if not head.has("version"):
+        raise ConfigError(
+            f"the cluster file has no version, and was written before version {FILE_VERSION}, when "
+            "clusters had no identity; such files and what replicas kept under them cannot be "
+            "read: found a cluster with 'quorate init' or 'quorate cluster assemble'"
+        )
+    if (version := head.number("version", 1, 2**31 - 1)) != FILE_VERSION:
+        raise ConfigError(
+            f"the cluster file has version {version}, and this program reads version "
+            f"{FILE_VERSION}; use the program that wrote it, or a later one"
+        )
     security = head.choice("link_security", LINK_SECURITIES, "tls")
     placed_over: dict[str, int] = {}
     cluster = Cluster(
         name=head.text("name"),
         f=head.number("f", 0, REPLICAS_MAX - 1),
+        nonce=head.hex_bytes("nonce", NONCE_BYTES),
         link_security="mac" if security == "mac" else "tls",
         mac=head.choice("mac", MAC_ALGORITHMS, "aes-gmac"),
         allow_misbehaviour=head.flag("allow_misbehaviour", False),
         fsync=head.choice("fsync", FSYNCS, "always"),
         orderers=head.number("orderers", 1, REPLICAS_MAX) if head.has("orderers") else 0,
         revision=head.number("revision", 1, REVISION_MAX) if head.has("revision") else 0,
+        founders=head.hex_bytes("founders", IDENTITY_BYTES) if head.has("founders") else b"",
         snapshot_every=_slots(head, "snapshot_every", SNAPSHOT_EVERY),
         slots_kept=_slots(head, "slots_kept", SLOTS_KEPT),
         replicas=tuple(_read_replica(table) for table in top.tables("replica")),
@@ -404,6 +484,11 @@ def _of_these(
 
 def _check(cluster: Cluster) -> None:
     check_name("the name of the cluster", cluster.name)
+    if len(cluster.nonce) != NONCE_BYTES or len(cluster.founders) not in (0, IDENTITY_BYTES):
+        raise ConfigError(
+            f"a cluster has a nonce of {NONCE_BYTES} bytes, and a digest of its founders of "
+            f"{IDENTITY_BYTES}"
+        )
     _check_choices(cluster)
     for member in cluster.members:
         _check_member(member)
@@ -558,7 +643,10 @@ def _sections(cluster: Cluster) -> Iterable[str]:
 def _render_head(cluster: Cluster) -> str:
     return (
         f"[cluster]\n"
-        f"{render_pairs({'name': cluster.name})}"
+        f"{render_pairs({'version': FILE_VERSION, 'name': cluster.name})}"
+        f"# Drawn at random when the cluster was founded. This, the name, f and the founding\n"
+        f"# members are its identity, for good: a file with others is that of another cluster.\n"
+        f"{render_pairs({'nonce': cluster.nonce.hex()})}"
         f"# So many replicas may fail, or lie, at the same time.\n"
         f"{render_pairs({'f': cluster.f})}"
         f'# "tls" (mutual TLS 1.3), or "mac" for closed networks: authenticated, not encrypted.\n'
@@ -582,6 +670,8 @@ def _render_changes(cluster: Cluster) -> str:
         changes["orderers"] = cluster.orderers
     if cluster.revision:
         changes["revision"] = cluster.revision
+    if cluster.founders != _founders(cluster):
+        changes["founders"] = cluster.founders.hex()
     comment = "# Commands have changed this cluster since it was founded.\n"
     return comment + render_pairs(changes) if changes else ""
 

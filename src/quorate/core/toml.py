@@ -11,6 +11,7 @@ complains about keys that nobody asked for: a misspelt key must not pass as a de
 import base64
 import binascii
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 
@@ -69,6 +70,14 @@ class Table:
             decoded = b""
         if len(decoded) != length:
             raise self.refusal(key, value, f"{length} bytes in base64")
+        return decoded
+
+    def hex_bytes(self, key: str, length: int) -> bytes:
+        """Bytes in hexadecimal, two small digits each."""
+        value = self.text(key)
+        decoded = bytes.fromhex(value) if re.fullmatch("(?:[0-9a-f]{2})*", value) else b""
+        if len(decoded) != length:
+            raise self.refusal(key, value, f"{length} bytes in hexadecimal")
         return decoded
 
     def tables(self, key: str) -> list["Table"]:

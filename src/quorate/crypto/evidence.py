@@ -39,7 +39,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from quorate.core.cluster import Cluster
+from quorate.core.cluster import Cluster, other_cluster
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.header import SEAL_BYTES
 from quorate.core.header import is_signed as is_signed_batch
@@ -237,16 +237,16 @@ class Keys:
         names: dict[MemberId, str] = {}
         keys: dict[MemberId, tuple[bytes, ...]] = {}
         for each in (cluster, *others):
-            if each.name != cluster.name:
+            if each.identity != cluster.identity:
                 raise LocalProtocolError(
-                    f"the keys of two clusters, {cluster.name} and {each.name}"
+                    f"the keys of two clusters, {cluster.full_name} and {each.full_name}"
                 )
             for member in each.members:
                 names.setdefault(member.number, member.name)
                 known = keys.get(member.number, ())
                 if member.sign_key not in known:
                     keys[member.number] = (*known, member.sign_key)
-        return Keys(cluster.name, names, keys)
+        return Keys(cluster.full_name, names, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +292,7 @@ def parse(text: str) -> Evidence:
 def verify_evidence(evidence: Evidence, keys: Keys) -> Proved:
     """What this evidence proves to whoever has these keys, or `RemoteProtocolError`."""
     if evidence.cluster != keys.cluster:
-        raise RemoteProtocolError(
-            f"evidence about the cluster {evidence.cluster!a}, and the keys are those of "
-            f"{keys.cluster!a}"
-        )
+        raise RemoteProtocolError(other_cluster("evidence", evidence.cluster, keys.cluster))
     if isinstance(evidence, TwoSeals):
         return _two_seals(evidence, keys)
     if isinstance(evidence, Malformed):

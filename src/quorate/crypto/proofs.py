@@ -57,7 +57,7 @@ import msgspec
 from msgspec import Meta
 
 from quorate.core.batch import Batch
-from quorate.core.cluster import Cluster
+from quorate.core.cluster import Cluster, other_cluster
 from quorate.core.errors import ConfigError, LocalProtocolError, QuorateError, RemoteProtocolError
 from quorate.core.event import Event
 from quorate.core.header import HEADER_BYTES, SALT_BYTES, SEAL_BYTES, header_of, is_signed
@@ -264,7 +264,7 @@ class Keys:
         producers = {each.number: Producer(each.name, None) for each in cluster.formers}
         producers |= {each.number: Producer(each.name, each.sign_key) for each in cluster.clients}
         return Keys(
-            cluster.name,
+            cluster.full_name,
             tuple(cosigners),
             Quorum(n, f).intersecting,
             MappingProxyType(producers),
@@ -362,9 +362,7 @@ def enough_of(checkpoint: str, keys: Keys) -> tuple[str, int]:
 
 def _check_cluster(proof: Proof, keys: Keys) -> None:
     if proof.cluster != keys.cluster:
-        raise ProofError(
-            2, f"it is of cluster {proof.cluster!r}, and the keys are of {keys.cluster!r}"
-        )
+        raise ProofError(2, other_cluster("it is", proof.cluster, keys.cluster))
 
 
 def _checked_seal(proof: Proof) -> Seal | None:

@@ -77,10 +77,10 @@ class KeyRing:
         self.clusters = tuple(clusters)
         self.cluster = self.clusters[0]
         for other in self.clusters:
-            if other.name != self.cluster.name:
+            if other.identity != self.cluster.identity:
                 raise ConfigError(
-                    f"keys of two clusters, {self.cluster.name} and {other.name}; an archive is "
-                    "that of one"
+                    f"keys of two clusters, {self.cluster.full_name} and {other.full_name}; an "
+                    "archive is that of one"
                 )
         self.known = KnownKeys.of(self.cluster, *self.clusters[1:])
         self._pinned = [_keys_or_none(cluster) for cluster in self.clusters]
@@ -268,7 +268,7 @@ class FileAudit:
             self._accuse("altered-payload", file, offset, what)
             return False
         try:
-            batch = _batch_of(self._keys.cluster.name, file, rows, kept)
+            batch = _batch_of(self._keys.cluster.full_name, file, rows, kept)
             leaf = batch.leaf(offset)
         except (QuorateError, *_BAD_VALUES) as error:
             self._accuse("altered-payload", file, offset, f"has rows that are no batch ({error})")
@@ -457,7 +457,7 @@ def two_heads(keys: KeyRing, notes: Iterable[str]) -> Iterator[Finding]:
     numbers = {replica.name: replica.number for replica in keys.cluster.replicas}
     for at, one in enumerate(checkpoints):
         for other in checkpoints[at + 1 :]:
-            for evidence in heads_in_conflict(keys.cluster.name, one, other, numbers):
+            for evidence in heads_in_conflict(keys.cluster.full_name, one, other, numbers):
                 who = keys.cluster.name_of(evidence.replica)
                 sentence = f"{who} signed two heads with {evidence.size} batches"
                 yield Finding("two-heads", who, Where("byzantine"), sentence, evidence)

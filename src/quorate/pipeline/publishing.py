@@ -45,7 +45,7 @@ class _Publishing:
     async def publish(self, batch: int, files: list[str]) -> None:
         """Have this batch published, whether or not somebody began to."""
         at = self._options.cluster, self._options.identity
-        state = self._staging.state(resolve(*at)[0].name)
+        state = self._staging.state(resolve(*at)[0].full_name)
         if batch <= state.batch:
             # It is, and tasks ran again because nobody knew.
             self._staging.collect(state.batch)

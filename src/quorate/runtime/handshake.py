@@ -1,9 +1,9 @@
 """How two members meet on a new connection.
 
 The dialler says Hello, the listener answers with its own. A Hello is 77 bytes: magic, version,
-the node (the number of a member, and the session of a client that may have several), the digest
-of its cluster file, and a nonce that is never used again. It claims and proves nothing. The
-proof depends on the link security of the cluster:
+the node (the number of a member, and the session of a client that may have several), a digest
+over the identity of its cluster, and a nonce that is never used again. It claims and proves
+nothing. The proof depends on the link security of the cluster:
 
 - `tls`: the Hello comes through a TLS 1.3 session, and the certificate of that session must be
   the one that the cluster file pins for the member in the Hello.
@@ -30,7 +30,8 @@ from quorate.crypto.macs import NumberedMac, derive_key, numbered_mac
 from quorate.runtime.records import TaggedRecords
 
 MAGIC = b"QRTE"
-VERSION = 1
+# Version 1 had no identity of the cluster.
+VERSION = 2
 NONCE_BYTES = 32
 # magic, version, node, digest of the cluster file, nonce
 _HELLO = Struct(f"<4sBQ32s{NONCE_BYTES}s")
@@ -83,11 +84,14 @@ class Credentials:
         magic, version, node, cluster, nonce = _HELLO.unpack(packed)
         check_magic(magic)
         if version != VERSION:
-            raise RemoteProtocolError(f"speaks version {version} of the protocol, not {VERSION}")
+            raise RemoteProtocolError(
+                f"speaks version {version} of the protocol, not {VERSION}; update the older program"
+            )
         self._check_node(node)
         if cluster != self._digest:
             raise RemoteProtocolError(
-                f"claims to be {self.name(node)} and has another cluster file than we have"
+                f"claims to be {self.name(node)} and has another cluster file than we have: "
+                "another identity, or links that are secured in another way"
             )
         if dialled is not None and node != dialled:
             raise AuthenticationError(
@@ -114,7 +118,8 @@ class Credentials:
         def mac(maker: Hello) -> NumberedMac:
             parts = (dialler.pack(), listener.pack(), maker.pack())
             names = (self.name(hello.node).encode() for hello in (dialler, listener))
-            key = derive_key(secret, _SESSION_CONTEXT, self._cluster.name.encode(), *names, *parts)
+            own = self._cluster.full_name.encode()
+            key = derive_key(secret, _SESSION_CONTEXT, own, *names, *parts)
             return numbered_mac(key, self._cluster.mac)
 
         return TaggedRecords(outbound=mac(ours), inbound=mac(theirs))
@@ -139,12 +144,11 @@ def check_magic(start: bytes) -> None:
 def cluster_digest(cluster: Cluster) -> bytes:
     """What two members must agree on before they can talk: what never changes.
 
-    Members are left out, so that one that comes, or has new keys, does not cut off whoever has the
-    older file. Each proves who it is by the keys that are pinned for it.
+    The identity has the founding members only, so that one that comes, or has new keys, does not
+    cut off whoever has the older file. Each proves who it is by the keys that are pinned for it.
     """
     hasher = blake3()
-    general = (cluster.name, str(cluster.f), str(cluster.orderers))
-    for part in (*general, cluster.link_security, cluster.mac):
+    for part in (cluster.full_name, cluster.link_security, cluster.mac):
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part.encode())
     return hasher.digest()

@@ -9,6 +9,7 @@ those are the ones that can be started there.
 
 import contextlib
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -17,15 +18,28 @@ from pathlib import Path
 from signal import Signals
 from typing import BinaryIO, Literal, NoReturn
 
-from quorate.core.cluster import Cluster, Replica
+from quorate.core.cluster import NONCE_BYTES, Cluster, Replica
 from quorate.core.errors import ConfigError, QuorateError
 from quorate.runtime.files import (
     CLUSTER_FILE,
+    FOUNDING_FILE,
     cluster_file,
     data_directory,
     key_file,
     read_cluster,
+    read_founding,
+    read_identity,
+    write_cluster,
 )
+from quorate.runtime.founding import (
+    LostDiskError,
+    check_mark,
+    check_preparation,
+    check_restoration,
+    running_others,
+    write_mark,
+)
+from quorate.runtime.loop import run
 from quorate.runtime.ports import is_listening
 
 START_SECONDS_MAX = 20.0
@@ -84,6 +98,59 @@ class Launcher:
             self._children[name] = child
             noted.write(b"%d" % child.pid)
 
+    @property
+    def lost(self) -> dict[str, str]:
+        """The replicas here that have lost their disks, and what to do about each."""
+        found = {}
+        for name in self.held:
+            try:
+                check_mark(data_directory(self.directory, name), self.cluster, name)
+            except LostDiskError as error:
+                found[name] = str(error)
+        return found
+
+    @property
+    def ignored(self) -> list[str]:
+        """What was edited in the cluster file, and does not count."""
+        lost, found = self.lost, dict[str, None]()
+        for name in self.held:
+            if name not in lost:
+                data = data_directory(self.directory, name)
+                found |= dict.fromkeys(check_mark(data, self.cluster, name)[1])
+        return [*found]
+
+    def found(self, name: str, *, restores: bool = False) -> None:
+        """Mark the disk of a replica as that of this cluster: a new one, or one for a lost one."""
+        replica, data = self.replica(name), data_directory(self.directory, name)
+        key = key_file(self.directory, name)
+        if not key.exists():
+            raise LaunchError(f"{name} does not run here: its private keys would be in {key}")
+        if data.exists() and any(data.iterdir()):
+            raise LaunchError(f"{data} is not empty, and a new disk is: move it away")
+        others = self._others_that_ran(name)
+        (check_restoration if restores else check_preparation)(self.cluster, replica, others)
+        write_mark(data, read_founding(self.directory / CLUSTER_FILE, self.cluster))
+
+    def found_anew(self) -> Path:
+        """Write the file of another cluster with the same members; where the one of before is."""
+        for name in self.held:
+            data = data_directory(self.directory, name)
+            if data.exists() and any(data.iterdir()):
+                raise LaunchError(
+                    f"{data} is not empty, so that the cluster is not gone; move the disks of all "
+                    "replicas away first if it is to begin anew"
+                )
+            check_preparation(self.cluster, self.replica(name), self._others_that_ran(name))
+        file = self.directory / CLUSTER_FILE
+        before = file.with_name(f"cluster-{self.cluster.identity.hex()[:16]}.toml")
+        file.rename(before)
+        (self.directory / FOUNDING_FILE).unlink(missing_ok=True)
+        self.cluster = self.cluster.founded_anew(secrets.token_bytes(NONCE_BYTES))
+        write_cluster(file, self.cluster)
+        for name in self.held:
+            write_mark(data_directory(self.directory, name), self.cluster)
+        return before
+
     def become(self, name: str) -> NoReturn:
         """Turn this very process into the replica, for whoever supervises it."""
         self._prepare(name)
@@ -93,8 +160,11 @@ class Launcher:
         os.execv(command[0], command)
 
     def start_all(self) -> None:
-        """Start every replica whose keys are here and that does not run yet."""
-        names = [name for name in self.held if self.pid(name) is None]
+        """Start every replica whose keys and disk are here and that does not run yet."""
+        lost = self.lost
+        names = [n for n in self.held if self.pid(n) is None and n not in lost]
+        if lost and len(lost) == len(self.held):
+            raise LaunchError(next(iter(lost.values())))
         for name in names:
             self.start(name)
         for name in names:
@@ -187,6 +257,18 @@ class Launcher:
             "--data", str(data_directory(self.directory, name)),
         ]  # fmt: skip
 
+    def _others_that_ran(self, name: str) -> list[str]:
+        """The other replicas that run under this identity, or have run with their disks here."""
+        lost = self.lost
+        found = [
+            each
+            for each in self.held
+            if each not in (name, *lost)
+            and check_mark(data_directory(self.directory, each), self.cluster, each)[0].has_run
+        ]
+        identity = read_identity(key_file(self.directory, name))
+        return [*dict.fromkeys((*found, *run(running_others(self.cluster, identity))))]
+
     def _prepare(self, name: str) -> None:
         replica, pid = self.replica(name), self.pid(name)
         if pid is not None:
@@ -194,6 +276,7 @@ class Launcher:
         key = key_file(self.directory, name)
         if not key.exists():
             raise LaunchError(f"{name} cannot run here: its private keys would be in {key}")
+        check_mark(data_directory(self.directory, name), self.cluster, name)
         for port in (replica.port, replica.metrics_port):
             if port is not None and is_listening(replica.host, port):
                 raise LaunchError(

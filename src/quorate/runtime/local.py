@@ -4,12 +4,13 @@ Here, and only here, one hand holds everybody's private keys. Parties that do no
 other make their keys apart (`quorate identity new`) and share the public parts.
 """
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from quorate.core.cluster import Client, Cluster, Replica
+from quorate.core.cluster import NONCE_BYTES, Client, Cluster, Replica
 from quorate.core.contract import Contract
 from quorate.core.errors import ConfigError
 from quorate.core.stores import KafkaStore
@@ -17,11 +18,13 @@ from quorate.crypto.identity import Identity
 from quorate.runtime.files import (
     CLUSTER_FILE,
     certificate_file,
+    data_directory,
     key_file,
     write_certificate,
     write_cluster,
     write_identity,
 )
+from quorate.runtime.founding import write_mark
 from quorate.runtime.ports import is_free
 
 HOST = "127.0.0.1"
@@ -77,6 +80,7 @@ def make_local_cluster(
     cluster = Cluster(
         name="local",
         f=f,
+        nonce=secrets.token_bytes(NONCE_BYTES),
         link_security=link_security,
         mac=mac,
         allow_misbehaviour=True,
@@ -106,6 +110,9 @@ def write_local_cluster(directory: Path, local: LocalCluster) -> None:
     for name, identity in local.identities.items():
         write_identity(key_file(directory, name), identity)
         write_certificate(certificate_file(directory, name), identity.public)
+    # Nobody can have run under an identity that was drawn just now.
+    for replica in local.cluster.replicas:
+        write_mark(data_directory(directory, replica.name), local.cluster)
     # The cluster file comes last: where it stands, everything else does.
     write_cluster(directory / CLUSTER_FILE, local.cluster)
 

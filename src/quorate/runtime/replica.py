@@ -15,7 +15,6 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,6 +30,7 @@ from quorate.protocol.machine import Outcome, Report, Topology
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.runtime.driver import Driver
 from quorate.runtime.files import read_cluster, read_founding, read_identity
+from quorate.runtime.founding import check_mark, compare, write_mark
 from quorate.runtime.keeper import LogKeeper
 from quorate.runtime.loop import run
 from quorate.runtime.metrics import Sample, serve_metrics
@@ -250,6 +250,9 @@ class ReplicaProcess:
 
     def _adopt(self, cluster: Cluster) -> None:
         """Commands have changed the cluster; what is older than our file we know already."""
+        if self._until is None and 0 < cluster.revision == self.cluster.revision:
+            for sentence in compare(self.cluster, cluster):
+                _log.warning("%s", sentence)
         is_edited = cluster.revision == self.cluster.revision and (
             cluster.clients != self.cluster.clients
         )
@@ -370,10 +373,21 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         cluster, identity = read_cluster(given.cluster), read_identity(given.key)
-        founding = read_founding(given.cluster, cluster)
         if identity.public.name != given.name:
             raise ConfigError(f"{given.key} holds the keys of {identity.public.name}")
-        make = partial(ReplicaProcess, cluster, founding, identity, given.data)
+        mark, ignored = check_mark(given.data, cluster, given.name)
+        for sentence in ignored:
+            _log.warning("%s", sentence)
+        keeps = mark.has_run and cluster.control is not None
+        founding = mark.founding if keeps else read_founding(given.cluster, cluster)
+
+        def make() -> ReplicaProcess:
+            process = ReplicaProcess(cluster, founding, identity, given.data)
+            # From here on it says what it must not forget.
+            if not mark.has_run:
+                write_mark(given.data, founding, has_run=True)
+            return process
+
         run(_serve(make, until_input_ends=given.until_input_ends))
     except (QuorateError, OSError) as error:
         _log.error("%s cannot run: %s", given.name, error)

@@ -47,7 +47,7 @@ class ClusterSigner:
 
     def __init__(self, cluster: Cluster, identity: Identity) -> None:
         self._identity = identity
-        self._prefix = _CONTEXT + cluster.name.encode() + b"\0"
+        self._prefix = _CONTEXT + cluster.full_name.encode() + b"\0"
         self._keys = Keys(cluster)
 
     def adopt(self, cluster: Cluster) -> None:
@@ -109,4 +109,4 @@ class ClusterNotary:
 
 def origin_of(cluster: Cluster, kind: GroupKind) -> str:
     """What a group's order log is called in its checkpoints."""
-    return log_origin(cluster.name, kind.name.lower())
+    return log_origin(cluster.full_name, kind.name.lower())

@@ -21,4 +21,4 @@ def client_names(cluster: Cluster) -> dict[MemberId, str]:
 
 def macs_of(cluster: Cluster, identity: Identity) -> PairwiseMacs:
     members = {member.number: public_of(member) for member in cluster.members}
-    return PairwiseMacs.between(identity, members, cluster.mac, cluster=cluster.name)
+    return PairwiseMacs.between(identity, members, cluster.mac, cluster=cluster.full_name)

@@ -1,7 +1,7 @@
-"""Batches that have an offset while their payload is not here.
+"""Batches that have their place in a partition while their payload is not here.
 
-A payload that comes late finds its offset here. A replica that is not the store of a topic misses
-most payloads and never gets them, so only the most recent ones are remembered.
+A payload that comes late finds its number in the partition here. A replica that is not the store
+of a topic misses most payloads and never gets them, so only the most recent ones are remembered.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -15,11 +15,11 @@ ABSENTS_MAX = 65_536
 
 
 class Gap(NamedTuple):
-    """Sequence numbers `first` to `end` got consecutive offsets from `offset` on."""
+    """Sequence numbers `first` to `end` are consecutive batches of a partition from `number` on."""
 
     first: int
     end: int
-    offset: int
+    number: int
 
 
 class Absents:
@@ -42,8 +42,8 @@ class Absents:
     def add(self, source: Source, gap: Gap) -> None:
         gaps = self._gaps.setdefault(source, [])
         self._gaps.move_to_end(source)
-        if gaps and gaps[-1].end == gap.first and _next_offset(gaps[-1]) == gap.offset:
-            gaps[-1] = Gap(gaps[-1].first, gap.end, gaps[-1].offset)
+        if gaps and gaps[-1].end == gap.first and _next_number(gaps[-1]) == gap.number:
+            gaps[-1] = Gap(gaps[-1].first, gap.end, gaps[-1].number)
             return
         insort(gaps, gap)
         self._runs += 1
@@ -51,7 +51,7 @@ class Absents:
             self._forget_one()
 
     def claim(self, source: Source, first: int, end: int) -> list[Gap]:
-        """The offsets of those of these batches that were missed; they no longer are."""
+        """Where those of these batches stand that were missed; they no longer are."""
         gaps = self._gaps.get(source)
         if gaps is None or gaps[-1].end <= first:
             return []
@@ -91,9 +91,9 @@ def _end(gap: Gap) -> int:
     return gap.end
 
 
-def _next_offset(gap: Gap) -> int:
-    return gap.offset + gap.end - gap.first
+def _next_number(gap: Gap) -> int:
+    return gap.number + gap.end - gap.first
 
 
 def _part(gap: Gap, first: int, end: int) -> Gap:
-    return Gap(first, end, gap.offset + first - gap.first)
+    return Gap(first, end, gap.number + first - gap.first)

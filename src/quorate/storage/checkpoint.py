@@ -9,26 +9,19 @@ quorum signed, for those who need it; it proves itself, however old it is.
 
 import re
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from quorate.protocol.ordering.records import Certified, Snapshot
 from quorate.storage.absents import Gap
-from quorate.storage.errors import StorageError
-from quorate.storage.files import read_checked, replace_file
+from quorate.storage.formats import Format
 from quorate.storage.groups import GroupState
 from quorate.storage.index import IndexState
 from quorate.storage.pending import Run, Source
 from quorate.storage.usage import SegmentUse
 
-# Of the index files: since version 2 a run has its leaf.
-FORMAT_VERSION = 2
-
 _SNAPSHOT = re.compile(r"snapshot-(\d+)")
 _CHECKPOINT = "checkpoint"
-
-_Content = TypeVar("_Content", bound=msgspec.Struct)
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -41,7 +34,6 @@ class Checkpoint(msgspec.Struct, frozen=True):
     pending: list[tuple[Source, Run]] = []
     absents: list[tuple[Source, Gap]] = []
     segments: list[SegmentUse] = []
-    version: int = 1
 
 
 class SavedSnapshot(msgspec.Struct, frozen=True):
@@ -51,39 +43,37 @@ class SavedSnapshot(msgspec.Struct, frozen=True):
     replay: int
 
 
+# Of the index and tree files as well: since version 2 a run has its leaf, and since version 3 there
+# are offsets of events.
+CHECKPOINTS = Format("checkpoint", {3: msgspec.msgpack.Decoder(Checkpoint).decode})
+SNAPSHOTS = Format("snapshot", {1: msgspec.msgpack.Decoder(SavedSnapshot).decode})
+CERTIFIED = Format("certified", {1: msgspec.msgpack.Decoder(Certified).decode})
+
+
 def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    replace_file(directory / _CHECKPOINT, msgspec.msgpack.encode(checkpoint))
+    CHECKPOINTS.save(directory / _CHECKPOINT, checkpoint)
 
 
 def load_checkpoint(directory: Path) -> Checkpoint | None:
-    return _load(directory / _CHECKPOINT, Checkpoint)
+    return CHECKPOINTS.load(directory / _CHECKPOINT)
 
 
 def save_snapshot(directory: Path, saved: SavedSnapshot) -> None:
-    name = f"snapshot-{saved.snapshot.group}"
-    replace_file(directory / name, msgspec.msgpack.encode(saved))
+    SNAPSHOTS.save(directory / f"snapshot-{saved.snapshot.group}", saved)
 
 
 def load_snapshots(directory: Path) -> dict[int, SavedSnapshot]:
     """The newest snapshot of each group that has one."""
     found: dict[int, SavedSnapshot] = {}
     for path in sorted(directory.iterdir()):
-        if _SNAPSHOT.fullmatch(path.name) and (saved := _load(path, SavedSnapshot)):
+        if _SNAPSHOT.fullmatch(path.name) and (saved := SNAPSHOTS.load(path)):
             found[saved.snapshot.group] = saved
     return found
 
 
 def save_certified(directory: Path, certified: Certified) -> None:
-    replace_file(directory / f"certified-{certified.group}", msgspec.msgpack.encode(certified))
+    CERTIFIED.save(directory / f"certified-{certified.group}", certified)
 
 
 def load_certified(directory: Path, group: int) -> Certified | None:
-    return _load(directory / f"certified-{group}", Certified)
-
-
-def _load(path: Path, kind: type[_Content]) -> _Content | None:
-    data = read_checked(path)
-    try:
-        return None if data is None else msgspec.msgpack.decode(data, type=kind)
-    except msgspec.DecodeError as error:
-        raise StorageError(f"{path} is not one that this version can read: {error}") from error
+    return CERTIFIED.load(directory / f"certified-{group}")

@@ -2,9 +2,9 @@
 
 A segment goes when nothing in it is needed: no payload that an index or a pending run points to,
 no slot that must be served, nothing that starting replays. One that holds little is emptied
-first: what is live in it is copied to the end of the journal. Copies carry the offset (`Moved`)
-or the sequence number (`Held`) with them, so that a replay finds them as it finds everything
-else. Until they are synced, the old segment stays.
+first: what is live in it is copied to the end of the journal. Copies carry the number in the
+partition (`Moved`) or in the line (`Held`) with them, so that a replay finds them as it finds
+everything else. Until they are synced, the old segment stays.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -31,7 +31,8 @@ class Cleaned(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A live payload in a segment that shall go; `number` is an offset or a sequence number."""
+    """A live payload in a segment that shall go; `number` is that in the partition or a
+    sequence number."""
 
     number: int
     position: int
@@ -108,9 +109,9 @@ class Cleaner:
         ]
 
     def _indexed_in(self, doomed: Collection[int], index: Index) -> Iterator[list[_Found]]:
-        for offset in range(index.start, index.end, _SCAN_ENTRIES):
-            places = index.places(offset, min(_SCAN_ENTRIES, index.end - offset))
-            if found := self._within(doomed, offset, places):
+        for number in range(index.start, index.end, _SCAN_ENTRIES):
+            places = index.places(number, min(_SCAN_ENTRIES, index.end - number))
+            if found := self._within(doomed, number, places):
                 yield found
 
     def _within(self, doomed: Collection[int], first: int, places: bytes) -> list[_Found]:

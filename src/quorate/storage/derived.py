@@ -16,7 +16,7 @@ from quorate.core.ordering import Partition
 from quorate.protocol.ordering.log import LogState
 from quorate.protocol.ordering.records import Decided, Dropped, Installed, Placed, Voted
 from quorate.storage.absents import Absents, Gap
-from quorate.storage.checkpoint import FORMAT_VERSION, Checkpoint
+from quorate.storage.checkpoint import Checkpoint
 from quorate.storage.columns import Column
 from quorate.storage.files import Files, sync_directory
 from quorate.storage.groups import Group, GroupState
@@ -27,6 +27,7 @@ from quorate.storage.places import (
     ABSENT,
     PLACE_BYTES,
     absent_runs,
+    events_of,
     is_absent,
     pack_run,
     present,
@@ -126,20 +127,23 @@ class Derived:
         elif isinstance(head, Installed):
             self._apply_installed(head)
 
-    def trim(self, index: Index, offset: int) -> None:
-        offset = min(offset, index.end)
-        while index.start < offset:
-            count = min(offset - index.start, self._chunk_entries)
+    def trim(self, index: Index, number: int) -> None:
+        """Give up what stands before this batch."""
+        while index.start < number:
+            count = min(number - index.start, self._chunk_entries)
             places = index.places(index.start, count)
             self.usage.remove(present(places))
             index.trim(index.start + count, places)
 
     def absent(self) -> list[tuple[Partition, int, int]]:
-        """Offsets, and how many from each on, whose payloads are not here."""
-        return [
-            (Partition(source[1], source[2]), gap.offset, gap.end - gap.first)
-            for source, gap in self._absents
-        ]
+        """Offsets, and how many batches from each on, whose payloads are not here."""
+        found: list[tuple[Partition, int, int]] = []
+        for source, gap in self._absents:
+            index = self.indexes[source[1:]]
+            trimmed = max(0, index.start - gap.number)
+            if (count := gap.end - gap.first - trimmed) > 0:
+                found.append((index.partition, index.offset_of(gap.number + trimmed), count))
+        return found
 
     def forget(self, source: Source, before: int) -> None:
         """Give up pending payloads before this sequence number."""
@@ -164,7 +168,6 @@ class Derived:
             list(self.pending),
             list(self._absents),
             self.usage.uses,
-            FORMAT_VERSION,
         )
 
     def saved(self) -> None:
@@ -186,7 +189,7 @@ class Derived:
         for gap in self._absents.claim(source, first, first + len(head.lengths)):
             self._hold(source, at, _part(places, at - first, gap.first - first))
             late = _part(places, gap.first - first, gap.end - first)
-            self._move(Partition(head.topic, head.partition), gap.offset, late)
+            self._move(Partition(head.topic, head.partition), gap.number, late)
             at = gap.end
         self._hold(source, at, places[(at - first) * PLACE_BYTES :])
 
@@ -200,12 +203,15 @@ class Derived:
             places = take(source, placed.first, placed.count)
             if placed.lacking:
                 places = self._without(places, placed.lacking)
-            for low, high in absent_runs(places):
-                gap = Gap(placed.first + low, placed.first + high, placed.offset + low)
-                self._absents.add(source, gap)
             news.setdefault(target, []).append((placed, places))
         for target, batches in news.items():
             index = self.indexes.get(target) or self._add_index(IndexState(*target))
+            number = index.end
+            for placed, places in batches:
+                for low, high in absent_runs(places):
+                    gap = Gap(placed.first + low, placed.first + high, number + low)
+                    self._absents.add((placed.publisher, *target), gap)
+                number += len(places) // PLACE_BYTES
             index.append(head.time_us, batches)
         leaves = b"".join([placed.leaves for placed in head.placed])
         self.group(head.group).decide(head.slot, position, leaves)
@@ -214,7 +220,7 @@ class Derived:
     def _apply_moved(self, head: MovedHead, position: int) -> None:
         self.usage.add(position, sum(head.lengths))
         places = pack_run(position, head.lengths)
-        self._move(Partition(head.topic, head.partition), head.offset, places)
+        self._move(Partition(head.topic, head.partition), head.number, places)
 
     def _apply_installed(self, head: Installed) -> None:
         """Start over with this state: nothing that the group had leads there."""
@@ -227,8 +233,8 @@ class Derived:
             self._retire(index.columns)
             self.trim(index, index.end)
             self._absents.forget(*partition)
-            index = self._add_index(index.state_behind(now.end))
-            if now.end:
+            index = self._add_index(index.state_behind(now.batches, now.end))
+            if now.batches:
                 index.begin_with(now.chain)
 
     def _retire(self, columns: Iterable[Column]) -> None:
@@ -249,13 +255,13 @@ class Derived:
         if places and (replaced := self.pending.hold(source, first, places)):
             self.usage.remove(present(replaced))
 
-    def _move(self, partition: Partition, offset: int, places: bytes) -> None:
-        """Payloads that have their offsets stand here now, unless they were trimmed meanwhile."""
+    def _move(self, partition: Partition, number: int, places: bytes) -> None:
+        """Payloads that have their place stand here now, unless they were trimmed meanwhile."""
         index = self.indexes[partition]
-        trimmed = max(0, min(index.start - offset, len(places) // PLACE_BYTES))
+        trimmed = max(0, min(index.start - number, len(places) // PLACE_BYTES))
         self.usage.remove(present(_part(places, 0, trimmed)))
         kept = places[trimmed * PLACE_BYTES :]
-        self.usage.remove(present(index.move(offset + trimmed, kept)))
+        self.usage.remove(present(index.move(number + trimmed, kept)))
         self.patches += len(kept) // PLACE_BYTES
 
     def _refuse_placed(
@@ -263,17 +269,17 @@ class Derived:
     ) -> int:
         """Says which leaf is next."""
         for placed in batches:
-            target, count = (placed.topic, placed.partition), placed.count
+            target = (placed.topic, placed.partition)
             end = ends.get(target)
             if end is None:
                 index = self.indexes.get(target)
-                end = 0 if index is None else index.end
+                end = 0 if index is None else index.end_offset
             if placed.offset != end:
                 raise _gap("offset", placed.offset, end)
             if placed.leaf != leaf:
                 raise _gap("leaf", placed.leaf, leaf)
-            ends[target] = end + count
-            leaf += count
+            ends[target] = end + sum(events_of(placed.descriptors))
+            leaf += placed.count
         return leaf
 
     def _restore(self, checkpoint: Checkpoint) -> None:

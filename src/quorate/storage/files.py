@@ -58,11 +58,12 @@ class Files:
 
     def write(self, path: str, data: bytes | memoryview, at: int) -> None:
         """Write all of it, in a file that is made if need be."""
-        descriptor, view = self.descriptor(path, create=True), memoryview(data)
+        descriptor, done = self.descriptor(path, create=True), 0
         try:
-            while view:
-                written = os.pwrite(descriptor, view, at)
-                view, at = view[written:], at + written
+            while done < len(data):
+                # Released even if it fails: one may try again while the error is at hand.
+                with memoryview(data)[done:] as rest:
+                    done += os.pwrite(descriptor, rest, at + done)
         except OSError as error:
             raise explained(error, path, "written") from error
 

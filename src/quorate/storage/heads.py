@@ -2,7 +2,7 @@
 
 Payloads are not part of the head, so that each has a position of its own and can be read without
 anything around it. Two kinds of records are the journal's own: `Moved`, payloads of batches that
-have their offsets already, copied out of an old segment that shall go; and `Synced`.
+have their place already, copied out of an old segment that shall go; and `Synced`.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,18 @@ import msgspec
 from quorate.core.ids import NodeId, TopicId
 from quorate.core.ids import Sequence as SequenceNumber
 from quorate.protocol.ordering.records import Decided, Dropped, Held, Installed, Voted
-from quorate.storage.errors import StorageError
+from quorate.storage.formats import Format
 
 
 class Moved(msgspec.Struct, frozen=True, gc=False):
-    """Payloads of consecutive offsets, which from now on are read from here."""
+    """Payloads of consecutive batches of a partition, which from now on are read from here.
+
+    `number` says which batch of the partition the first one is.
+    """
 
     topic: TopicId
     partition: int
-    offset: int
+    number: int
     payloads: list[bytes]
 
 
@@ -46,7 +49,7 @@ class HeldHead(msgspec.Struct, frozen=True, gc=False, tag="held"):
 class MovedHead(msgspec.Struct, frozen=True, gc=False, tag="moved"):
     topic: TopicId
     partition: int
-    offset: int
+    number: int
     lengths: list[int]
 
 
@@ -54,17 +57,10 @@ Entry: TypeAlias = Held | Dropped | Moved | Voted | Decided | Installed
 Head: TypeAlias = HeldHead | Dropped | MovedHead | Voted | Decided | Installed | Synced
 
 _decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
+decode_head = _decoder.decode
+# Of a segment of the journal: what reads the heads in it. The rest is the same in every version.
+SEGMENTS: Format[Head] = Format("journal", {1: decode_head})
 encode_head = msgspec.msgpack.Encoder().encode
-
-
-def decode_head(data: bytes | memoryview) -> Head:
-    """The head of a frame whose checksum is right."""
-    try:
-        return _decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise StorageError(
-            f"the journal has a record that this version cannot read: {error}"
-        ) from error
 
 
 def split(entry: Entry) -> tuple[Head, Sequence[bytes]]:
@@ -75,5 +71,5 @@ def split(entry: Entry) -> tuple[Head, Sequence[bytes]]:
         return head, entry.payloads
     if isinstance(entry, Moved):
         lengths = list(map(len, entry.payloads))
-        return MovedHead(entry.topic, entry.partition, entry.offset, lengths), entry.payloads
+        return MovedHead(entry.topic, entry.partition, entry.number, lengths), entry.payloads
     return entry, ()

@@ -23,7 +23,7 @@ from threading import Lock, Thread
 from quorate.storage.errors import DiskFullError, StorageError, explained
 from quorate.storage.files import Files, sync_directory, sync_file, uncache
 from quorate.storage.frames import PREFIX_BYTES, encode_frame, frames_in
-from quorate.storage.heads import Entry, Synced, decode_head, encode_head, split
+from quorate.storage.heads import Entry, Synced, encode_head, split
 from quorate.storage.segments import Frame, Segments
 from quorate.storage.witness import load_witness, new_mark, save_witness
 
@@ -88,7 +88,7 @@ class Journal:
         self._refuse_if_failed()
         if self._torn:
             self._cut_back()
-        if self._size >= self._segment_bytes:
+        if self._size >= self._segment_bytes or not self.segments.is_present(self._first):
             self._roll()
         frames: list[Frame] = []
         noted, at = self._synced, self.end
@@ -217,7 +217,7 @@ class Journal:
             raise StorageError(self._failed) from error
 
     def _create(self, first: int) -> int:
-        path = self.segments.path(first)
+        path = self.segments.new_path(first)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC, 0o600)
         except OSError as error:
@@ -235,18 +235,20 @@ class Journal:
         data, end = self.segments.content(last), 0
         for bounds in frames_in(data):
             end = bounds.end
-        if end < len(data) and last + end < max(synced, self._synced_behind(data[end:])):
+        if end < len(data) and last + end < max(synced, self._synced_behind(last, data[end:])):
             raise self.segments.damage(last, end)
         return end
 
-    def _synced_behind(self, data: memoryview) -> int:
+    def _synced_behind(self, last: int, data: memoryview) -> int:
         """Up to where records say that the journal was synced, wherever they stand in this."""
         content, synced = data.tobytes(), 0
         before = PREFIX_BYTES + encode_head(Synced(self._mark, 0)).index(self._mark)
         at = content.find(self._mark)
         while at >= 0:
             bounds = next(frames_in(data, at - before), None) if at >= before else None
-            head = None if bounds is None else decode_head(data[bounds.head : bounds.payloads])
+            head = None
+            if bounds is not None:
+                head = self.segments.head(last, data[bounds.head : bounds.payloads])
             if isinstance(head, Synced):
                 synced = max(synced, head.position)
             at = content.find(self._mark, at + 1)

@@ -12,7 +12,11 @@ from itertools import accumulate
 from struct import Struct
 from typing import TypeAlias
 
+from quorate.core.header import DESCRIPTOR_BYTES
+
 PLACE_BYTES = 16
+# Which of the 32-bit words of descriptors that are laid end to end say how many events there are.
+_EVENTS = slice(1, None, DESCRIPTOR_BYTES // 4)
 NOWHERE = 2**64 - 1
 _PLACE = Struct("<QQ")
 ABSENT = _PLACE.pack(NOWHERE, 0)
@@ -31,14 +35,19 @@ def pack_run(position: int, lengths: Sequence[int]) -> bytes:
     both = array("Q", bytes(PLACE_BYTES * len(lengths)))
     both[0::2] = array("Q", list(accumulate(lengths, initial=position))[:-1])
     both[1::2] = array("Q", lengths)
-    return _little_endian(both).tobytes()
+    return little_endian(both).tobytes()
 
 
 def unpack(places: bytes) -> tuple[Numbers, Numbers]:
     """Positions and lengths."""
     both = array("Q", places)
-    _little_endian(both)
+    little_endian(both)
     return both[0::2], both[1::2]
+
+
+def events_of(descriptors: bytes) -> Numbers:
+    """How many events each of these batches has, by their descriptors."""
+    return little_endian(array("I", descriptors)[_EVENTS])
 
 
 def present(places: bytes) -> Iterable[tuple[int, int]]:
@@ -83,7 +92,7 @@ def absent_runs(places: bytes) -> list[tuple[int, int]]:
     return runs
 
 
-def _little_endian(numbers: Numbers) -> Numbers:
+def little_endian(numbers: Numbers) -> Numbers:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

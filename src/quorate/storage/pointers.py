@@ -15,7 +15,7 @@ import msgspec
 
 from quorate.core.ids import Digest, TopicId
 from quorate.storage.errors import StorageError
-from quorate.storage.files import read_checked, replace_file
+from quorate.storage.formats import Format
 
 _MARK_BYTES = 16
 _NAME = "outside"
@@ -35,6 +35,10 @@ class Pointer(NamedTuple):
 class _Saved(msgspec.Struct, frozen=True):
     mark: bytes
     names: dict[TopicId, str]
+
+
+# Of the pointers in the journal as well.
+POINTERS = Format("outside", {1: msgspec.msgpack.Decoder(_Saved).decode})
 
 
 class Pointers:
@@ -71,15 +75,11 @@ class Pointers:
         return Pointer(*_POINTER.unpack(payload)[1:])
 
     def _save(self) -> None:
-        replace_file(self._path, msgspec.msgpack.encode(_Saved(self._mark, self.names)))
+        POINTERS.save(self._path, _Saved(self._mark, self.names))
 
 
 def _load(path: Path) -> _Saved | None:
-    data = read_checked(path)
-    try:
-        saved = None if data is None else msgspec.msgpack.decode(data, type=_Saved)
-    except msgspec.DecodeError as error:
-        raise StorageError(f"{path} is not one that this version can read: {error}") from error
+    saved = POINTERS.load(path)
     if saved is not None and len(saved.mark) != _MARK_BYTES:
         raise StorageError(f"{path} is not one that this version can read: it has a wrong mark")
     return saved

@@ -17,63 +17,75 @@ _STRETCH_BYTES_MAX = 512 * 1024
 _PLACES_READ_MIN, _PLACES_READ = 16, 1024
 
 
-def payloads_from(segments: Segments, index: Index, offset: int, bytes_max: int) -> list[bytes]:
+def payloads_from(segments: Segments, index: Index, number: int, bytes_max: int) -> list[bytes]:
     """At least one payload if it is here, and as many as fit into so many bytes."""
     payloads: list[bytes] = []
-    while offset < index.end:
-        count = min(_likely_count(index, bytes_max), index.end - offset)
-        positions, lengths = index.located(offset, count)
+    while number < index.end:
+        count = min(_likely_count(index, bytes_max), index.end - number)
+        positions, lengths = index.located(number, count)
         here = positions.index(NOWHERE) if NOWHERE in positions else count
         fitting = bisect_right(list(accumulate(lengths[:here])), bytes_max)
         taken = min(here, max(fitting, 0 if payloads else 1))
         payloads += gather(segments, positions[:taken], lengths[:taken])
         if taken < count:
             break
-        offset, bytes_max = offset + taken, bytes_max - sum(lengths)
+        number, bytes_max = number + taken, bytes_max - sum(lengths)
     return payloads
 
 
-def stretches(index: Index, offset: int, payloads: list[bytes]) -> list[Stretch]:
-    """The payloads from this offset on, run by run."""
+def stretches(index: Index, number: int, payloads: list[bytes]) -> list[Stretch]:
+    """The payloads from this batch on, run by run."""
     found: list[Stretch] = []
     if not payloads:
         return found
-    end = offset + len(payloads)
-    chains = index.chains(offset, len(payloads) + 1)
-    for (start, first, publisher, time_us, _), run_end in _bounded(index.runs_from(offset), end):
-        at = max(start, offset)
-        low, high = at - offset, run_end - offset
+    end, offset = number + len(payloads), index.offset_of(number)
+    chains = index.chains(number, len(payloads) + 1)
+    for run, run_end in _bounded(index.runs_from(number), end):
+        start, first, publisher, time_us, _, start_offset = run
+        at = max(start, number)
+        low, high = at - number, run_end - number
         before = chains[low * DIGEST_BYTES : (low + 1) * DIGEST_BYTES]
         after = chains[(low + 1) * DIGEST_BYTES : (high + 1) * DIGEST_BYTES]
-        sequence = first + at - start
-        found.append(Stretch(publisher, at, sequence, time_us, before, after, payloads[low:high]))
+        found.append(
+            Stretch(
+                publisher, max(start_offset, offset), first + at - start, time_us, before, after,
+                payloads[low:high],
+            )
+        )  # fmt: skip
+    # Whoever reads on begins there.
+    index.offset_of(end)
     return found
 
 
-def spots(index: Index, offset: int, end: int) -> list[tuple[int, Spot]]:
+def spots(index: Index, number: int, end: int) -> list[tuple[int, Spot]]:
     """Whose batches stand there, run by run: how many, and the spot of the first of them."""
     found: list[tuple[int, Spot]] = []
-    for (start, first, publisher, time_us, leaf), run_end in _bounded(index.runs_from(offset), end):
-        at = max(start, offset)
-        spot = Spot(publisher, first + at - start, time_us, leaf + at - start)
+    offset, ends = index.offset_of(number), index.ends(number, end - number)
+    for run, run_end in _bounded(index.runs_from(number), end):
+        start, first, publisher, time_us, leaf, start_offset = run
+        at = max(start, number)
+        spot = Spot(
+            publisher, first + at - start, time_us, leaf + at - start, max(start_offset, offset),
+            ends[at - number],
+        )  # fmt: skip
         found.append((run_end - at, spot))
     return found
 
 
 def surplus_end(index: Index, bytes_max: int, absent_bytes: int = 0) -> int:
-    """Up to where payloads must go if no more than so many bytes shall stay.
+    """Up to which batch payloads must go if no more than so many bytes shall stay.
 
     Those that are not here count for so many bytes each.
     """
     held = index.bytes_held + index.absent * absent_bytes
-    offset, excess = index.start, held - bytes_max
-    while excess > 0 and offset < index.end:
-        places = index.located(offset, min(_PLACES_READ, index.end - offset))
+    number, excess = index.start, held - bytes_max
+    while excess > 0 and number < index.end:
+        places = index.located(number, min(_PLACES_READ, index.end - number))
         for position, length in zip(*places, strict=True):
             if excess > 0:
-                offset += 1
+                number += 1
                 excess -= absent_bytes if position == NOWHERE else length
-    return offset
+    return number
 
 
 def gather(segments: Segments, positions: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
@@ -112,7 +124,7 @@ def _stretches(
 
 
 def _bounded(runs: Iterator[Run], end: int) -> Iterator[tuple[Run, int]]:
-    """The runs before this offset, and their ends: each ends where the next one begins."""
+    """The runs before this batch, and their ends: each ends where the next one begins."""
     last = next(runs)
     for run in runs:
         if run[0] >= end:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from quorate.storage.errors import StorageError, explained
 from quorate.storage.files import Files, sync_directory
 from quorate.storage.frames import PREFIX_BYTES, frame_bytes, frames_in
-from quorate.storage.heads import Head, decode_head
+from quorate.storage.heads import SEGMENTS, Head
 
-_NAME = re.compile(r"journal-(\d{20})\.log")
+# Where it begins, and its version, which those of before there were versions have not.
+_NAME = re.compile(r"journal-(\d{20})(?:\.v(\d+))?\.log")
 # A frame is read with one call if it is not longer than this.
 _GUESS_BYTES = 16 * 1024
 
@@ -36,7 +37,12 @@ class Segments:
     def __init__(self, directory: Path, files: Files) -> None:
         self.directory = directory
         self._files = files
-        self._sizes = dict(sorted(_found(directory)))
+        self._sizes: dict[int, int] = {}
+        self._versions: dict[int, int] = {}
+        for first, version, size in sorted(_found(directory)):
+            self._sizes[first], self._versions[first] = size, version
+            if size:
+                SEGMENTS.reader(version, self.path(first))
         self._firsts = list(self._sizes)
         for first, following in zip(self._firsts, self._firsts[1:], strict=False):
             if first + self._sizes[first] > following:
@@ -55,7 +61,19 @@ class Segments:
         return self._firsts[-1] if self._firsts else None
 
     def path(self, first: int) -> str:
-        return f"{self.directory}/journal-{first:020d}.log"
+        return self._path(first, self._versions.get(first, SEGMENTS.version))
+
+    def new_path(self, first: int) -> str:
+        """Of a segment that is to begin here."""
+        return self._path(first, SEGMENTS.version)
+
+    def _path(self, first: int, version: int) -> str:
+        suffix = f".v{version}" if version else ""
+        return f"{self.directory}/journal-{first:020d}{suffix}.log"
+
+    def is_present(self, first: int) -> bool:
+        """Whether this segment is of the version that is written."""
+        return self._versions[first] == SEGMENTS.version
 
     def size(self, first: int) -> int:
         return self._sizes[first]
@@ -65,13 +83,14 @@ class Segments:
 
     def add(self, first: int) -> None:
         """A new segment, behind all others."""
-        self._firsts.append(first)
-        self._sizes[first] = 0
+        if first not in self._sizes:
+            self._firsts.append(first)
+        self._sizes[first], self._versions[first] = 0, SEGMENTS.version
 
     def remove(self, first: int) -> None:
         self._files.remove(self.path(first))
         sync_directory(self.directory)
-        del self._sizes[first]
+        del self._sizes[first], self._versions[first]
         self._firsts.remove(first)
 
     def containing(self, position: int) -> int:
@@ -98,15 +117,19 @@ class Segments:
             data = self.read(position, length)
         view = memoryview(data)[:length]
         for bounds in frames_in(view):
-            head = decode_head(view[bounds.head : bounds.payloads])
+            head = self.head(first, view[bounds.head : bounds.payloads])
             return Frame(position, position + bounds.payloads, position + bounds.end, head)
         raise self.damage(first, position - first)
+
+    def head(self, first: int, data: memoryview) -> Head:
+        """The head of a frame in this segment whose checksum is right."""
+        return SEGMENTS.decode(data, self._versions[first], self.path(first))
 
     def frames(self, first: int, at: int = 0) -> Iterator[Frame]:
         """Every record of a segment from this byte on; an error where one does not check."""
         data = self.content(first)
         for start, head, payloads, end in frames_in(data, at):
-            content = decode_head(data[head:payloads])
+            content = self.head(first, data[head:payloads])
             yield Frame(first + start, first + payloads, first + end, content)
             at = end
         if at < len(data):
@@ -130,11 +153,12 @@ class Segments:
         return first
 
 
-def _found(directory: Path) -> Iterator[tuple[int, int]]:
+def _found(directory: Path) -> Iterator[tuple[int, int, int]]:
+    """Where each segment begins, its version and its size."""
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
                 if match := _NAME.fullmatch(entry.name):
-                    yield int(match[1]), entry.stat().st_size
+                    yield int(match[1]), int(match[2] or 0), entry.stat().st_size
     except OSError as error:
         raise explained(error, directory, "listed") from error

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest
@@ -34,7 +34,9 @@ from quorate.protocol.ordering.records import (
 )
 from quorate.protocol.ordering.value import CHAIN_START
 from quorate.storage.checkpoint import (
-    FORMAT_VERSION,
+    CERTIFIED,
+    CHECKPOINTS,
+    SNAPSHOTS,
     Checkpoint,
     SavedSnapshot,
     load_certified,
@@ -49,11 +51,15 @@ from quorate.storage.columns import CHUNK_ENTRIES
 from quorate.storage.derived import Derived
 from quorate.storage.errors import DiskFullError, StorageError
 from quorate.storage.files import Files, lock_directory, make_directory
-from quorate.storage.heads import Entry
+from quorate.storage.formats import Format
+from quorate.storage.heads import SEGMENTS, Entry
+from quorate.storage.index import Index
 from quorate.storage.journal import SEGMENT_BYTES, Journal
+from quorate.storage.pointers import POINTERS
 from quorate.storage.reading import payloads_from, spots, stretches, surplus_end
 from quorate.storage.recovery import Recovered, recovered_records
 from quorate.storage.reserve import RESERVE_BYTES, Reserve
+from quorate.storage.witness import WITNESSES
 
 FsyncPolicy: TypeAlias = Literal["always", "interval", "never"]
 
@@ -68,6 +74,10 @@ _GIVES_UP: Final[dict[FsyncPolicy, str]] = {
         "lost if the machine loses power, though not if only the process crashes."
     ),
 }
+# Of all that a store has on disk.
+FORMATS: Final[tuple[Format[Any], ...]] = (
+    SEGMENTS, CHECKPOINTS, SNAPSHOTS, CERTIFIED, WITNESSES, POINTERS,
+)  # fmt: skip
 # Changed index entries wait in memory for a checkpoint; so many of them bring one about.
 _PATCHES_MAX = 65_536
 
@@ -193,20 +203,20 @@ class DiskStore:
     # Reading
 
     def read(self, partition: Partition, offset: int, bytes_max: int) -> list[Stretch]:
-        """What stands there from this offset on: at least one batch if it is here, up to about so
-        many bytes. It ends before the first batch whose payload this replica does not have.
+        """What stands there, from the batch of this offset on: at least one batch if it is here, up
+        to about so many bytes. It ends before the first batch whose payload this replica lacks.
         """
-        index = self._derived.indexes.get(partition)
-        if index is None or not index.start <= offset < index.end:
+        index, number = self._found(partition, offset)
+        if index is None:
             return []
         try:
-            payloads = payloads_from(self._journal.segments, index, offset, bytes_max)
+            payloads = payloads_from(self._journal.segments, index, number, bytes_max)
         except StorageError as error:
             raise StorageError(
                 f"partition {partition.number} of topic {partition.topic} cannot be read from "
                 f"offset {offset} on: {error}"
             ) from error
-        return stretches(index, offset, payloads)
+        return stretches(index, number, payloads)
 
     def is_fetching(self, partition: Partition, offset: int) -> bool:
         """Whether the payload there is on its way from outside; here, nothing ever is."""
@@ -216,31 +226,41 @@ class DiskStore:
         """Whether the payload there is outside and may yet be had."""
         return False
 
-    def chain(self, partition: Partition, offset: int) -> Digest | None:
-        """The partition's chain before this offset, if that is still known."""
+    def chain(self, partition: Partition, offset: int) -> tuple[int, Digest] | None:
+        """Where the batch of this offset begins, and the partition's chain before it, if that is
+        still known. At the end there is a chain as well.
+        """
         index = self._derived.indexes.get(partition)
         if index is None:
-            return CHAIN_START if offset == 0 else None
-        return index.chain(offset) if index.start <= offset <= index.end else None
+            return (0, CHAIN_START) if offset == 0 else None
+        if not index.start_offset <= offset <= index.end_offset:
+            return None
+        number = index.number_of(offset)
+        return index.offset_of(number), index.chains(number, 1)
+
+    def behind(self, partition: Partition, offset: int, batches: int) -> int:
+        """The offset after so many batches from that of this offset on, or so many before it if the
+        number is negative; no further than what is kept.
+        """
+        index = self._derived.indexes.get(partition)
+        if index is None:
+            return 0
+        number = index.number_of(min(max(offset, index.start_offset), index.end_offset))
+        return index.offset_of(min(max(number + batches, index.start), index.end))
 
     def spot(self, partition: Partition, offset: int) -> Spot | None:
         """Whose batch stands there, if this offset is kept."""
-        index = self._derived.indexes.get(partition)
-        if index is None or not index.start <= offset < index.end:
-            return None
-        return index.spot(offset)
+        return next((spot for _, spot in self.runs(partition, offset, 1)), None)
 
-    def runs(self, partition: Partition, offset: int, count: int) -> list[tuple[int, Spot]]:
-        """The same of so many offsets, those that were decided together as one."""
-        index = self._derived.indexes.get(partition)
-        if index is None or not index.start <= offset < index.end:
-            return []
-        return spots(index, offset, min(offset + count, index.end))
+    def runs(self, partition: Partition, offset: int, batches: int) -> list[tuple[int, Spot]]:
+        """The same of so many batches, those that were decided together as one."""
+        index, number = self._found(partition, offset)
+        return [] if index is None else spots(index, number, min(number + batches, index.end))
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""
         index = self._derived.indexes.get(partition)
-        return (0, 0) if index is None else (index.start, index.end)
+        return (0, 0) if index is None else (index.start_offset, index.end_offset)
 
     def taken(self, partition: Partition) -> int:
         """Before this offset retention took everything, for all that this replica knows."""
@@ -253,15 +273,15 @@ class DiskStore:
         return 0 if index is None else index.offset_at(time_us)
 
     def absent(self) -> list[tuple[Partition, int, int]]:
-        """Offsets, and how many from each on, whose payloads are not here; the latest ones."""
+        """Offsets, and how many batches from each on, whose payloads are not here: the latest."""
         return self._derived.absent()
 
     def placed_at(self, group: int, partition: Partition, offset: int) -> tuple[int, Placed] | None:
         """When this offset was decided, and what was put there together, if it is still known."""
-        index = self._derived.indexes.get(partition)
-        if index is None or not index.start <= offset < index.end:
+        spot = self.spot(partition, offset)
+        if spot is None:
             return None
-        time_us = index.spot(offset).time_us
+        time_us = spot.time_us
         # Several slots may have one time.
         for slot in range(self.slot_at(group, time_us), self.slots(group)[1]):
             (decided,) = self.decided(group, slot, 0)
@@ -269,7 +289,7 @@ class DiskStore:
                 break
             for placed in decided.placed:
                 target = (placed.topic, placed.partition)
-                if target == partition and 0 <= offset - placed.offset < placed.count:
+                if target == partition and placed.offset <= offset < placed.end:
                     return time_us, placed
         return None
 
@@ -307,10 +327,10 @@ class DiskStore:
     # Retention
 
     def trim(self, partition: Partition, offset: int) -> None:
-        """Drop everything below this offset."""
+        """Drop every batch that ends at this offset or before it."""
         index = self._derived.indexes.get(partition)
-        if index is not None:
-            self._derived.trim(index, offset)
+        if index is not None and offset > index.start_offset:
+            self._derived.trim(index, index.number_of(min(offset, index.end_offset)))
 
     def first_time_us(self, partition: Partition) -> int | None:
         """When the first batch that is kept of a partition was decided, if there is one."""
@@ -349,7 +369,9 @@ class DiskStore:
         A batch whose payload is not here counts for so many.
         """
         index = self._derived.indexes.get(partition)
-        return 0 if index is None else surplus_end(index, bytes_max, absent_bytes)
+        if index is None:
+            return 0
+        return index.offset_of(surplus_end(index, bytes_max, absent_bytes))
 
     def clean(self, *, segments_max: int = 4) -> Cleaned:
         """Delete segments that nothing needs, and empty up to so many that hold little."""
@@ -373,6 +395,13 @@ class DiskStore:
         with suppress(DiskFullError):
             self._reserve.fill()
         return Cleaned(deleted, copied)
+
+    def _found(self, partition: Partition, offset: int) -> tuple[Index, int] | tuple[None, int]:
+        """The batch that has this offset, by its number in the index, if it is kept."""
+        index = self._derived.indexes.get(partition)
+        if index is None or not index.start_offset <= offset < index.end_offset:
+            return None, 0
+        return index, index.number_of(offset)
 
     def _append(self, entries: Sequence[Entry]) -> None:
         if entries:
@@ -425,13 +454,7 @@ class DiskStore:
 
 
 def _checkpoint(directory: Path, chunk_entries: int) -> Checkpoint:
-    checkpoint = load_checkpoint(directory) or Checkpoint(0, chunk_entries, version=FORMAT_VERSION)
-    if checkpoint.version != FORMAT_VERSION:
-        raise StorageError(
-            f"{directory} has index files of version {checkpoint.version}, and this program reads "
-            f"version {FORMAT_VERSION}: with an empty disk, the replica takes what it had from the "
-            "others"
-        )
+    checkpoint = load_checkpoint(directory) or Checkpoint(0, chunk_entries)
     if checkpoint.chunk_entries != chunk_entries:
         raise StorageError(
             f"{directory} has index chunks of {checkpoint.chunk_entries} entries, "

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from quorate.storage.errors import StorageError
-from quorate.storage.files import read_checked, replace_file
+from quorate.storage.formats import Format
 
 _MARK_BYTES = 16
 _NAME = "witness"
@@ -22,18 +21,15 @@ class Witness(msgspec.Struct, frozen=True):
     last: int
 
 
+WITNESSES = Format("witness", {1: msgspec.msgpack.Decoder(Witness).decode})
+
+
 def load_witness(directory: Path) -> Witness | None:
-    data = read_checked(directory / _NAME)
-    try:
-        return None if data is None else msgspec.msgpack.decode(data, type=Witness)
-    except msgspec.DecodeError as error:
-        raise StorageError(
-            f"{directory / _NAME} is not one that this version can read: {error}"
-        ) from error
+    return WITNESSES.load(directory / _NAME)
 
 
 def save_witness(directory: Path, mark: bytes, last: int) -> None:
-    replace_file(directory / _NAME, msgspec.msgpack.encode(Witness(mark, last)))
+    WITNESSES.save(directory / _NAME, Witness(mark, last))
 
 
 def new_mark() -> bytes:

@@ -60,7 +60,7 @@ class Validation:
 
     @staticmethod
     def of(cluster: Cluster, topics: Iterable[Topic]) -> "Validation":
-        return Validation(cluster.name, topics, _keys(cluster))
+        return Validation(cluster.full_name, topics, _keys(cluster))
 
     def adopt(self, cluster: Cluster, topics: Iterable[Topic]) -> None:
         """These are the clients and topics from now on."""
