@@ -31,7 +31,7 @@ def prove(
     topic: Annotated[str, typer.Argument(help="A validated topic.")],
     partition: Annotated[int, typer.Argument(min=0, help="Of that topic.")],
     offset: Annotated[
-        int, typer.Argument(min=0, help="Of a batch, as receipts and records have it.")
+        int, typer.Argument(min=0, help="Of an event, as receipts and records have it.")
     ],
     event: Annotated[
         int | None,

@@ -9,8 +9,8 @@ its size.
 A producer pushes back: `send` and `submit` wait while as much is in flight as the contract's
 queues allow, so a slow topic slows its producers and fills no memory.
 
-On a validated topic a producer signs its batches, unless `update_topology` says otherwise: then
-they go to the topic's companion (`modes.py`).
+On a validated topic a producer signs its batches, unless `update_topology` says otherwise
+(`modes.py`). Signed or not, they go the same way, in the order in which they were published.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ from quorate.core.errors import (
     RemoteProtocolError,
 )
 from quorate.core.event import Event
+from quorate.core.header import SALT_BYTES, header_of
 from quorate.core.ids import Lane, NodeId, TopicId, topic_id
 from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
 from quorate.core.table import from_table
 from quorate.crypto.digests import digest
-from quorate.crypto.sids import SALT_BYTES
 from quorate.protocol import machine
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Answered, Outcome
@@ -74,8 +74,8 @@ _NO_HEADERS: tuple[tuple[str, bytes], ...] = ()
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """The contract of this batch is fulfilled; `guarantee` says what that means.
 
-    On a log topic the batch stands at an offset of a partition from now on. What was published on
-    a validated topic without validation has an offset of the topic's companion.
+    On a log topic the batch stands in a partition from now on, and `offset` is that of its first
+    event, or of the one event that `send` published.
     """
 
     topic: str
@@ -90,7 +90,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 class Closed:
     """A batch that is complete and waits for its turn, or for its receipt."""
 
-    __slots__ = ("deadline", "events", "future", "payload", "urgent")
+    __slots__ = ("deadline", "events", "future", "payload", "sign", "urgent")
 
     def __init__(
         self,
@@ -99,21 +99,27 @@ class Closed:
         urgent: bool,
         future: "asyncio.Future[Receipt]",
         deadline: float,
+        sign: bool,
     ) -> None:
         self.payload = payload
         self.events = events
         self.urgent = urgent
         self.future = future
         self.deadline = deadline
+        self.sign = sign
 
 
 class Outlet:
     """The producer's side of one topic, or of one partition of a log topic."""
 
-    def __init__(self, name: str, stream: Outgoing | LineOutgoing, partition: int = 0) -> None:
+    def __init__(
+        self, name: str, stream: Outgoing | LineOutgoing, partition: int = 0, sign: bool = False
+    ) -> None:
         self.name = name
         self.stream = stream
         self.partition = partition
+        # Whether what is published from now on is signed.
+        self.sign = sign
         self.open = batch.Gathering()
         self.open_bytes = 0
         self.open_future: asyncio.Future[Receipt] | None = None
@@ -125,10 +131,6 @@ class Outlet:
         self.sent: dict[int, Closed] = {}
         self.is_full = False
         self.room = asyncio.Event()
-        # While the stream is about to be another one: how many batches still go on this one.
-        self.left: int | None = None
-        # The offset behind our last validated batch.
-        self.validated_end = 0
 
     @property
     def takes_unfilled(self) -> bool:
@@ -192,7 +194,8 @@ class Producer(Session):
         self._registering: dict[str, asyncio.Task[None]] = {}
         self._next_partition = 0
         self._modes = Modes()
-        self._changing = asyncio.Lock()
+        # Where in its batch the event stands that `submit` took last.
+        self._place = 0
         self._source = Source(
             self.node, topics_of(self.cluster), self._macs, session=1, sealer=self._make_sealer(),
             stores=stores,
@@ -221,22 +224,15 @@ class Producer(Session):
 
     async def _register(self, topic: str) -> None:
         await self._know([topic])
-        log = self._modes.log_of(self.cluster, topic)
-        await self._register_at_replicas(topic, log)
+        number = self._source.register(topic)
+        self.driver.wake()
+        await self._answer(number, topic, f"to register on '{topic}'")
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Register(topic))
             self._keep_lease(LEASE_US)
-        while log != self._modes.log_of(self.cluster, topic):
-            log = self._modes.log_of(self.cluster, topic)
-            await self._register_at_replicas(topic, log)
         # Nobody publishes before it is granted: what is refused would wait for ever.
         if topic not in self._outlets:
-            self._by_id[topic_id(log)] = self._outlets[topic] = self._make_outlets(topic, log)
-
-    async def _register_at_replicas(self, topic: str, log: str) -> None:
-        number = self._source.register(log)
-        self.driver.wake()
-        await self._answer(number, log, f"to register on '{topic}'")
+            self._by_id[topic_id(topic)] = self._outlets[topic] = self._make_outlets(topic)
 
     def _end_registering(self, topic: str, done: "asyncio.Task[None]") -> None:
         del self._registering[topic]
@@ -244,31 +240,32 @@ class Producer(Session):
             # Nobody may be waiting any more, and that is fine.
             done.exception()
 
-    def _make_outlets(self, topic: str, log: str) -> list[Outlet]:
+    def _make_outlets(self, topic: str) -> list[Outlet]:
         contract = self.cluster.topics[topic]
         if not contract.is_log:
             return [Outlet(topic, self._source.stream(topic))]
-        partitions = range(contract.partitions)
-        return [Outlet(topic, self._source.line(log, number), number) for number in partitions]
+        return [self._make_outlet(topic, number) for number in range(contract.partitions)]
+
+    def _make_outlet(self, topic: str, partition: int) -> Outlet:
+        line = self._source.line(topic, partition)
+        return Outlet(topic, line, partition, self._modes.validates(self.cluster, topic))
 
     def _use_new_partitions(self) -> None:
         """Topics that we publish on may have got more partitions."""
         for topic, outlets in self._outlets.items():
             contract = self.cluster.topics[topic]
             if contract.is_log:
-                log = self._modes.log_of(self.cluster, topic)
                 for number in range(len(outlets), contract.partitions):
-                    outlets.append(Outlet(topic, self._source.line(log, number), number))
+                    outlets.append(self._make_outlet(topic, number))
 
     async def unregister(self, topic: str) -> None:
         """Stop publishing on a topic, after what is under way has its receipts."""
         await self.flush(topic)
-        log = self._modes.log_of(self.cluster, topic)
         self._outlets.pop(topic, None)
-        self._by_id.pop(topic_id(log), None)
-        number = self._source.unregister(log)
+        self._by_id.pop(topic_id(topic), None)
+        number = self._source.unregister(topic)
         self.driver.wake()
-        await self._answer(number, log, f"to unregister from '{topic}'")
+        await self._answer(number, topic, f"to unregister from '{topic}'")
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Unregister(topic))
 
@@ -277,71 +274,16 @@ class Producer(Session):
     async def update_topology(self, topics: Collection[str]) -> None:
         """From now on these topics are validated and all others are not (Kabis 2023, 2.1.3).
 
-        What was published before is published as it was asked for then. Where a topic changes, this
-        waits for the receipts of that, and no consumer sees what comes later before it. If they
-        stay out, this raises, and the topic is as before.
+        What was published before is published as it was asked for then, and comes before.
         """
         topics = checked_names(topics)
-        async with self._changing:
-            await self._know(topics)
-            modes = Modes.of(self.cluster, topics)
-            changed = {
-                topic: modes.log_of(self.cluster, topic)
-                for topic in self._outlets
-                if modes.log_of(self.cluster, topic) != self._modes.log_of(self.cluster, topic)
-            }
-            held = [outlet for topic in changed for outlet in self._outlets[topic]]
-            for outlet in held:
+        await self._know(topics)
+        self._modes = Modes.of(self.cluster, topics)
+        for outlet in self._all_outlets():
+            sign = self._modes.validates(self.cluster, outlet.name)
+            if outlet.sign is not sign:
                 self._close_open(outlet)
-                # What comes later waits until it is clear which way it goes.
-                outlet.left = len(outlet.closed)
-            try:
-                for topic, log in changed.items():
-                    await self._end_log(topic, log)
-                self._modes = modes
-                for topic, log in changed.items():
-                    self._begin_log(topic, log)
-            finally:
-                for outlet in held:
-                    outlet.left = None
-                    if not self._closed:
-                        self._pump(outlet)
-
-    async def _end_log(self, topic: str, log: str) -> None:
-        """Wait until all that was published has its place before what comes in this log."""
-        await self._register_at_replicas(topic, log)
-        for outlet in list(self._outlets[topic]):
-            receipts = [closed.future for closed in (*outlet.sent.values(), *outlet.closed)]
-            receipts = receipts[: len(outlet.sent) + (outlet.left or 0)]
-            for receipt in receipts:
-                await await_future(receipt)
-            if outlet.sent:
-                raise QuorumError(
-                    f"a batch on '{topic}' has no receipt, and may still be delivered; the topic "
-                    f"is published on as before",
-                    self._lags(topic),
-                )
-        if log != topic:
-            ended = [outlet for outlet in self._outlets[topic] if outlet.validated_end]
-            await asyncio.gather(*(self._have_marked(log, outlet) for outlet in ended))
-
-    async def _have_marked(self, companion: str, outlet: Outlet) -> None:
-        """Wait until our last validated batch has its place in the companion."""
-        number = self._source.ask_for_marks(companion, outlet.partition, outlet.validated_end)
-        self.driver.wake()
-        try:
-            await self._answer(
-                number, companion, f"where validated batches of '{outlet.name}' stand",
-                needed=self.cluster.f + 1,
-            )  # fmt: skip
-        finally:
-            self._source.marks.take(number)
-            self._forget_answer(number)
-
-    def _begin_log(self, topic: str, log: str) -> None:
-        outlets = self._by_id[topic_id(log)] = self._outlets[topic]
-        for outlet in outlets:
-            outlet.stream = self._source.line(log, outlet.partition)
+                outlet.sign = sign
 
     async def send(
         self,
@@ -354,7 +296,7 @@ class Producer(Session):
         timestamp_us: int | None = None,
         partition: int | None = None,
     ) -> Receipt:
-        """Publish one event and wait for the receipt of its batch.
+        """Publish one event and wait for its receipt.
 
         Events with the same key go to the same partition, unless one is named.
         """
@@ -367,7 +309,11 @@ class Producer(Session):
             timestamp_us=timestamp_us,
             partition=partition,
         )
-        return await await_future(future)
+        place = self._place
+        receipt = await await_future(future)
+        if not place or receipt.offset is None:
+            return receipt
+        return msgspec.structs.replace(receipt, offset=receipt.offset + place)
 
     async def submit(
         self,
@@ -380,7 +326,10 @@ class Producer(Session):
         timestamp_us: int | None = None,
         partition: int | None = None,
     ) -> "asyncio.Future[Receipt]":
-        """Publish one event as soon as there is room, and return its receipt to come."""
+        """Publish one event as soon as there is room, and return the receipt to come of its batch.
+
+        All events of a batch share it.
+        """
         outlets = self._outlets.get(topic) or await self._registered_outlets(topic)
         is_only = len(outlets) == 1 and partition is None
         outlet = outlets[0] if is_only else self._chosen(outlets, key, partition)
@@ -390,6 +339,7 @@ class Producer(Session):
             timestamp_us = time.time_ns() // 1000
         if urgent or self._batch_events == 1:
             self._close_open(outlet)
+            self._place = 0
             payload = batch.encode_one(key, value, tuple(headers), timestamp_us, urgent)
             return self._enqueue(outlet, payload, 1, urgent)
         # From here on it is the same for every event, and written out: a call of its own for each
@@ -406,7 +356,9 @@ class Producer(Session):
         future = outlet.open_future
         if future is None:
             future = self._begin_batch(outlet)
-        if size >= self._batch_bytes or len(opened.values) >= self._batch_events:
+        events = len(opened.values)
+        self._place = events - 1
+        if size >= self._batch_bytes or events >= self._batch_events:
             self._close_open(outlet)
         return future
 
@@ -451,7 +403,7 @@ class Producer(Session):
         """Publish a batch that is encoded already."""
         outlets = self._outlets.get(topic) or await self._registered_outlets(topic)
         outlet = self._chosen(outlets, None, partition)
-        _check_signable(outlet, payload, events)
+        _check_batch(outlet, payload, events)
         if outlet.is_full:
             await self._wait_for_room(outlet)
         self._close_open(outlet)
@@ -571,11 +523,6 @@ class Producer(Session):
         if outlets is None:
             return
         outlet = outlets[recorded.line.partition]
-        if not isinstance(outlet.stream, LineOutgoing) or outlet.stream.line != recorded.line:
-            # It was published before the topic changed, and nobody waits for it any more.
-            return
-        if outlet.stream.topic.contract.validated:
-            outlet.validated_end = recorded.offset + recorded.count
         names = tuple(self.cluster.member(replica).name for replica in recorded.replicas)
         for at in range(recorded.count):
             sequence = recorded.first + at
@@ -584,7 +531,7 @@ class Producer(Session):
                 closed.future.set_result(
                     Receipt(
                         outlet.name, sequence, closed.events, names, recorded.guarantee,
-                        outlet.partition, recorded.offset + at,
+                        outlet.partition, recorded.offsets[at],
                     )
                 )  # fmt: skip
         self._pump_lines(outlet)
@@ -667,19 +614,17 @@ class Producer(Session):
         if future is None:
             future = self._loop.create_future()
         deadline = time.monotonic() + self._timeout_s
-        outlet.closed.append(Closed(payload, events, urgent, future, deadline))
+        outlet.closed.append(Closed(payload, events, urgent, future, deadline, outlet.sign))
         self._pump(outlet)
         return future
 
     def _pump(self, outlet: Outlet) -> None:
         """Hand closed batches to the machine while it has room for them."""
         waiting, stream, publish_on = outlet.closed, outlet.stream, self._source.publish_on
-        while waiting and stream.has_room and outlet.left != 0:
+        while waiting and stream.has_room:
             closed = waiting.popleft()
-            if outlet.left is not None:
-                outlet.left -= 1
             if isinstance(stream, LineOutgoing):
-                sequence = stream.add(closed.payload, closed.events)
+                sequence = stream.add(closed.payload, closed.events, sign=closed.sign)
             else:
                 sequence = publish_on(stream, closed.payload, closed.urgent, closed.events)
             outlet.sent[sequence] = closed
@@ -750,22 +695,23 @@ def partition_of(key: bytes, partitions: int) -> int:
     return int.from_bytes(digest(key)[:8], "little") % partitions
 
 
-def _check_signable(outlet: Outlet, payload: bytes, events: int) -> None:
-    """What a producer signs is a batch, of so many events as it says."""
-    stream = outlet.stream
-    if not isinstance(stream, LineOutgoing) or not stream.topic.contract.validated:
-        return
+def _check_batch(outlet: Outlet, payload: bytes, events: int) -> None:
+    """What is published is a batch that nobody signed yet, of so many events as it says."""
     try:
         # Of one with event proofs, each event is looked at.
-        is_whole = stream.topic.contract.event_proofs
-        count = batch.Batch(payload).count if is_whole else batch.count_of(payload)
+        stream = outlet.stream
+        is_whole = isinstance(stream, LineOutgoing) and stream.topic.contract.event_proofs
+        header = header_of(payload)
+        if header.is_signed:
+            raise RemoteProtocolError("it says that it is signed")
+        if is_whole:
+            batch.Batch(payload)
     except RemoteProtocolError as error:
+        raise LocalProtocolError(f"no batch to publish on '{outlet.name}': {error}") from None
+    if header.events != events:
         raise LocalProtocolError(
-            f"a payload for '{outlet.name}' that is no batch, and cannot be signed: {error}"
-        ) from None
-    if count != events:
-        raise LocalProtocolError(
-            f"a batch for '{outlet.name}' of {count} events, where {events} are said to be in it"
+            f"a batch for '{outlet.name}' of {header.events} events, where {events} are said to be "
+            f"in it"
         )
 
 

@@ -207,7 +207,7 @@ class LogKeeper:
             log = {"log": GroupKind(number).name.lower()}
             yield "log_batches", log, group.log.tree.size
             yield "log_signed_batches", log, group.cosigning.size if group.cosigning else 0
-            yield "log_missing_batches", log, group.filling.count
+            yield "log_missing_events", log, group.filling.count
             yield "log_regency", log, group.consensus.regency
         yield from self.outside.samples()
 
