@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from quorate.core.bulk import Bulk, Bulky, decode_bulk, encode_bulk, is_bulky
 from quorate.core.codec import for_link
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.core.header import HEADER_BYTES
+from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES
 from quorate.core.limits import RUN_BATCHES_MAX, SEALED_BYTES_MAX
 from quorate.core.ordering import Announce, Append, Entries
 from quorate.crypto.digests import digest
 
 D = b"d" * 32
+DESCRIPTOR = bytes(DESCRIPTOR_BYTES)
+ABC = b"abc" * 7
+SHORTEST = bytes(HEADER_BYTES)
 LARGE = bytes(5000)
 PAYLOADS = st.lists(st.binary(min_size=HEADER_BYTES, max_size=100), min_size=1, max_size=20)
 
@@ -49,8 +52,8 @@ def test_only_what_proves_its_payloads_and_is_large_travels_in_two_parts() -> No
     assert is_bulky(append(LARGE))
     assert is_bulky(entries(LARGE))
     assert not is_bulky(Append(7, 1, 3, [LARGE]))
-    assert not is_bulky(entries(b"small"))
-    assert not is_bulky(Announce(7, 1, 3, [D]))
+    assert not is_bulky(entries(ABC))
+    assert not is_bulky(Announce(7, 1, 3, [DESCRIPTOR]))
     assert isinstance(for_link(append(LARGE)), Bulk)
     assert isinstance(for_link(Append(7, 1, 3, [LARGE])), bytes)
 
@@ -70,27 +73,30 @@ def packed(*lengths: int) -> bytes:
     return Struct(f"<{len(lengths)}I").pack(*lengths)
 
 
-ONE = append(b"abc")
+ONE = append(ABC)
 REFUSED = {
     "nothing": memoryview(b""),
     "a head that is longer than all of it": memoryview(Struct("<I").pack(9) + b"x"),
     "an empty head": memoryview(Struct("<I").pack(0) + b"x"),
     "a head that is no message": memoryview(Struct("<I").pack(1) + b"\xc1"),
     "another message": memoryview(
-        Struct("<I").pack(len(msgspec.msgpack.encode(Announce(7, 1, 3, [D]))))
-        + msgspec.msgpack.encode(Announce(7, 1, 3, [D]))
+        Struct("<I").pack(len(msgspec.msgpack.encode(Announce(7, 1, 3, [DESCRIPTOR]))))
+        + msgspec.msgpack.encode(Announce(7, 1, 3, [DESCRIPTOR]))
     ),
     "a head that is nested without end": memoryview(Struct("<I").pack(100_000) + b"\x91" * 100_000),
-    "lengths twice": headed(ONE, [packed(3), packed(3)], b"abc"),
-    "no length": headed(ONE, [b""], b"abc"),
-    "half a length": headed(ONE, [b"\x03\x00"], b"abc"),
-    "too little data": headed(ONE, [packed(3)], b"ab"),
-    "too much data": headed(ONE, [packed(3)], b"abcd"),
-    "fewer digests than payloads": headed(ONE, [packed(1, 2)], b"abc"),
-    "no digests": headed(Append(7, 1, 3, [b"abc"]), [packed(3)], b"abc"),
-    "too many payloads": headed(entries(b""), [packed(*[0] * (RUN_BATCHES_MAX + 1))]),
+    "lengths twice": headed(ONE, [packed(21), packed(21)], ABC),
+    "no length": headed(ONE, [b""], ABC),
+    "half a length": headed(ONE, [b"\x03\x00"], ABC),
+    "too little data": headed(ONE, [packed(21)], ABC[1:]),
+    "too much data": headed(ONE, [packed(21)], ABC + b"d"),
+    "fewer digests than payloads": headed(ONE, [packed(16, 21)], SHORTEST + ABC),
+    "no digests": headed(Append(7, 1, 3, [ABC]), [packed(21)], ABC),
+    "too many payloads": headed(
+        entries(SHORTEST), [packed(*[16] * (RUN_BATCHES_MAX + 1))], SHORTEST * (RUN_BATCHES_MAX + 1)
+    ),
+    "a payload without a header": headed(append(ABC), [packed(15)], bytes(15)),
     "a payload over its bound": headed(
-        entries(b""), [packed(SEALED_BYTES_MAX + 1)], bytes(SEALED_BYTES_MAX + 1)
+        entries(SHORTEST), [packed(SEALED_BYTES_MAX + 1)], bytes(SEALED_BYTES_MAX + 1)
     ),
 }
 
@@ -103,7 +109,7 @@ def test_what_makes_no_sense_is_refused(body: memoryview) -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 200))
 def test_whatever_arrives_is_a_message_or_refused(noise: bytes, at: int) -> None:
-    good = bytes(wire(encode_bulk(append(b"abc", b"de"))))
+    good = bytes(wire(encode_bulk(append(ABC, SHORTEST))))
     try:
         message = decode_bulk(memoryview(good[:at] + noise + good[at + len(noise) :]))
     except RemoteProtocolError:
