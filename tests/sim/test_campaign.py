@@ -30,17 +30,17 @@ from quorate.sim.scenarios import (
 )
 from quorate.sim.stage import Stage
 from quorate.sim.trace import is_about
+from seeds import chunks
 
 REAL = tuple(name for name in LIVE_PROTOCOLS if name != "broken")
 BYZANTINE = tuple(name for name in REAL if name != "first-answer")
-SEEDS, CHUNK = 300, 50
-CHUNKS = [range(first, first + CHUNK) for first in range(0, SEEDS, CHUNK)]
+SEEDS, CHUNK = 50, 50
 ACCIDENTS = {"crash", "restart", "pause", "partition", "cut", "loss", "lost"}
 
 
 @pytest.mark.parametrize(
     ("protocol", "f", "seeds"),
-    list(product(REAL, (2, 1), CHUNKS)),
+    list(product(REAL, (2, 1), chunks(SEEDS, CHUNK))),
     ids=lambda value: f"{value.start}" if isinstance(value, range) else f"{value}",
 )
 def test_a_protocol_keeps_its_promises(protocol: str, f: int, seeds: range) -> None:

@@ -16,13 +16,13 @@ from quorate.sim.campaign import campaign, command, run_seed
 from quorate.sim.order_scenarios import draw_order
 from quorate.sim.order_stage import OrderStage
 from quorate.sim.scenarios import Setting, adversaries_of
+from seeds import chunks
 
-CHUNK = 25
-SEEDS = {("ordering", 1): 500, ("ordering", 2): 50, ("crash-ordering", 1): 500}
+ORDERED = ("ordering", "crash-ordering")
+CHUNK = 20
+SEEDS = {(protocol, f): (80, 20)[f - 1] for protocol in ORDERED for f in (1, 2)}
 CHUNKS = [
-    (protocol, f, range(first, first + CHUNK))
-    for (protocol, f), seeds in SEEDS.items()
-    for first in range(0, seeds, CHUNK)
+    (protocol, f, seeds) for (protocol, f), count in SEEDS.items() for seeds in chunks(count, CHUNK)
 ]
 ACCIDENTS = {"crash", "restart", "pause", "partition", "loss"}
 
@@ -65,15 +65,15 @@ def test_runs_fill_the_room_for_what_is_undecided_and_drop_what_waits_of_ended_s
     seen: Counter[str] = Counter()
     take, drop = Waiting.extend, Backlog.drop
 
-    def extend(waiting: Waiting, first: int, digests: list[bytes], *rest: Any) -> bool:
-        contradicts = take(waiting, first, digests, *rest)
-        is_whole = first > waiting.end or first + len(digests) <= waiting.end
+    def extend(waiting: Waiting, first: int, descriptors: list[bytes], *rest: Any) -> bool:
+        contradicts = take(waiting, first, descriptors, *rest)
+        is_whole = first > waiting.end or first + len(descriptors) <= waiting.end
         seen["left out"] += not (contradicts or is_whole)
         return contradicts
 
     def drop_and_tell(backlog: Backlog, line: Line) -> None:
         waiting = backlog.lines.get(line)
-        seen["dropped"] += waiting is not None and bool(waiting.digests)
+        seen["dropped"] += waiting is not None and bool(waiting.descriptors)
         drop(backlog, line)
 
     monkeypatch.setattr(Waiting, "extend", extend)

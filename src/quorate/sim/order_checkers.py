@@ -144,7 +144,9 @@ class LogRecord:
             self.begun.setdefault(node, {})[partition] = outcome.offset
 
     def _on_recorded(self, node: NodeId, recorded: Recorded) -> None:
-        for at in range(recorded.count):
+        # Who tells replicas another count than its own counts on from the first wrongly.
+        is_byzantine = self.conducts[node] is Conduct.BYZANTINE
+        for at in range(1 if is_byzantine else recorded.count):
             batch = LogBatch(node, recorded.line.target, recorded.first + at)
             offset = self.positions.setdefault(batch, recorded.offsets[at])
             if offset != recorded.offsets[at]:
@@ -447,9 +449,9 @@ def catching_up(record: LogRecord) -> Iterator[LogViolation]:
         for group, end in ends.items():
             furthest[group] = max(end, furthest.get(group, 0))
     for replica, ends in record.ends.items():
-        for group, last in furthest.items():
-            if ends.get(group, 0) < last:
-                sentence = f"replica {replica} came to {ends.get(group, 0)}, others to {last}"
+        for group, end in ends.items():
+            if end < furthest[group]:
+                sentence = f"replica {replica} came to {end}, others to {furthest[group]}"
                 yield LogViolation("catching up", sentence)
 
 

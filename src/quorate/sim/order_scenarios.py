@@ -331,7 +331,9 @@ class _Drawing:
                 at_us, share = self._mix.choice((0, self._moment_apart())), 0.8
             for topic in (self._topic, *self._others):
                 for number in range(topic.contract.partitions):
-                    offset = self._mix.randrange(200) if self._mix.random() < share else 0
+                    offset = 0
+                    if self._mix.random() < share:
+                        offset = self._mix.randrange(self._mix.choice((20, 60, 200)))
                     yield Beginning(reader, at_us, topic.name, number, offset, validate)
 
     def _moment_apart(self) -> int:

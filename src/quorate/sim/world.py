@@ -43,6 +43,7 @@ from quorate.sim.twins import EVERYBODY_HAS_BOTH, Side, Split
 OnOutcome: TypeAlias = Callable[[NodeId, Outcome, int], object]
 OnReport: TypeAlias = Callable[[NodeId, Report, int], object]
 
+_WORD_MAX = 2**64 - 1
 # As measured on a common SSD.
 FAST_SYNC = Constant(800)
 
@@ -326,7 +327,7 @@ class World:
                         host.now_us = now_us
                         machine.tick(now_us)
                 machine.step(sender, content)
-                seen(sender << 32 | host.node)
+                seen((sender << 32 ^ host.node) & _WORD_MAX)
                 deliveries += 1
             self._take_turns()
         finally:
@@ -381,7 +382,7 @@ class World:
 
     def _step(self, host: Host, sender: NodeId, message: Message, machine: Machine) -> None:
         machine.step(sender, message)
-        self.trace.words.append((sender << 32 ^ host.node) & (1 << 64) - 1)
+        self.trace.words.append((sender << 32 ^ host.node) & _WORD_MAX)
         self.deliveries += 1
 
     # Carrying out

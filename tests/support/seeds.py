@@ -1,0 +1,12 @@
+"""How many seeds of the simulator a test run has.
+
+`QUORATE_CAMPAIGN=20 ./quorate test tests/sim` runs twenty times as many (CONTRIBUTING.md).
+"""
+
+import os
+
+
+def chunks(seeds: int, size: int) -> list[range]:
+    """So many seeds, times `QUORATE_CAMPAIGN`, in chunks for the workers of a parallel run."""
+    end = seeds * int(os.environ.get("QUORATE_CAMPAIGN", "1"))
+    return [range(first, min(first + size, end)) for first in range(0, end, size)]
