@@ -30,7 +30,15 @@ from quorate.client.sharing import Member, Progress, refuse_without
 from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
 from quorate.core.contract import companion_name
-from quorate.core.control import CONTROL_TOPIC, LEASE_US, LEASE_US_MAX, LEASE_US_MIN
+from quorate.core.control import (
+    CONTROL_TOPIC,
+    KEEP_US,
+    KEEP_US_MAX,
+    LEASE_US,
+    LEASE_US_MAX,
+    LEASE_US_MIN,
+    full_name,
+)
 from quorate.core.errors import (
     ClosedError,
     LocalProtocolError,
@@ -46,6 +54,7 @@ from quorate.protocol.destination import Destination
 from quorate.protocol.machine import (
     Answered,
     Begun,
+    Clamped,
     Delivery,
     Entry,
     Outcome,
@@ -101,6 +110,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return bool(self.seal)
 
 
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """What a group committed of a partition: the offset to go on with, and what came with it."""
+
+    offset: int
+    epoch: int
+    metadata: str
+
+
 # Where to begin with a log topic.
 Start: TypeAlias = Literal["begin", "end"] | int | datetime
 
@@ -121,10 +138,15 @@ class Consumer(Session):
         group: str | None = None,
         auto_commit_s: float | None = AUTO_COMMIT_S,
         lease_s: float = LEASE_US / 1e6,
+        keep_s: float = KEEP_US / 1e6,
         queue_events: int = QUEUE_EVENTS,
     ) -> None:
+        """A short name means a `group` of one's own party; one of another is PARTY/NAME.
+
+        A new group keeps its offsets for `keep_s` after its last member has left.
+        """
         super().__init__(cluster, identity)
-        _check_options(queue_events, lease_s)
+        _check_options(queue_events, lease_s, keep_s)
         self._progress = Progress()
         self._lease_us = int(lease_s * 1e6)
         self._auto_commit_s = auto_commit_s
@@ -132,7 +154,8 @@ class Consumer(Session):
         self._membership: Member | None = None
         if group is not None:
             self._membership = Member(
-                group, self, self._progress, lease_us=self._lease_us,
+                full_name(self.member.party, group), self, self._progress,
+                lease_us=self._lease_us, keep_us=int(keep_s * 1e6),
                 commits_by_itself=auto_commit_s is not None,
             )  # fmt: skip
         # Subscriptions that wait until we have asked which topics there are.
@@ -417,10 +440,20 @@ class Consumer(Session):
         """The offset to go on with after what the program is through with, if it has read any."""
         return self._progress.done.get((self._log_of(topic), partition))
 
-    async def commit(self) -> None:
-        """Have the cluster remember how far this member is. All that was handed out counts."""
+    async def commit(self, *, metadata: str = "", epoch: int = -1) -> None:
+        """Have the cluster remember how far this member is. All that was handed out counts.
+
+        `metadata` (at most 4 KiB) and the `epoch` of a leader are kept with the offsets.
+        """
         self._progress.come_back()
-        await refuse_without(self._membership).commit()
+        note = (epoch, metadata) if metadata or epoch >= 0 else None
+        await refuse_without(self._membership).commit(note)
+
+    def committed(self, topic: str, partition: int) -> Committed | None:
+        """What was committed last of a partition of this member, if anything was."""
+        place = self._log_of(topic), partition
+        found = refuse_without(self._membership).committed(place)
+        return None if found is None else Committed(found[0], *found[1])
 
     async def _join(self, membership: Member) -> None:
         """Become a member, and say so again now and then."""
@@ -454,7 +487,10 @@ class Consumer(Session):
             # It was ours to read before we changed to the other log, which the cluster has yet to
             # hear of.
             return
-        self._read(*place, self._starts[topic] if offset is None else offset)
+        if offset is None:
+            self._read(*place, self._starts[topic])
+        else:
+            self._read(*place, offset, is_committed=True)
         if offset is not None:
             # Its group has been there.
             self._named.pop(place, None)
@@ -497,13 +533,16 @@ class Consumer(Session):
         if topic not in self._wanted:
             raise LocalProtocolError(f"subscribe to topic '{topic}' before seeking in it")
 
-    def _read(self, log: str, partition: int, start: Start) -> None:
+    def _read(self, log: str, partition: int, start: Start, *, is_committed: bool = False) -> None:
         self._unbegun.add(Partition(topic_id(log), partition))
         self._named.pop((log, partition), None)
         self._begun_with.pop((log, partition), None)
         if isinstance(start, int):
             self._named[log, partition] = start
-            self._destination.read(log, partition, start)
+            if is_committed:
+                self._destination.read_from_commit(log, partition, start)
+            else:
+                self._destination.read(log, partition, start)
         elif isinstance(start, datetime):
             time_us = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
             self._destination.read_from_time(log, partition, time_us)
@@ -726,11 +765,8 @@ class Consumer(Session):
                 self._membership.on_begun((log, outcome.partition.number), outcome.offset)
         elif isinstance(outcome, Turned):
             self._on_turned(outcome)
-        elif isinstance(outcome, Trimmed):
-            # Retention took what this consumer had yet to read.
-            self.counters["trimmed"] += outcome.count
-        elif isinstance(outcome, Skipped):
-            self.counters["skipped"] += outcome.count
+        elif isinstance(outcome, Clamped | Trimmed | Skipped):
+            self._on_gap(outcome)
         elif isinstance(outcome, Topology):
             before = self.cluster
             if self._adopt(outcome.cluster):
@@ -740,6 +776,21 @@ class Consumer(Session):
             self._is_current = True
         elif isinstance(outcome, Shared) and self._membership is not None and not self._closed:
             self._membership.on_shared(outcome)
+
+    def _on_gap(self, gap: Clamped | Trimmed | Skipped) -> None:
+        """Retention took what this consumer had yet to read, or a commit is beyond the end."""
+        if not isinstance(gap, Clamped):
+            self.counters["trimmed" if isinstance(gap, Trimmed) else "skipped"] += gap.count
+            return
+        place = self._log_names[gap.partition.topic], gap.partition.number
+        self.counters["clamped"] += 1
+        self._named[place] = gap.end
+        if self._progress.done.get(place, 0) > gap.end:
+            self._progress.done[place] = gap.end
+        _log.warning(
+            "offset %d of partition %d of '%s' was committed, and the partition ends at %d: "
+            "reading goes on at the end", gap.offset, place[1], self._topic_of(place[0]), gap.end,
+        )  # fmt: skip
 
     # Parts
 
@@ -913,7 +964,11 @@ def _records_of(
     )
 
 
-def _check_options(queue_events: int, lease_s: float) -> None:
+def _check_options(queue_events: int, lease_s: float, keep_s: float) -> None:
+    if not 0 < keep_s * 1e6 <= KEEP_US_MAX:
+        raise LocalProtocolError(
+            f"offsets that are kept for {keep_s:g} s; allowed are up to {KEEP_US_MAX / 1e6:g}"
+        )
     if queue_events < 1:
         raise LocalProtocolError(f"a queue of {queue_events} events; at least 1 is needed")
     if not LEASE_US_MIN <= lease_s * 1e6 <= LEASE_US_MAX:

@@ -676,6 +676,10 @@ class Assigned(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=27):
     revision: _Number
     # Topic, partition, and the offset that was committed last, or -1.
     partitions: Annotated[list[tuple[_Sentence, _PartitionNumber, _Offset]], Meta(max_length=65536)]
+    # Of those whose commit said more: topic, partition, epoch of the leader or -1, metadata.
+    notes: Annotated[
+        list[tuple[_Sentence, _PartitionNumber, _Offset, _Sentence]], Meta(max_length=65536)
+    ] = []
 
 
 class TopologyQuery(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=28):

@@ -49,7 +49,7 @@ from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import chain
 from quorate.protocol.control.client import Commands
 from quorate.protocol.incoming import Incoming
-from quorate.protocol.machine import Begun, Ready
+from quorate.protocol.machine import Begun, Clamped, Ready
 from quorate.protocol.ordering.marks import Marks
 from quorate.protocol.ordering.merging import Merging
 from quorate.protocol.ordering.reading import Reading, Search
@@ -144,11 +144,20 @@ class Destination:
         self._searches.pop(target, None)
         return self._read(topic, target, offset)
 
+    def read_from_commit(self, name: str, partition: int, offset: int) -> None:
+        """The same, or from the end if that is before this offset; then there is a `Clamped`."""
+        self._search(name, partition, END_US, offset)
+
     def read_from_time(self, name: str, partition: int, time_us: int) -> None:
         """The same, from the first batch of this time on, or from `BEGIN_US` or `END_US`."""
+        self._search(name, partition, time_us)
+
+    def _search(
+        self, name: str, partition: int, time_us: int, committed: int | None = None
+    ) -> None:
         topic, target = self._partition(name, partition)
         self._stop(target)
-        search = Search(topic, target, time_us, self._outbox, next(self._numbers))
+        search = Search(topic, target, time_us, self._outbox, next(self._numbers), committed)
         self._searches[target] = search
         search.ask(sorted(self._connected))
 
@@ -371,6 +380,8 @@ class Destination:
         if search is not None and offset is not None:
             del self._searches[target]
             reading = self._read(search.topic, target, offset)
+            if search.committed is not None and offset < search.committed:
+                self._outbox.deliver(Clamped(target, search.committed, offset))
             if search.time_us not in (BEGIN_US, END_US):
                 reading.want_from(search.time_us, search.others)
 

@@ -107,6 +107,14 @@ class Begun(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
+class Clamped(msgspec.Struct, frozen=True, gc=False):
+    """A group committed an offset that is beyond the end; the partition is read from the end."""
+
+    partition: Partition
+    offset: int
+    end: int
+
+
 class Turned(msgspec.Struct, frozen=True, gc=False):
     """A reader of a companion knows with which validated batch it would go on."""
 
@@ -129,6 +137,8 @@ class Shared(msgspec.Struct, frozen=True, gc=False):
     group: str
     epoch: int
     partitions: tuple[tuple[str, int, int | None], ...]
+    # Of those whose commit said more: topic, partition, epoch of the leader or -1, metadata.
+    notes: tuple[tuple[str, int, int, str], ...] = ()
 
 
 class Answered(msgspec.Struct, frozen=True, gc=False):
@@ -143,6 +153,7 @@ Outcome: TypeAlias = (
     | Receipt
     | Recorded
     | Begun
+    | Clamped
     | Turned
     | Entry
     | Trimmed

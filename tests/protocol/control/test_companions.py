@@ -82,7 +82,7 @@ def test_who_reads_with_validation_and_who_reads_without_share_separately() -> N
     assert sorted([*commander.reads(ANNA), *commander.reads(BEN)]) == [("trades", 0), ("trades", 1)]
     commander.join(BEN, COMPANION)
     commander.commit(ANNA)
-    assignment = commander.control.assignment("g", BEN)
+    assignment = commander.control.assignment("crew/g", BEN)
     assert assignment is not None
     assert assignment.partitions == [(COMPANION, 0, 9), (COMPANION, 1, None)]
 
@@ -95,14 +95,14 @@ def test_more_partitions_and_fewer_readers_hold_for_both_logs() -> None:
     assert [len(commander.reads(node)) for node in (ANNA, BEN)] == [3, 3]
     commander.ok(ACME, AlterTopic("trades", {"subscribe": ["anna"]}))
     assert [len(commander.reads(node)) for node in (ANNA, BEN)] == [3, 0]
-    refused = commander.does(BEN, Join("g", [COMPANION]))
+    refused = commander.does(BEN, Join("crew/g", [COMPANION]))
     assert refused == "ben may not subscribe to 'trades'; anna may"
-    assert "not in group" in commander.does(BEN, Commit("g", 1, [(COMPANION, 0, 1)]))
+    assert "not in group" in commander.does(BEN, Commit("crew/g", 1, [(COMPANION, 0, 1)]))
 
 
 def test_a_topic_that_is_not_validated_has_no_companion_to_join() -> None:
     commander = Commander(trading(publish=list(EVERYONE)))
     for name in ("plain", "news"):
-        assert commander.does(ANNA, Join("g", [companion_name(name)])) == (
+        assert commander.does(ANNA, Join("crew/g", [companion_name(name)])) == (
             f"there is no topic '{companion_name(name)}'"
         )

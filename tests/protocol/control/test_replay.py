@@ -97,7 +97,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Register, topics, leases, st.integers(0, 2)),
     st.builds(Unregister, topics, st.integers(0, 2)),
     st.builds(Join, names, st.lists(topics, max_size=3), leases),
-    st.builds(Join, st.just("g"), st.sampled_from([["a"], ["a", "b"], ["b"]]), leases),
+    st.builds(Join, st.just("crew/g"), st.sampled_from([["a"], ["a", "b"], ["b"]]), leases),
     st.builds(Leave, names),
     st.builds(Commit, names, st.integers(0, 12), offsets),
     st.builds(Renew, st.integers(0, 2)),
@@ -242,22 +242,22 @@ def test_no_two_members_read_one_partition_whatever_they_have_heard(
     committed: dict[tuple[str, int], int] = {}
     for what, node, subscription, choice in script:
         if what == "join":
-            commander.ok(node, Join("g", subscription))
+            commander.ok(node, Join("crew/g", subscription))
             known.setdefault(node, (0, set()))
         elif what == "leave":
-            commander.ok(node, Leave("g"))
+            commander.ok(node, Leave("crew/g"))
             known.pop(node, None)
         elif what == "wait":
             commander.wait(4)
         elif what == "grow":
             partitions = control.cluster.topics["a"].partitions
-            group = commander.state.groups.get("g")
+            group = commander.state.groups.get("crew/g")
             if group is not None and "a" in group.places and partitions < 6:
                 committed["a", partitions] = 0
             commander.ok(ACME, AlterTopic("a", {"partitions": min(partitions + 1, 6)}))
         elif node in known:
             _commit(commander, node, known, committed, choice)
-        for gone in [each for each in known if control.assignment("g", each) is None]:
+        for gone in [each for each in known if control.assignment("crew/g", each) is None]:
             del known[gone]
         _check(commander, known, committed)
 
@@ -271,13 +271,13 @@ def _commit(
 ) -> None:
     """The member hears the news, or not, and says how far it is with what it read so far."""
     epoch, reading = known[node]
-    assignment = commander.control.assignment("g", node)
+    assignment = commander.control.assignment("crew/g", node)
     news = None if assignment is None else {part[:2] for part in assignment.partitions}
     if choice and assignment is not None and news is not None:
         epoch = assignment.epoch
     offsets = [(topic, number, commander.sequence) for topic, number in sorted(reading)]
-    sentence = commander.does(node, Commit("g", epoch, offsets))
-    if commander.control.assignment("g", node) is None:
+    sentence = commander.does(node, Commit("crew/g", epoch, offsets))
+    if commander.control.assignment("crew/g", node) is None:
         assert "is not in group" in sentence
         return
     # Nobody took from it what it did not give up.
@@ -292,7 +292,7 @@ def _check(
     known: dict[NodeId, tuple[int, set[tuple[str, int]]]],
     committed: dict[tuple[str, int], int],
 ) -> None:
-    group = commander.state.groups.get("g")
+    group = commander.state.groups.get("crew/g")
     if group is None:
         return
     reading = Counter(part for _, parts in known.values() for part in parts)
@@ -316,7 +316,7 @@ def _check(
 
 
 def _check_even(commander: Commander) -> None:
-    group = commander.state.groups["g"]
+    group = commander.state.groups["crew/g"]
     shares = Counter(place.owner for places in group.places.values() for place in places)
     for one, member in group.members.items():
         for other, peer in group.members.items():

@@ -129,8 +129,8 @@ def test_a_session_registers_on_so_many_topics(monkeypatch: pytest.MonkeyPatch) 
 def test_a_session_is_in_so_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "GROUPS_PER_SESSION_MAX", 1)
     commander = Commander()
-    commander.join(ANNA, group="g")
-    commander.join(ANNA, group="g")
+    commander.join(ANNA, group="crew/g")
+    commander.join(ANNA, group="crew/g")
     assert commander.does(ANNA, Join("h", ["orders"])) == (
         "this session of anna is in 1 groups already"
     )
@@ -140,7 +140,7 @@ def test_a_lease_ends_by_the_time_of_the_log_whoever_the_next_command_is_from() 
     for somebody in (BEN, node_of(5000), node_of(0)):
         commander = Commander()
         commander.ok(ANNA, Register("orders", 2 * SECOND_US))
-        commander.join(ANNA, group="g")
+        commander.join(ANNA, group="crew/g")
         # Joining asked for the usual lease, which is longer.
         commander.wait(LEASE_US / SECOND_US - 0.001)
         commander.sends(somebody, b"nonsense")
@@ -149,8 +149,8 @@ def test_a_lease_ends_by_the_time_of_the_log_whoever_the_next_command_is_from() 
         commander.sends(somebody, b"nonsense")
         assert not commander.control.may_publish(ANNA, "orders")
         assert ANNA not in commander.state.sessions
-        assert commander.control.assignment("g", ANNA) is None
-        assert commander.control.take_changes().groups == {"g": [ANNA]}
+        assert commander.control.assignment("crew/g", ANNA) is None
+        assert commander.control.take_changes().groups == {"crew/g": [ANNA]}
 
 
 @pytest.mark.parametrize("value", [encode_command(Renew()), b"nonsense"])
@@ -179,7 +179,9 @@ def test_a_lease_never_gets_shorter_than_it_was_granted() -> None:
     assert not commander.control.may_publish(ANNA, "orders")
 
 
-@pytest.mark.parametrize("grant", [Join("g", ["orders"], SECOND_US), Register("orders", SECOND_US)])
+@pytest.mark.parametrize(
+    "grant", [Join("crew/g", ["orders"], SECOND_US), Register("orders", SECOND_US)]
+)
 def test_who_comes_back_after_its_lease_ended_has_the_lease_that_it_asks_for(
     grant: Join | Register,
 ) -> None:
@@ -212,7 +214,7 @@ def test_nothing_grows_with_a_session_that_takes_and_gives_back() -> None:
 def test_leases_end_in_their_order_however_long_ago_the_machine_was_made() -> None:
     commander = Commander()
     for node in (ANNA, BEN):
-        commander.ok(node, Join("g", ["orders"], SECOND_US))
+        commander.ok(node, Join("crew/g", ["orders"], SECOND_US))
     commander.wait(0.5)
     commander.ok(ANNA, Renew())
     commander.control.take_changes()
@@ -220,7 +222,7 @@ def test_leases_end_in_their_order_however_long_ago_the_machine_was_made() -> No
     commander.wait(5)
     for control in (commander.control, later):
         control.apply(CARL, 9, b"", commander.now_us)
-        assert control.take_changes().groups == {"g": [BEN, ANNA]}
+        assert control.take_changes().groups == {"crew/g": [BEN, ANNA]}
 
 
 def test_the_time_never_goes_back() -> None:
@@ -240,8 +242,8 @@ def test_a_session_whose_lease_has_ended_is_told_so() -> None:
         "this session of anna holds nothing: its lease has ended, or it gave up all it had; "
         "register or join again"
     )
-    assert commander.does(ANNA, Commit("g", 1)) == (
-        "anna is not in group 'g': its lease has ended, or it left; join again"
+    assert commander.does(ANNA, Commit("crew/g", 1)) == (
+        "anna is not in group 'crew/g': its lease has ended, or it left; join again"
     )
     # Having been told does not make it a session that holds something.
     assert commander.does(ANNA, Renew()) != ""
@@ -353,7 +355,7 @@ def test_so_many_sessions_of_a_member_publish_and_others_of_it_have_to_wait(
         f"them has to end before another can begin"
     )
     # It may do anything else, one that publishes may register again, and so may other members.
-    commander.ok(one_more, Join("g", ["orders"]))
+    commander.ok(one_more, Join("crew/g", ["orders"]))
     commander.ok(session_of(ANNA, 0), Register("orders", SECOND_US))
     commander.ok(BEN, Register("orders"))
 

@@ -267,7 +267,7 @@ class Commands:
                 (name, number, None if offset < 0 else offset)
                 for name, number, offset in assigned.partitions
             )
-            self._outbox.deliver(Shared(group, assigned.epoch, partitions))
+            self._outbox.deliver(Shared(group, assigned.epoch, partitions, tuple(assigned.notes)))
 
     def on_report(self, replica: NodeId, report: TopologyReport) -> None:
         inquiry = self._inquiries.get(report.number)

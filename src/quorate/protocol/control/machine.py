@@ -24,7 +24,7 @@ Invariants:
 - no command makes the state grow beyond the bounds of `state`.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
@@ -39,10 +39,12 @@ from quorate.core.control import (
     LEASE_US_MAX,
     LEASE_US_MIN,
     AddReplica,
+    AlterGroup,
     AlterTopic,
     Command,
     Commit,
     CreateTopic,
+    DeleteGroup,
     Join,
     Leave,
     PutClient,
@@ -50,8 +52,10 @@ from quorate.core.control import (
     RemoveClient,
     Renew,
     ReplaceReplica,
+    ResetGroup,
     Unregister,
     decode_command,
+    owner_of,
 )
 from quorate.core.errors import QuorateError, RefusedError, RemoteProtocolError
 from quorate.core.ids import MemberId, NodeId, member_of, node_of
@@ -64,6 +68,7 @@ from quorate.protocol.control.state import (
     REGISTRATIONS_PER_SESSION_MAX,
     SENTENCE_CHARACTERS_MAX,
     SESSIONS_PER_MEMBER_MAX,
+    SHARES_PER_CLIENT_MAX,
     ControlState,
     Proposal,
     Session,
@@ -93,6 +98,8 @@ class PartitionDescription(msgspec.Struct, frozen=True):
     holder: str
     owner: str
     offset: int | None
+    leader_epoch: int = -1
+    metadata: str = ""
 
 
 class MemberDescription(msgspec.Struct, frozen=True):
@@ -110,6 +117,10 @@ class GroupDescription(msgspec.Struct, frozen=True):
     epoch: int
     members: list[MemberDescription]
     partitions: list[PartitionDescription]
+    access: list[str] = []
+    mode: str = ""
+    used_us: int = 0
+    keep_us: int = 0
 
 
 class Control:
@@ -134,14 +145,14 @@ class Control:
         self._topology_changed = False
         # What follows from the sessions, to have it at hand.
         self._publishers: dict[str, set[NodeId]] = {}
-        self._sessions: Counter[MemberId] = Counter()
+        self._sessions: defaultdict[MemberId, dict[NodeId, None]] = defaultdict(dict)
         # Those of them that publish.
         self._publishing: Counter[MemberId] = Counter()
         self._ends: list[tuple[int, NodeId]] = []
         # Of these, the one of each session that counts.
         self._looked_at: dict[NodeId, int] = {}
         for node, session in self.state.sessions.items():
-            self._sessions[member_of(node)] += 1
+            self._sessions[member_of(node)][node] = None
             self._publishing[member_of(node)] += bool(session.topics)
             self._look_at(node, session.expires_us)
             for topic in session.topics:
@@ -195,6 +206,9 @@ class Control:
     def assignments(self, group: str, nodes: Iterable[NodeId]) -> dict[NodeId, Assignment]:
         return self._groups.assignments(group, nodes)
 
+    def groups_of(self, party: str) -> list[str]:
+        return self._groups.of_party(party, self.state.time_us)
+
     def describe_group(self, group: str) -> GroupDescription | None:
         found = self.state.groups.get(group)
         if found is None:
@@ -212,10 +226,20 @@ class Control:
             ],
             [
                 PartitionDescription(
-                    topic, i, self._name(place.holder), self._name(place.owner), place.offset
+                    topic,
+                    i,
+                    self._name(place.holder),
+                    self._name(place.owner),
+                    place.offset,
+                    place.leader_epoch,
+                    place.metadata,
                 )
                 for topic, i, place in places
             ],
+            list(found.access),
+            found.mode,
+            found.used_us,
+            found.keep_us,
         )
 
     # Sessions
@@ -230,11 +254,11 @@ class Control:
     def _session(self, node: NodeId) -> Session | None:
         """The session of this node, or a new one if there is room."""
         session = self.state.sessions.get(node)
-        if session is None and self._sessions[member_of(node)] < SESSIONS_PER_MEMBER_MAX:
+        if session is None and len(self._sessions[member_of(node)]) < SESSIONS_PER_MEMBER_MAX:
             # Its first command, which it is made for, decides how long it lasts.
             session = Session(LEASE_US, self.state.time_us)
             self.state.sessions[node] = session
-            self._sessions[member_of(node)] += 1
+            self._sessions[member_of(node)][node] = None
             self._look_at(node, session.expires_us)
         return session
 
@@ -272,7 +296,7 @@ class Control:
         # In an order that does not depend on when each was looked at.
         for _, node in sorted(ended):
             session = self.state.sessions.pop(node)
-            self._sessions[member_of(node)] -= 1
+            del self._sessions[member_of(node)][node]
             self._publishing[member_of(node)] -= bool(session.topics)
             for topic in session.topics:
                 self._publishers[topic].discard(node)
@@ -307,12 +331,10 @@ class Control:
             case Leave():
                 self._leave(node, session, command.group)
             case Commit():
-                now_us = self.state.time_us
-                who, epoch, offsets = client.name, command.epoch, command.offsets
-                for topic, _, _ in offsets:
+                for topic, _, _ in command.offsets:
                     if topic not in self.cluster.all_topics:
                         topology.known_topic(self.cluster, topic)
-                self._groups.commit(command.group, node, epoch, offsets, who, now_us)
+                self._groups.commit(command, node, client.name, self.state.time_us)
             case Renew():
                 self._renew(client, session)
             case _:
@@ -337,8 +359,19 @@ class Control:
     def _operate(
         self,
         client: Client,
-        command: CreateTopic | AlterTopic | ReplaceReplica | AddReplica | PutClient | RemoveClient,
+        command: CreateTopic
+        | AlterTopic
+        | AlterGroup
+        | ResetGroup
+        | DeleteGroup
+        | ReplaceReplica
+        | AddReplica
+        | PutClient
+        | RemoveClient,
     ) -> str:
+        if isinstance(command, AlterGroup | ResetGroup | DeleteGroup):
+            self._own(client, command)
+            return ""
         if not client.operator:
             raise RefusedError(
                 f"{client.name} is not an operator, and only operators change topics, replicas "
@@ -414,13 +447,52 @@ class Control:
             raise RefusedError(
                 f"this session of {client.name} is in {GROUPS_PER_SESSION_MAX} groups already"
             )
-        self._groups.join(
-            command.group, node, command.topics, self.cluster.all_topics, self.state.time_us
-        )
+        self._check_shares(node, client, command)
+        self._groups.join(command, node, client, self.cluster.all_topics, self.state.time_us)
         if is_new:
             self._begin_lease(node, session)
             session.groups.append(command.group)
         session.lease_us = command.lease_us
+
+    def _check_shares(self, node: NodeId, client: Client, command: Join) -> None:
+        shares = len(set(command.topics))
+        for other in self._sessions[member_of(node)]:
+            for group in self.state.sessions[other].groups:
+                if (other, group) != (node, command.group):
+                    shares += len(self.state.groups[group].members[other].topics)
+        if shares > SHARES_PER_CLIENT_MAX:
+            raise RefusedError(
+                f"{client.name} would read {shares} topics in all its groups; allowed are "
+                f"{SHARES_PER_CLIENT_MAX}"
+            )
+
+    def _own(self, client: Client, command: AlterGroup | ResetGroup | DeleteGroup) -> None:
+        """What only the owner of a group may ask for."""
+        name, now_us = command.group, self.state.time_us
+        party = owner_of(name)
+        if not client.operator or not topology.may_speak_for(self.cluster, client, party):
+            raise RefusedError(
+                f"group '{name}' is of {party}; only operators of {party} let others in, reset or "
+                f"delete it, and {client.name} is none"
+            )
+        match command:
+            case AlterGroup():
+                known = {*EVERYONE, *(each.name for each in self.cluster.clients)}
+                for other in command.access:
+                    if other not in known:
+                        raise RefusedError(f"there is no client named '{other}'")
+                for node in self._groups.let_in(name, command.access, now_us):
+                    member = self._client(node)
+                    if member is None or (
+                        member.party != party and not _listed(member, tuple(command.access))
+                    ):
+                        self._leave(node, self.state.sessions[node], name)
+            case ResetGroup():
+                for topic, _, _ in command.offsets:
+                    topology.known_share(self.cluster, topic)
+                self._groups.reset(command, self.cluster.all_topics, now_us)
+            case DeleteGroup():
+                self._groups.delete(name)
 
     def _leave(self, node: NodeId, session: Session, group: str) -> None:
         if group in session.groups:

@@ -99,7 +99,8 @@ class Steward:
                 (topic, partition, -1 if offset is None else offset)
                 for topic, partition, offset in assignment.partitions
             ]
-            assigned = Assigned(group, assignment.epoch, assignment.revision, partitions)
+            epoch, revision, notes = assignment.epoch, assignment.revision, assignment.notes
+            assigned = Assigned(group, epoch, revision, partitions, notes)
             self._outbox.send(member, assigned)
 
 

@@ -17,22 +17,26 @@ from typing import Any
 import msgspec
 
 from quorate.core.cluster import Client, Cluster, Former, Replica
-from quorate.core.control import AddReplica
+from quorate.core.control import KEEP_US, AddReplica
 from quorate.core.ids import NodeId
 
 TOPICS_MAX = 4096
 # With those that were removed, when another is added; a founding file may have more.
-CLIENTS_MAX = 1024
-SESSIONS_PER_MEMBER_MAX = 1024
+CLIENTS_MAX = 256
+SESSIONS_PER_MEMBER_MAX = 128
 # Of these, so many that publish: each has room for what is undecided, at every replica.
 PUBLISHERS_PER_MEMBER_MAX = 64
 REGISTRATIONS_PER_SESSION_MAX = 256
 GROUPS_PER_SESSION_MAX = 64
-GROUPS_MAX = 1024
+# Of the groups that a party owns, and of all their partitions; when somebody joins, since topics
+# whose partitions grow later may take a party beyond it.
+GROUPS_PER_PARTY_MAX = 64
+PARTITIONS_PER_PARTY_MAX = 4096
+METADATA_BYTES_PER_PARTY_MAX = 128 * 1024
 MEMBERS_PER_GROUP_MAX = 256
 TOPICS_PER_MEMBER_MAX = 64
-# When somebody joins; topics whose partitions grow later may take a group beyond it.
-PARTITIONS_PER_GROUP_MAX = 8192
+# Of the topics that all members of a client read, in all groups.
+SHARES_PER_CLIENT_MAX = 256
 PROPOSALS_PER_PARTY_MAX = 16
 SENTENCE_CHARACTERS_MAX = 512
 
@@ -61,6 +65,9 @@ class Place(msgspec.Struct, array_like=True):
     owner: NodeId | None = None
     asked: int = 0
     offset: int | None = None
+    # What came with the commit: the epoch of the leader, or -1, and what the program added.
+    leader_epoch: int = -1
+    metadata: str = ""
 
 
 class GroupMember(msgspec.Struct, array_like=True):
@@ -74,6 +81,12 @@ class Group(msgspec.Struct):
     """Clients that share the partitions of some topics, and how far they are."""
 
     epoch: int = 0
+    # Clients of other parties that may be in it.
+    access: list[str] = []
+    # How long it keeps its offsets without members, and whether it reads basic batches, once its
+    # members said so.
+    keep_us: int = KEEP_US
+    mode: str = ""
     # Of its members' revisions, the last one.
     revision: int = 0
     used_us: int = 0

@@ -20,7 +20,13 @@ from quorate.core.ids import MARKER, Digest, NodeId, Sequence, member_of
 from quorate.core.ordering import Append, Line, Ordered, Stored
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.commands import Commands
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, WAITING_BATCHES_MAX, Former, Waiting
+from quorate.protocol.ordering.lines import (
+    COMMAND_BATCH_BYTES_MAX,
+    INLINE_BYTES_MAX,
+    WAITING_BATCHES_MAX,
+    Former,
+    Waiting,
+)
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.receipts import Receipting
@@ -32,7 +38,7 @@ from quorate.protocol.outbox import Outbox
 # Lines that others may speak of before their publishers do.
 HEARSAY_MAX = 1024
 # What an honest session has of commands: one at a time.
-COMMAND_COST = LINE_COST + BATCH_COST + INLINE_BYTES_MAX
+COMMAND_COST = LINE_COST + BATCH_COST + COMMAND_BATCH_BYTES_MAX
 
 NEVER_US = -(1 << 62)
 # What no value has named for so long, none does any more.

@@ -55,7 +55,7 @@ from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.cosigning import Cosigning, Notary
 from quorate.protocol.ordering.filling import FILL_BYTES_MAX, Filling, answer
 from quorate.protocol.ordering.leader_change import LeaderChange, Signer
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting, inline_max
 from quorate.protocol.ordering.log import SEAL_EVERY_US, Content, LogState, OrderLog
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import Roster
@@ -281,7 +281,9 @@ class Group:
 
     def on_append(self, sender: NodeId, append: Append) -> None:
         line = Line(sender, append.topic, append.partition)
-        if append.topic == CONTROL_TOPIC_ID and max(map(len, append.payloads)) > INLINE_BYTES_MAX:
+        inline_bytes = inline_max(append.topic)
+        large = [len(payload) > inline_bytes for payload in append.payloads]
+        if append.topic == CONTROL_TOPIC_ID and any(large):
             self._outbox.report(sender, "rejected", "a command that is too large")
             return
         digests = [*map(digest, append.payloads)]
@@ -291,7 +293,6 @@ class Group:
         if self._validation.covers(append.topic) and not self._are_valid(line, append, digests):
             return
         self.counters["batches_in"] += len(digests)
-        large = [len(payload) > INLINE_BYTES_MAX for payload in append.payloads]
         if self._deposits and any(large) and self._validation.covers(append.topic):
             self._deposit(line, append, digests)
             return

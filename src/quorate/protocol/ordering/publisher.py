@@ -30,7 +30,7 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.digests import digest, seal_digest
 from quorate.protocol.machine import Recorded
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, inline_max
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, ROOMS
 from quorate.protocol.ordering.store_choice import StoreChoice
@@ -93,13 +93,15 @@ class Kept:
 
     __slots__ = ("added_us", "digest", "events", "payload")
 
-    def __init__(self, payload: bytes, events: int, added_us: int) -> None:
+    def __init__(
+        self, payload: bytes, events: int, added_us: int, inline_bytes: int = INLINE_BYTES_MAX
+    ) -> None:
         """On a validated topic, `seal` says later what the payload is."""
         self.payload = payload
         self.events = events
         self.added_us = added_us
         self.digest: Digest | None = None
-        if len(payload) > INLINE_BYTES_MAX:
+        if len(payload) > inline_bytes:
             self.digest = digest(payload)
 
     def seal(self, payload: bytes) -> None:
@@ -162,7 +164,8 @@ class LineOutgoing:
             self._moved_us = now_us
             self.under_way.bytes += LINE_COST
         if self._sealer is None:
-            kept, size = Kept(payload, events, now_us), len(payload)
+            kept = Kept(payload, events, now_us, inline_max(self.topic.id))
+            size = len(payload)
         else:
             me, _, partition = self.line
             sealing = self._sealer.hold(self.topic, me, partition, sequence, payload)
