@@ -235,7 +235,7 @@ def test_more_partitions_begin_a_new_epoch_in_which_nothing_moves() -> None:
     after = {node: commander.reads(node) for node in (ANNA, BEN)}
     assert all(set(before[node]) <= set(after[node]) for node in after)
     assert sorted(len(parts) for parts in after.values()) == [3, 4]
-    assert commander.control.take_changes() == (True, {"crew/g": [ANNA, BEN]})
+    assert commander.control.take_changes() == (True, {"crew/g": [ANNA, BEN]}, [])
 
 
 def test_what_a_topic_gets_later_is_read_from_its_beginning_even_if_nobody_is_there() -> None:

@@ -172,11 +172,11 @@ def test_a_refused_command_changes_no_more_than_its_answer(
         if sentence and not sentence.startswith("not yet: "):
             assert _without_sessions(control) == before
             assert _held(control) == held
-            assert control.take_changes() == (False, {})
+            assert control.take_changes() == (False, {}, [])
 
 
 def _without_sessions(control: Control) -> bytes:
-    return msgspec.msgpack.encode(msgspec.structs.replace(control.state, sessions={}))
+    return msgspec.msgpack.encode(msgspec.structs.replace(control.state, sessions={}, resting={}))
 
 
 def _held(control: Control) -> dict[NodeId, Any]:

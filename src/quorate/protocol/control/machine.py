@@ -12,6 +12,10 @@ Rules:
 - The time is that of the log, and never goes back. A lease ends when it says so by that time.
   Whatever has ended is dropped before the next command takes effect, whoever that is from: its
   registrations are gone and its groups are shared out anew.
+- A session whose lease has ended rests, and goes on with its next command. It ends for good when it
+  has rested for too long, or another session of its client needs its place: the session that has
+  rested for longest goes first, before that one that holds nothing, and never one that holds
+  something. The number of a session that ended for good is not used again.
 - Every command of a session renews it, even one that is refused, so `renew` does nothing else. A
   lease never gets shorter than it was granted; a session that holds nothing was granted none.
 - A command is carried out whole or not at all, and is answered with a sentence, an empty one if it
@@ -58,19 +62,23 @@ from quorate.core.control import (
     owner_of,
 )
 from quorate.core.errors import QuorateError, RefusedError, RemoteProtocolError
-from quorate.core.ids import MemberId, NodeId, member_of, node_of
+from quorate.core.ids import MemberId, NodeId, member_of, node_of, session_of, topic_id
 from quorate.protocol.control import topology
 from quorate.protocol.control.groups import Assignment, Groups
 from quorate.protocol.control.state import (
+    ENDED_PER_MEMBER_MAX,
     GROUPS_PER_SESSION_MAX,
     PROPOSALS_PER_PARTY_MAX,
     PUBLISHERS_PER_MEMBER_MAX,
-    REGISTRATIONS_PER_SESSION_MAX,
+    REGISTRATIONS_PER_MEMBER_MAX,
+    REST_US,
     SENTENCE_CHARACTERS_MAX,
     SESSIONS_PER_MEMBER_MAX,
     SHARES_PER_CLIENT_MAX,
+    STREAMS_PER_MEMBER_MAX,
     ControlState,
     Proposal,
+    Resting,
     Session,
 )
 
@@ -88,6 +96,8 @@ class Changes(NamedTuple):
 
     topology_changed: bool
     groups: dict[str, list[NodeId]]
+    # Sessions that ended for good.
+    ended: list[NodeId] = []  # noqa: RUF012
 
 
 class PartitionDescription(msgspec.Struct, frozen=True):
@@ -148,6 +158,10 @@ class Control:
         self._sessions: defaultdict[MemberId, dict[NodeId, None]] = defaultdict(dict)
         # Those of them that publish.
         self._publishing: Counter[MemberId] = Counter()
+        self._resting: defaultdict[MemberId, dict[NodeId, None]] = defaultdict(dict)
+        for node in self.state.resting:
+            self._resting[member_of(node)][node] = None
+        self._ended: list[NodeId] = []
         self._ends: list[tuple[int, NodeId]] = []
         # Of these, the one of each session that counts.
         self._looked_at: dict[NodeId, int] = {}
@@ -171,12 +185,13 @@ class Control:
         client = self._client(node)
         if client is None:
             return f"{self.cluster.name_of(node)} is no client of this cluster"
-        session = self._session(node)
-        if session is None:
-            return (
-                f"{client.name} has {SESSIONS_PER_MEMBER_MAX} sessions already; one of them has "
-                f"to end before another can begin"
-            )
+        try:
+            session = self._session(node, client)
+        except RefusedError as error:
+            # Nothing is remembered of this session: what it says next would be its first command.
+            if not self.has_ended(node):
+                self._end(node)
+            return str(error)
         sentence = self._carry_out(node, client, session, value)[:SENTENCE_CHARACTERS_MAX]
         session.sequence, session.sentence = sequence, sentence
         session.expires_us = max(session.expires_us, self.state.time_us + session.lease_us)
@@ -190,8 +205,8 @@ class Control:
     def take_changes(self) -> Changes:
         """What changed since the last call."""
         groups = {name: list(nodes) for name, nodes in self._groups.changed.items()}
-        changes = Changes(self._topology_changed, groups)
-        self._topology_changed, self._groups.changed = False, {}
+        changes = Changes(self._topology_changed, groups, self._ended)
+        self._topology_changed, self._groups.changed, self._ended = False, {}, []
         return changes
 
     # What is known
@@ -199,6 +214,13 @@ class Control:
     def may_publish(self, node: NodeId, topic: str) -> bool:
         """Whether this session is registered on this log topic, as of the last command."""
         return node in self._publishers.get(topic, ())
+
+    def has_ended(self, node: NodeId) -> bool:
+        """Whether this session ended for good, as of the last command."""
+        return session_of(node) in self.state.ended.get(member_of(node), ())
+
+    def is_known(self, node: NodeId) -> bool:
+        return node in self.state.sessions or node in self.state.resting
 
     def assignment(self, group: str, node: NodeId) -> Assignment | None:
         return self._groups.assignment(group, node)
@@ -251,16 +273,57 @@ class Control:
             return None
         return member if isinstance(member, Client) else None
 
-    def _session(self, node: NodeId) -> Session | None:
-        """The session of this node, or a new one if there is room."""
+    def _session(self, node: NodeId, client: Client) -> Session:
+        """The session of this node, or a new one."""
+        if self.has_ended(node):
+            raise RefusedError(
+                f"session {session_of(node)} of {client.name} has ended, and its number is not "
+                f"used again; begin a new session"
+            )
         session = self.state.sessions.get(node)
-        if session is None and len(self._sessions[member_of(node)]) < SESSIONS_PER_MEMBER_MAX:
+        if session is None:
+            member, resting = member_of(node), self.state.resting.pop(node, None)
+            if resting is None:
+                self._make_room(member, client)
+            self._resting[member].pop(node, None)
             # Its first command, which it is made for, decides how long it lasts.
             session = Session(LEASE_US, self.state.time_us)
+            session.streams = {} if resting is None else resting.streams
             self.state.sessions[node] = session
-            self._sessions[member_of(node)][node] = None
+            self._sessions[member][node] = None
             self._look_at(node, session.expires_us)
         return session
+
+    def _make_room(self, member: MemberId, client: Client) -> None:
+        """For one more session: those that published are remembered for longer than others."""
+        living, resting = self._sessions[member], self._resting[member]
+        if len(living) + len(resting) < SESSIONS_PER_MEMBER_MAX:
+            return
+        idle = (node for node in resting if not self.state.resting[node].streams)
+        free = (node for node in living if not self._holds(node))
+        given = next(idle, None) or next(free, None) or next(iter(resting), None)
+        if given is None:
+            raise RefusedError(
+                f"{client.name} has {SESSIONS_PER_MEMBER_MAX} sessions already; one of them has "
+                f"to end before another can begin"
+            )
+        self._end(given)
+
+    def _holds(self, node: NodeId) -> bool:
+        session = self.state.sessions[node]
+        return bool(session.topics or session.groups or session.streams)
+
+    def _end(self, node: NodeId) -> None:
+        """This session ends for good."""
+        member = member_of(node)
+        if self.state.sessions.pop(node, None) is not None:
+            del self._sessions[member][node], self._looked_at[node]
+        self.state.resting.pop(node, None)
+        self._resting[member].pop(node, None)
+        numbers = self.state.ended.setdefault(member, [])
+        numbers.append(session_of(node))
+        del numbers[:-ENDED_PER_MEMBER_MAX]
+        self._ended.append(node)
 
     def _look_at(self, node: NodeId, at_us: int) -> None:
         """At this time, which is no later than its end, and at no other."""
@@ -297,12 +360,18 @@ class Control:
         for _, node in sorted(ended):
             session = self.state.sessions.pop(node)
             del self._sessions[member_of(node)][node]
+            self.state.resting[node] = Resting(session.expires_us, session.streams)
+            self._resting[member_of(node)][node] = None
             self._publishing[member_of(node)] -= bool(session.topics)
             for topic in session.topics:
                 self._publishers[topic].discard(node)
             for group in session.groups:
                 groups.setdefault(group, []).append(node)
         self._groups.end(groups, self.cluster.all_topics, now_us)
+        for node in list(self.state.resting):
+            if now_us - self.state.resting[node].since_us < REST_US:
+                break
+            self._end(node)
 
     # One method for each command. A refusal is raised before anything has changed.
 
@@ -345,12 +414,7 @@ class Control:
         self, node: NodeId, client: Client, command: Register | Unregister | Renew
     ) -> None:
         """The same for another session of the client, which is there from now on."""
-        session = self._session(node)
-        if session is None:
-            raise RefusedError(
-                f"{client.name} has {SESSIONS_PER_MEMBER_MAX} sessions already; one of them has "
-                f"to end before another can begin"
-            )
+        session = self._session(node, client)
         try:
             self._dispatch(node, client, session, msgspec.structs.replace(command, session=0))
         finally:
@@ -406,17 +470,42 @@ class Control:
                 raise RefusedError(
                     f"topic '{name}' already has its {contract.publishers_max} publishers"
                 )
-            if len(session.topics) >= REGISTRATIONS_PER_SESSION_MAX:
+            sessions = [self.state.sessions[each] for each in self._sessions[member_of(node)]]
+            if sum(len(each.topics) for each in sessions) >= REGISTRATIONS_PER_MEMBER_MAX:
                 raise RefusedError(
-                    f"this session of {client.name} publishes on "
-                    f"{REGISTRATIONS_PER_SESSION_MAX} topics already"
+                    f"the sessions of {client.name} publish on {REGISTRATIONS_PER_MEMBER_MAX} "
+                    f"topics already, each topic counted for every session"
                 )
+            self._charge_streams(client, session, name, contract.partitions)
             if not session.topics:
                 self._take_part_of_room(member_of(node), client)
             self._begin_lease(node, session)
             publishers.add(node)
             session.topics.append(name)
         session.lease_us = command.lease_us
+
+    def _charge_streams(
+        self, client: Client, session: Session, topic: str, partitions: int
+    ) -> None:
+        """A session may begin streams: room is made by sessions that rest, and by no others."""
+        member, key = client.number, topic_id(topic)
+        if key in session.streams:
+            return
+        resting = {node: self.state.resting[node] for node in self._resting[member]}
+        living = (self.state.sessions[node] for node in self._sessions[member])
+        streams = partitions + sum(sum(each.streams.values()) for each in living)
+        if streams > STREAMS_PER_MEMBER_MAX:
+            raise RefusedError(
+                f"the sessions of {client.name} would have {streams} streams, one for each "
+                f"partition of each topic; allowed are {STREAMS_PER_MEMBER_MAX} until one of the "
+                f"sessions ends"
+            )
+        streams += sum(sum(each.streams.values()) for each in resting.values())
+        for node, rests in resting.items():
+            if streams > STREAMS_PER_MEMBER_MAX and rests.streams:
+                streams -= sum(rests.streams.values())
+                self._end(node)
+        session.streams = {**session.streams, key: partitions}
 
     def _take_part_of_room(self, member: MemberId, client: Client) -> None:
         """A session begins to publish. What replicas keep of all that is undecided is bounded for

@@ -31,6 +31,8 @@ class Steward:
         self.control = control
         # Told when topics, replicas or clients have changed.
         self.on_topology: Callable[[Cluster], None] = _ignore
+        # Told when sessions have ended for good.
+        self.on_ended: Callable[[list[NodeId]], None] = _ignore
         self._outbox = outbox
         # The present topology as text, with its revision and digest.
         self._rendered: tuple[int, bytes, str] | None = None
@@ -47,6 +49,8 @@ class Steward:
             if changes.topology_changed:
                 self._rendered = None
                 self.on_topology(self.control.cluster)
+            if changes.ended:
+                self.on_ended(changes.ended)
             for group, members in changes.groups.items():
                 self._tell_assignments(group, members)
             self._repeat_assignments(publisher)
@@ -119,5 +123,5 @@ def _command_in(payload: bytes) -> bytes:
         return b""
 
 
-def _ignore(_: Cluster) -> None:
+def _ignore(_: object) -> None:
     """Nobody needs to know."""

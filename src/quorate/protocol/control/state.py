@@ -18,15 +18,21 @@ import msgspec
 
 from quorate.core.cluster import Client, Cluster, Former, Replica
 from quorate.core.control import KEEP_US, AddReplica
-from quorate.core.ids import NodeId
+from quorate.core.ids import MemberId, NodeId, TopicId
 
 TOPICS_MAX = 4096
 # With those that were removed, when another is added; a founding file may have more.
 CLIENTS_MAX = 256
+# Those that rest are among them, and give way to others of their client.
 SESSIONS_PER_MEMBER_MAX = 128
+# So long a session rests at most.
+REST_US = 7 * 24 * 3_600_000_000
+ENDED_PER_MEMBER_MAX = 512
+# Of all its sessions: a session has one stream for each partition of a topic that it publishes on.
+STREAMS_PER_MEMBER_MAX = 4096
+REGISTRATIONS_PER_MEMBER_MAX = 256
 # Of these, so many that publish: each has room for what is undecided, at every replica.
 PUBLISHERS_PER_MEMBER_MAX = 64
-REGISTRATIONS_PER_SESSION_MAX = 256
 GROUPS_PER_SESSION_MAX = 64
 # Of the groups that a party owns, and of all their partitions; when somebody joins, since topics
 # whose partitions grow later may take a party beyond it.
@@ -52,6 +58,15 @@ class Session(msgspec.Struct):
     # Its last command, and what came of it.
     sequence: int = 0
     sentence: str = ""
+    # Of each topic that it has published on, how many streams it may have begun.
+    streams: dict[TopicId, int] = {}
+
+
+class Resting(msgspec.Struct, array_like=True):
+    """A session whose lease has ended, and that may go on: what it published is remembered."""
+
+    since_us: int
+    streams: dict[TopicId, int] = {}
 
 
 class Place(msgspec.Struct, array_like=True):
@@ -118,6 +133,10 @@ class ControlState(msgspec.Struct):
     clients: list[Client] = []
     formers: list[Former] = []
     sessions: dict[NodeId, Session] = {}
+    # The one that has rested for longest first.
+    resting: dict[NodeId, Resting] = {}
+    # Of each client the numbers of its last sessions that ended for good.
+    ended: dict[MemberId, list[int]] = {}
     groups: dict[str, Group] = {}
     # The cluster file that all of this began with.
     founding: str = ""

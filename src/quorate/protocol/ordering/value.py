@@ -4,6 +4,9 @@ A value is a time and a list of *spans*. A span takes the next batches of one li
 its last batch says which they are, and, since a chain covers the whole line, that nothing was
 left out or done twice. So a slot orders hundreds of batches in some seventy bytes a publisher.
 
+A value also names sessions that have ended for good: their lines are forgotten with this slot, so
+that all replicas of a group forget them alike, whichever group orders commands.
+
 Everything that follows from a decision is computed here, alike on every replica and by every
 reader: the leaf of a batch in the order log, and the chain of a partition.
 """
@@ -26,6 +29,7 @@ from quorate.crypto.leaves import LEAF, LEAF_VERSION
 DIGEST_BYTES = 32
 CHAIN_START = bytes(DIGEST_BYTES)
 SPANS_MAX = 4096
+ENDED_MAX = 1024
 SPAN_BATCHES_MAX = 4096
 # A value is looked into at every step of its slot.
 _DECODED_MAX = 4
@@ -34,6 +38,8 @@ _DECODED_MAX = 4
 _HEAD = Struct("<qH")
 # publisher, topic, partition, first, count, chain
 _SPAN = Struct(f"<QIHQH{DIGEST_BYTES}s")
+# A session that ended; they follow the spans.
+_ENDED = Struct("<Q")
 
 
 class Span(NamedTuple):
@@ -58,10 +64,12 @@ class Span(NamedTuple):
 class Value(NamedTuple):
     time_us: int
     spans: tuple[Span, ...]
+    ended: tuple[NodeId, ...] = ()
 
     def encode(self) -> bytes:
         head = _HEAD.pack(self.time_us, len(self.spans))
-        return head + b"".join([_SPAN.pack(*span) for span in self.spans])
+        spans = [_SPAN.pack(*span) for span in self.spans]
+        return head + b"".join([*spans, *map(_ENDED.pack, self.ended)])
 
     @staticmethod
     @lru_cache(maxsize=_DECODED_MAX)
@@ -69,14 +77,19 @@ class Value(NamedTuple):
         if len(data) < _HEAD.size:
             raise RemoteProtocolError(f"a value of {len(data)} bytes")
         time_us, count = _HEAD.unpack_from(data)
-        if not 0 < count <= SPANS_MAX or len(data) != _HEAD.size + count * _SPAN.size:
+        end = _HEAD.size + count * _SPAN.size
+        ended_count, left = divmod(len(data) - end, _ENDED.size)
+        if not 0 < count <= SPANS_MAX or not 0 <= ended_count <= ENDED_MAX or left:
             raise RemoteProtocolError(f"a value of {count} spans in {len(data)} bytes")
-        spans = tuple(Span(*fields) for fields in _SPAN.iter_unpack(data[_HEAD.size :]))
+        spans = tuple(Span(*fields) for fields in _SPAN.iter_unpack(data[_HEAD.size : end]))
+        ended = tuple(node for (node,) in _ENDED.iter_unpack(data[end:]))
+        if len(set(ended)) < ended_count or any(span.publisher in ended for span in spans):
+            raise RemoteProtocolError("a value that ends a session twice, or one that it orders")
         if any(not 0 < span.batches <= SPAN_BATCHES_MAX for span in spans):
             raise RemoteProtocolError(f"a span of no or over {SPAN_BATCHES_MAX} batches")
         if len({span[:3] for span in spans}) < count:
             raise RemoteProtocolError("a value with two spans of one line")
-        return Value(time_us, spans)
+        return Value(time_us, spans, ended)
 
 
 def value_digest(value: bytes) -> Digest:
