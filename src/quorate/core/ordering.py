@@ -193,6 +193,15 @@ class Ordered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=7):
     time_us: _Time
 
 
+class Unordered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=60):
+    """Replica to publisher: this is why your batches from `first` on are not ordered."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    first: _Number
+    sentence: _Sentence
+
+
 # Agreeing
 
 
@@ -785,6 +794,7 @@ OrderMessage: TypeAlias = (
     | AskReceipts
     | Receipts
     | Concluded
+    | Unordered
     | Recall
     | Assigned
     | TopologyQuery

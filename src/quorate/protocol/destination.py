@@ -43,6 +43,7 @@ from quorate.core.ordering import (
     Ordered,
     Partition,
     TopologyReport,
+    Unordered,
 )
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
@@ -514,6 +515,7 @@ _HANDLERS: dict[type, Callable[[Destination, NodeId, Any], None]] = {
     Marked: lambda destination, sender, said: destination.marks.on_marked(sender, said),
     Ordered: lambda destination, sender, said: destination.commands.on_ordered(sender, said),
     Concluded: lambda destination, sender, said: destination.commands.on_concluded(sender, said),
+    Unordered: lambda destination, sender, said: destination.commands.on_unordered(sender, said),
     Assigned: lambda destination, sender, said: destination.commands.on_assigned(sender, said),
     TopologyReport: lambda destination, sender, said: destination.commands.on_report(sender, said),
 }

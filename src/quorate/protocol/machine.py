@@ -107,6 +107,14 @@ class Begun(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
+class Refused(msgspec.Struct, frozen=True, gc=False):
+    """Batches of this line from `first` on will not be ordered, nor any after them."""
+
+    line: Line
+    first: Sequence
+    sentence: str
+
+
 class Clamped(msgspec.Struct, frozen=True, gc=False):
     """A group committed an offset that is beyond the end; the partition is read from the end."""
 
@@ -154,6 +162,7 @@ Outcome: TypeAlias = (
     | Recorded
     | Begun
     | Clamped
+    | Refused
     | Turned
     | Entry
     | Trimmed

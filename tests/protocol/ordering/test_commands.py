@@ -160,8 +160,8 @@ def test_a_batch_that_is_compressed_is_no_command_and_stays_so(
 
 def test_whoever_renews_a_thousand_times_at_once_hears_of_its_partitions_a_few_times() -> None:
     outbox = Outbox()
-    steward = Steward(Control(cluster({"orders": {**LOG, "partitions": 4096}})), outbox)
-    commands = [Join(f"group-{number}", ["orders"]) for number in range(8)]
+    steward = Steward(Control(cluster({"orders": {**LOG, "partitions": 512}})), outbox)
+    commands = [Join(f"crew/{number}", ["orders"]) for number in range(8)]
     steward.carry_out(ANNA, 1, [command_of(each) for each in commands], WALL_US)
     outbox.take()
     steward.carry_out(ANNA, 9, [command_of(Renew())] * 1000, WALL_US)
@@ -169,7 +169,7 @@ def test_whoever_renews_a_thousand_times_at_once_hears_of_its_partitions_a_few_t
     assert len([each for each in sent if isinstance(each, Concluded)]) == 1000
     told = [each for each in sent if isinstance(each, Assigned)]
     assert len(msgspec.msgpack.encode(told)) < ANSWERS_BYTES_MAX
-    assert {each.group for each in told} == {f"group-{number}" for number in range(8)}
+    assert {each.group for each in told} == {f"crew/{number}" for number in range(8)}
     # The next time it hears of them again.
     steward.carry_out(ANNA, 1009, [command_of(Renew())], WALL_US)
     assert len([each for _, each in outbox.take().send if isinstance(each, Assigned)]) == 8

@@ -162,6 +162,11 @@ class Control:
         for node in self.state.resting:
             self._resting[member_of(node)][node] = None
         self._ended: list[NodeId] = []
+        self._over = {
+            node_of(member, number)
+            for member, numbers in self.state.ended.items()
+            for number in numbers
+        }
         self._ends: list[tuple[int, NodeId]] = []
         # Of these, the one of each session that counts.
         self._looked_at: dict[NodeId, int] = {}
@@ -217,7 +222,11 @@ class Control:
 
     def has_ended(self, node: NodeId) -> bool:
         """Whether this session ended for good, as of the last command."""
-        return session_of(node) in self.state.ended.get(member_of(node), ())
+        return node in self._over
+
+    @property
+    def ended(self) -> list[NodeId]:
+        return sorted(self._over)
 
     def is_known(self, node: NodeId) -> bool:
         return node in self.state.sessions or node in self.state.resting
@@ -322,6 +331,9 @@ class Control:
         self._resting[member].pop(node, None)
         numbers = self.state.ended.setdefault(member, [])
         numbers.append(session_of(node))
+        self._over.add(node)
+        for number in numbers[:-ENDED_PER_MEMBER_MAX]:
+            self._over.discard(node_of(member, number))
         del numbers[:-ENDED_PER_MEMBER_MAX]
         self._ended.append(node)
 

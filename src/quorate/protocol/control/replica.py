@@ -61,6 +61,7 @@ class Steward:
         self.control = self.control.from_state(state)
         self._rendered = None
         self.on_topology(self.control.cluster)
+        self.on_ended(self.control.ended)
 
     def on_recall(self, sender: NodeId, recall: Recall) -> None:
         sentence = self.control.result(sender, recall.sequence)

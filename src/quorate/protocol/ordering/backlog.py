@@ -52,6 +52,8 @@ MARK_DIGEST = digest(MARK)
 MayAppend = Callable[[Line], bool]
 # Whether its session is registered there, as of the last slot; without commands, all are.
 IsOpen = Callable[[Line], bool]
+# Whether a session has ended for good, as far as we know of commands.
+HasEnded = Callable[[NodeId], bool]
 # Have payloads on disk in whose place others are held from now on.
 KeepDisplaced = Callable[[list[Held]], None]
 
@@ -88,6 +90,7 @@ class Backlog:
         outbox: Outbox,
         *,
         is_open: IsOpen,
+        has_ended: HasEnded,
         named: Callable[[], Collection[Line]],
         receipts: Receipting,
         rooms: Rooms,
@@ -110,6 +113,7 @@ class Backlog:
         self.has_news = False
         self.may_append = may_append
         self.is_open = is_open
+        self.has_ended = has_ended
         self._named = named
         self.room = Room(rooms.session, rooms.member)
         self.commands_room = Room(rooms.session, rooms.commands)
@@ -234,16 +238,22 @@ class Backlog:
 
     # What may be proposed
 
+    def may_go_on(self, line: Line) -> bool:
+        """Whether a value may name this line, which may be a new one."""
+        if not self.is_open(line) or self.has_ended(line.publisher):
+            return False
+        return not self._log.beyond([line], self._log.ending)
+
     def proposable(self, waiting: Waiting) -> Sequence:
         """Up to here, every correct replica can find the line authentic and available."""
-        if not self.is_open(waiting.line):
+        if not self.may_go_on(waiting.line):
             return waiting.next - 1
         last = waiting.received_through(self._voices_to_propose)
         return self._receipts.available_through(waiting, last, self.holders(waiting.line))
 
     def claimed(self, waiting: Waiting) -> Sequence:
         """The same, if all that stores say is so. Nothing may rest on that."""
-        if not self.is_open(waiting.line):
+        if not self.may_go_on(waiting.line):
             return waiting.next - 1
         last = waiting.received_through(self._voices_to_propose)
         return waiting.claimed_through(last, self.holders(waiting.line))

@@ -17,12 +17,13 @@ with a reason and f that lie, to change the leader.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import MARKER, Digest, NodeId, Sequence
+from quorate.core.ids import MARKER, Digest, NodeId, Sequence, member_of, session_of
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
     SEAL_BYTES,
@@ -42,11 +43,12 @@ from quorate.core.ordering import (
     Propose,
     Received,
     SnapshotPart,
+    Unordered,
     Write,
 )
 from quorate.crypto.digests import digest, seal_digest
 from quorate.protocol.control.replica import Steward
-from quorate.protocol.ordering.backlog import Backlog, IsOpen, MayAppend
+from quorate.protocol.ordering.backlog import Backlog, HasEnded, IsOpen, MayAppend
 from quorate.protocol.ordering.catching_up import CatchingUp
 from quorate.protocol.ordering.challenges import Challenges
 from quorate.protocol.ordering.clocks import Clocks, WallClock
@@ -56,7 +58,14 @@ from quorate.protocol.ordering.cosigning import Cosigning, Notary
 from quorate.protocol.ordering.filling import FILL_BYTES_MAX, Filling, answer
 from quorate.protocol.ordering.leader_change import LeaderChange, Signer
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting, inline_max
-from quorate.protocol.ordering.log import SEAL_EVERY_US, Content, LogState, OrderLog
+from quorate.protocol.ordering.log import (
+    COMMAND_LINES_PER_MEMBER_MAX,
+    LINES_PER_MEMBER_MAX,
+    SEAL_EVERY_US,
+    Content,
+    LogState,
+    OrderLog,
+)
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.proving import Proving
@@ -80,7 +89,7 @@ from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.snapshots import Snapshots
 from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.ordering.value import SPANS_MAX, Span, Value, value_digest
+from quorate.protocol.ordering.value import ENDED_MAX, SPANS_MAX, Span, Value, value_digest
 from quorate.protocol.ordering.walking import Walking
 from quorate.protocol.outbox import Outbox
 
@@ -103,6 +112,7 @@ class Group:
         store: Store,
         may_append: MayAppend,
         is_open: IsOpen,
+        has_ended: HasEnded,
         wall_us: WallClock,
         outbox: Outbox,
         validation: Validation,
@@ -139,7 +149,8 @@ class Group:
         )  # fmt: skip
         self.backlog = Backlog(
             roster, log, self.commands, may_append, self.consensus.keep_displaced, outbox,
-            is_open=is_open, named=self._named, receipts=self.receipts, rooms=rooms,
+            is_open=is_open, has_ended=has_ended, named=self._named, receipts=self.receipts,
+            rooms=rooms,
             gather_us=pace.gather_us,
         )  # fmt: skip
         self.retrieval = Retrieval(
@@ -195,6 +206,8 @@ class Group:
                 self.backlog.restore_voted(record)
             elif isinstance(record, Held):
                 self.backlog.restore(record)
+        self.log.forgotten.clear()
+        self._note_ended()
         self.backlog.drop_ended()
         self.consensus.resume()
         self.change.resume()
@@ -219,6 +232,7 @@ class Group:
         self._outbox.persist(installed)
         self.log.start_from(state)
         self.commands.start_over(state.control)
+        self._note_ended()
         self.snapshots.start_over()
         self.consensus.jump(state.slot + 1, state.last)
         self.backlog.start_over()
@@ -229,6 +243,14 @@ class Group:
         self._progress_us = self._outbox.now_us
         self.change.progressed()
         self.catching_up.say_standing(self._others)
+
+    def end_sessions(self, nodes: Iterable[NodeId]) -> None:
+        """These have ended for good: the next value says so, and their lines are forgotten."""
+        self.log.ending.update((node, None) for node in nodes if node in self.log.sessions)
+        self.backlog.has_news = True
+
+    def _note_ended(self) -> None:
+        self.end_sessions([node for node in self.log.sessions if self.backlog.has_ended(node)])
 
     def keys_changed(self) -> None:
         """Replicas may have other keys; what they signed with the former ones counts no more."""
@@ -290,6 +312,8 @@ class Group:
         if append.digests and append.digests != digests:
             self._outbox.report(sender, "altered", f"batches from {append.first} on")
             return
+        if self._refuses(line, append.first):
+            return
         if self._validation.covers(append.topic) and not self._are_valid(line, append, digests):
             return
         self.counters["batches_in"] += len(digests)
@@ -319,6 +343,8 @@ class Group:
         if self._validation.covers(announce.topic):
             self._outbox.report(sender, "bad-sid", f"no seals of batches from {announce.first} on")
             return
+        if self._refuses(line, announce.first):
+            return
         unknown = [None] * len(announce.digests)
         self.backlog.take(line, announce.first, announce.digests, unknown)
 
@@ -327,10 +353,43 @@ class Group:
         digests = [*map(seal_digest, announce.seals)]
         if not self._validation.covers(announce.topic):
             self._outbox.report(sender, "rejected", "seals, on a topic that is not validated")
-        elif self._are_valid(line, announce, digests):
+        elif not self._refuses(line, announce.first) and self._are_valid(line, announce, digests):
             waiting = self.backlog.take(line, announce.first, digests, [None] * len(digests))
             if waiting is None:
                 self._note_contradiction(line, announce.first, announce.seals)
+
+    def _refuses(self, line: Line, first: Sequence) -> bool:
+        """Whether nothing of this line will be ordered; its publisher is told why."""
+        log, node = self.log, line.publisher
+        client = f"client {member_of(node)}"
+        if self.backlog.has_ended(node):
+            self._tell_why(line, first, session_ended(client, node))
+            return True
+        if line in log.state.lines:
+            return False
+        if log.beyond([line], log.ending):
+            bound = COMMAND_LINES_PER_MEMBER_MAX if self.commands.are_on(line) else None
+            streams = f"{bound} sessions" if bound else f"{LINES_PER_MEMBER_MAX} streams"
+            self._tell_why(
+                line, first,
+                f"{client} has {streams} here already; one of its sessions has to end before "
+                f"another stream can begin",
+            )  # fmt: skip
+            return True
+        if first > self.backlog.line(line).end:
+            # Or we lag behind: so it is taken all the same.
+            self._tell_why(line, first, session_ended(client, node))
+        return False
+
+    def refuse_ended(self, line: Line, first: Sequence) -> None:
+        """Its session is not registered, and nothing is known of it."""
+        client = f"client {member_of(line.publisher)}"
+        self._tell_why(line, first, session_ended(client, line.publisher))
+
+    def _tell_why(self, line: Line, first: Sequence, sentence: str) -> None:
+        if self._outbox.may_answer(line.publisher):
+            unordered = Unordered(line.topic, line.partition, first, sentence)
+            self._outbox.answer(line.publisher, unordered, len(sentence))
 
     def _note_contradiction(self, line: Line, first: Sequence, given: list[bytes]) -> None:
         """Of a validated topic we may have both seals, if we have what came before."""
@@ -436,6 +495,9 @@ class Group:
         # Receipts are looked at now that it matters.
         found = ((waiting, backlog.proposable(waiting)) for waiting, _ in claimed)
         ready = [*islice((each for each in found if each[1] >= each[0].next), SPANS_MAX)]
+        ended = tuple(islice(self.log.ending, ENDED_MAX))
+        beyond = {*self.log.beyond((waiting.line for waiting, _ in ready), ended)}
+        ready = [each for each in ready if each[0].line not in beyond]
         if not ready:
             return None
         batches, size = max(1, SLOT_BATCHES_MAX // len(ready)), SLOT_BYTES_MAX // len(ready)
@@ -450,7 +512,7 @@ class Group:
             spans.append(span)
             # Whoever was served goes to the end.
             backlog.active[waiting.line] = backlog.active.pop(waiting.line)
-        return Value(self.clocks.next_us(self.log.state.time_us), tuple(spans)).encode()
+        return Value(self.clocks.next_us(self.log.state.time_us), tuple(spans), ended).encode()
 
     def _is_gathering(self, ready: list[tuple[Waiting, Sequence]]) -> bool:
         """Whether more is about to come: after a slot with many batches, their publishers go on.
@@ -476,6 +538,11 @@ class Group:
         if not self._fits_a_slot(decoded.spans):
             self._outbox.report(self.consensus.leader, "bad-proposal", "of more than a slot orders")
             return False
+        if not self._may_end(decoded.ended):
+            return False
+        if self.log.beyond((span.line for span in decoded.spans), decoded.ended):
+            self._outbox.report(self.consensus.leader, "bad-proposal", "of more lines than may be")
+            return False
         # Each span is looked at, so that all that is missing is asked for.
         acceptable = [self._is_span_acceptable(span) for span in decoded.spans]
         return all(acceptable)
@@ -486,8 +553,14 @@ class Group:
         batches = sum(span.batches for span in spans)
         return batches <= SLOT_BATCHES_MAX and sum(commands) <= SLOT_COMMANDS_MAX
 
+    def _may_end(self, ended: tuple[NodeId, ...]) -> bool:
+        """Whether all these sessions have ended, as far as we know of commands."""
+        log, has_ended = self.log, self.backlog.has_ended
+        return all(node in log.sessions and has_ended(node) for node in ended)
+
     def _is_span_acceptable(self, span: Span) -> bool:
-        if self.backlog.may_append(span.line) and self.backlog.is_open(span.line):
+        has_ended = self.backlog.has_ended(span.publisher)
+        if self.backlog.may_append(span.line) and self.backlog.is_open(span.line) and not has_ended:
             self.backlog.foresee(span)
             return self.retrieval.is_acceptable(span)
         self._outbox.report(self.consensus.leader, "bad-proposal", "of a line that may not be")
@@ -663,6 +736,14 @@ class Group:
         if self.filling.on_absent(sender, absent):
             partition = Partition(absent.topic, absent.partition)
             self.challenges.doubt(sender, partition, absent.offset)
+
+
+def session_ended(client: str, node: NodeId) -> str:
+    """The answer to what comes late."""
+    return (
+        f"session {session_of(node)} of {client} has ended, and what it published before is not "
+        f"remembered: begin a new session"
+    )
 
 
 def _span(waiting: Waiting, last: Sequence, batches_max: int, bytes_max: int) -> Span:

@@ -9,7 +9,7 @@ which is how duplicates and replays are recognised; per partition its end; the r
 tree; and the cluster's own state, where commands are ordered. A snapshot has all of it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -33,11 +33,11 @@ SEAL_EVERY_US = 50_000
 SEAL_EVERY_SLOTS = 64
 # Positions of a line's last batches are kept for publishers that missed their receipts.
 RECENT_BATCHES_MIN = 1024
-# A client may have so many lines, and sessions that give commands. A line is there until its session
-# has ended for good, and a new one beyond the bound is refused.
+# A client has so many lines, and so many more for its commands. A line stays until its session has
+# ended for good, and a new line beyond the bound is refused.
 LINES_PER_MEMBER_MAX = STREAMS_PER_MEMBER_MAX
 COMMAND_LINES_PER_MEMBER_MAX = 2 * SESSIONS_PER_MEMBER_MAX
-# Of all positions of a client, so many are kept: those of the line that was used last for longest.
+# A client has so many of these. Beyond that, the line that was used longest ago loses some.
 POSITIONS_PER_MEMBER_MAX = 4096
 
 
@@ -120,9 +120,13 @@ class OrderLog:
         # By client: how many lines, and how many positions of them are kept.
         self._lines_of: Counter[tuple[MemberId, bool]] = Counter()
         self._positions_of: Counter[MemberId] = Counter()
+        # Lines with such positions, and the one that was used longest ago first.
+        self._placed: defaultdict[MemberId, dict[Line, None]] = defaultdict(dict)
         for line, known in state.lines.items():
             self._note_line(line)
-            self._positions_of[member_of(line.publisher)] += len(known.recent)
+            if known.recent:
+                self._positions_of[member_of(line.publisher)] += len(known.recent)
+                self._placed[member_of(line.publisher)][line] = None
 
     def line(self, line: Line) -> LineState:
         """Where this line goes on; one that was never heard of begins."""
@@ -247,6 +251,7 @@ class OrderLog:
         self.ending.pop(node, None)
         for line in self.sessions.pop(node, ()):
             self._lines_of[_account(line)] -= 1
+            self._placed[member_of(node)].pop(line, None)
             self._positions_of[member_of(node)] -= len(self.state.lines.pop(line).recent)
             self.forgotten.append(line)
 
@@ -258,14 +263,17 @@ class OrderLog:
         while line.recent and _end(line.recent[0]) + RECENT_BATCHES_MIN < line.next:
             del line.recent[0]
         self._positions_of[member] += len(line.recent) - before
+        placed = self._placed[member]
+        placed.pop(span.line, None)
+        placed[span.line] = None
         if self._positions_of[member] > POSITIONS_PER_MEMBER_MAX:
-            for other, state in self.state.lines.items():
-                if member_of(other.publisher) == member and state.recent:
-                    # The line that was used longest ago loses half of its positions.
-                    count = (len(state.recent) + 1) // 2
-                    del state.recent[:count]
-                    self._positions_of[member] -= count
-                    return
+            oldest = next(iter(placed))
+            recent = self.state.lines[oldest].recent
+            count = (len(recent) + 1) // 2
+            del recent[:count]
+            self._positions_of[member] -= count
+            if not recent:
+                del placed[oldest]
 
     def _partition(self, partition: Partition) -> PartitionState:
         state = self.state.partitions.get(partition)
