@@ -538,7 +538,7 @@ def test_the_partitions_of_a_member_that_dies_go_to_the_others_when_its_lease_en
         enough = asyncio.Event()
         read: list[Record] = []
         survivor = Consumer(cluster.directory, "bob", group="orphans", lease_s=1.0)
-        dead = Consumer(cluster.directory, "carol", group="orphans", lease_s=1.0)
+        dead = Consumer(cluster.directory, "bob", group="orphans", lease_s=1.0)
         async with survivor, asyncio.TaskGroup() as tasks:
             survivor.subscribe(["orphans"], start="begin")
             tasks.create_task(read_on(survivor, read, enough))
@@ -570,7 +570,7 @@ def test_a_group_goes_on_where_it_committed_even_if_the_leader_is_killed(
                 await consumer.commit()
             leading = await leader(admin, "byzantine")
             cluster.launcher.stop(leading, kill=True)
-            async with Consumer(cluster.directory, "carol", group="late") as consumer:
+            async with Consumer(cluster.directory, "bob", group="late") as consumer:
                 consumer.subscribe(["shared"], start="begin")
                 second = await next_records(consumer, 18)
                 await consumer.commit()
@@ -578,7 +578,7 @@ def test_a_group_goes_on_where_it_committed_even_if_the_leader_is_killed(
             cluster.launcher.wait_until_up(leading)
             state = await alike(admin, 4)
         assert numbers(first + second) == list(range(30))
-        offsets = [each["offset"] for each in state["groups"]["late"]["partitions"]]
+        offsets = [each["offset"] for each in state["groups"]["bob/late"]["partitions"]]
         ends = Counter(record.partition for record in first + second)
         assert offsets == [ends[number] for number in range(PARTITIONS)]
 
@@ -597,7 +597,7 @@ def test_a_group_that_begins_at_the_end_misses_nothing_that_comes_while_nobody_r
                 await consumer.subscribed()
                 await until(lambda: consumer.position("absent", 0) is not None)
             await producer.send("absent", b"after")
-        async with Consumer(cluster.directory, "carol", group="absent") as consumer:
+        async with Consumer(cluster.directory, "bob", group="absent") as consumer:
             consumer.subscribe(["absent"], start="end")
             return [record.value for record in await next_records(consumer, 1)]
 
@@ -643,7 +643,7 @@ def test_a_group_shares_commits_and_seeks_though_the_leader_misbehaves(
                 assert numbers(await share()) == list(range(60))
                 # Whoever comes next goes on behind that, or where it wants to.
                 await publish(cluster, topic, 60, 1)
-                async with Consumer(cluster.directory, "carol", group=group) as consumer:
+                async with Consumer(cluster.directory, "bob", group=group) as consumer:
                     consumer.subscribe([topic], start="begin")
                     (last,) = await next_records(consumer, 1)
                     assert last.value == b"60"
@@ -654,7 +654,7 @@ def test_a_group_shares_commits_and_seeks_though_the_leader_misbehaves(
             finally:
                 await admin.misbehave(liar, "behave")
             state = await alike(admin, 4)
-        offsets = [each["offset"] for each in state["groups"][group]["partitions"]]
+        offsets = [each["offset"] for each in state["groups"][f"bob/{group}"]["partitions"]]
         assert offsets[last.partition] == 2
 
     asyncio.run(story())
@@ -686,7 +686,7 @@ def test_members_and_operators_do_as_usual_while_a_replica_lies_about_the_contro
                     await consumer.commit()
                 # Whoever comes next goes on behind that.
                 await publish(cluster, topic, 20, 1)
-                async with Consumer(cluster.directory, "carol", group=group) as consumer:
+                async with Consumer(cluster.directory, "bob", group=group) as consumer:
                     consumer.subscribe([topic], start="begin")
                     assert numbers(await next_records(consumer, 1)) == [20]
             finally:

@@ -37,7 +37,7 @@ OFFSETS_MAX = 256
 # What a commit says of a partition beside its offset, in UTF-8.
 METADATA_BYTES_MAX = 4096
 # The clients on a group's access list.
-ACCESS_MAX = 16
+ACCESS_MAX = 8
 
 _Text = Annotated[str, Meta(max_length=256)]
 _Names = Annotated[list[_Text], Meta(max_length=NAMES_MAX)]

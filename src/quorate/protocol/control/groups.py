@@ -51,6 +51,7 @@ from quorate.protocol.control.state import (
     METADATA_BYTES_PER_PARTY_MAX,
     PARTITIONS_PER_PARTY_MAX,
     TOPICS_PER_MEMBER_MAX,
+    TOPICS_PER_PARTY_MAX,
     Group,
     GroupMember,
     Place,
@@ -169,7 +170,7 @@ class Groups:
                 raise RefusedError(f"topic '{topic}' has no partition {partition}")
             made = places.setdefault(topic, [Place() for _ in range(contracts[topic].partitions)])
             made[partition].offset = offset
-        self._check_partitions(reset.group, sum(map(len, places.values())))
+        self._check_partitions(reset.group, sum(map(len, places.values())), len(places))
         group.places, group.mode, group.used_us = places, "", now_us
 
     def delete(self, name: str) -> None:
@@ -258,7 +259,7 @@ class Groups:
         names = {*topics, *group.places}
         partitions = sum(contracts[topic].partitions for topic in names)
         if not names <= set(group.places):
-            self._check_partitions(name, partitions)
+            self._check_partitions(name, partitions, len(names))
 
     def _check_groups(self, party: str) -> None:
         if len(self._of_party.get(party, ())) >= GROUPS_PER_PARTY_MAX:
@@ -267,11 +268,17 @@ class Groups:
                 f"delete one"
             )
 
-    def _check_partitions(self, name: str, partitions: int) -> None:
+    def _check_partitions(self, name: str, partitions: int, topics: int) -> None:
         party = owner_of(name)
         for other in self._of_party.get(party, ()):
             if other != name:
                 partitions += sum(map(len, self._groups[other].places.values()))
+                topics += len(self._groups[other].places)
+        if topics > TOPICS_PER_PARTY_MAX:
+            raise RefusedError(
+                f"with group '{name}', the groups of {party} would have {topics} topics; allowed "
+                f"are {TOPICS_PER_PARTY_MAX}"
+            )
         if partitions > PARTITIONS_PER_PARTY_MAX:
             raise RefusedError(
                 f"with group '{name}', the groups of {party} would have {partitions} partitions; "

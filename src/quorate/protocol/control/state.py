@@ -34,15 +34,16 @@ REGISTRATIONS_PER_MEMBER_MAX = 256
 # Of these, so many that publish: each has room for what is undecided, at every replica.
 PUBLISHERS_PER_MEMBER_MAX = 64
 GROUPS_PER_SESSION_MAX = 64
-# Of the groups that a party owns, and of all their partitions; when somebody joins, since topics
+# Of the groups that a party owns, and of all their topics and partitions. Topics
 # whose partitions grow later may take a party beyond it.
 GROUPS_PER_PARTY_MAX = 64
 PARTITIONS_PER_PARTY_MAX = 4096
-METADATA_BYTES_PER_PARTY_MAX = 128 * 1024
+TOPICS_PER_PARTY_MAX = 256
+METADATA_BYTES_PER_PARTY_MAX = 64 * 1024
 MEMBERS_PER_GROUP_MAX = 256
 TOPICS_PER_MEMBER_MAX = 64
 # Of the topics that all members of a client read, in all groups.
-SHARES_PER_CLIENT_MAX = 256
+SHARES_PER_CLIENT_MAX = 128
 PROPOSALS_PER_PARTY_MAX = 16
 SENTENCE_CHARACTERS_MAX = 512
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 
 from quorate.core.ids import MARKER, Digest, NodeId, Sequence, member_of
-from quorate.core.ordering import Append, Line, Ordered, Stored
+from quorate.core.ordering import Append, Line, Ordered, Stored, Unordered
 from quorate.crypto.digests import digest
 from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.lines import (
@@ -442,7 +442,13 @@ class Backlog:
 
     def _tell_positions(self, line: Line, first: Sequence, end: Sequence) -> None:
         """A publisher asks again about what was decided: it missed its receipts."""
-        for position in self._log.line(line).recent:
+        recent = self._log.line(line).recent
+        if not recent or first < recent[0].first:
+            sentence = f"batch {first} was ordered, and its position is not remembered any more"
+            unordered = Unordered(line.topic, line.partition, first, sentence)
+            if self._outbox.may_answer(line.publisher):
+                self._outbox.answer(line.publisher, unordered, len(sentence))
+        for position in recent:
             if position.first < end and first < position.first + position.batches:
                 self._outbox.send(line.publisher, Ordered(line.topic, line.partition, *position))
 

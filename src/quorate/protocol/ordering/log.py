@@ -38,7 +38,7 @@ RECENT_BATCHES_MIN = 1024
 LINES_PER_MEMBER_MAX = STREAMS_PER_MEMBER_MAX
 COMMAND_LINES_PER_MEMBER_MAX = 2 * SESSIONS_PER_MEMBER_MAX
 # A client has so many of these. Beyond that, the line that was used longest ago loses some.
-POSITIONS_PER_MEMBER_MAX = 4096
+POSITIONS_PER_MEMBER_MAX = 2048
 
 
 class Position(NamedTuple):
