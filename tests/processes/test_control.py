@@ -763,3 +763,40 @@ def test_a_script_without_an_event_loop_is_a_member_of_a_group_too(cluster: Test
         last = consumer.poll(10)
     assert last is not None
     assert last.value == b"2"
+
+
+def test_a_group_is_its_partys_which_lets_others_in_and_resets_it(cluster: TestCluster) -> None:
+    async def story() -> None:
+        await created(cluster, "owned", order="total")
+        await publish(cluster, "owned", 0, 4)
+        async with Consumer(cluster.directory, "bob", group="owned", auto_commit_s=None) as mine:
+            mine.subscribe(["owned"], start="begin")
+            await next_records(mine, 2)
+            await mine.commit(metadata="half", epoch=3)
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            async with Consumer(cluster.directory, "carol", group="bob/owned") as other:
+                other.subscribe(["owned"], start="begin")
+                with pytest.raises(RefusedError, match="not on its access list"):
+                    await other.subscribed()
+            await admin.let_in("bob/owned", ["carol"])
+            async with Consumer(cluster.directory, "carol", group="bob/owned") as other:
+                other.subscribe(["owned"], start="begin")
+                (record,) = await next_records(other, 1)
+                committed = other.committed("owned", 0)
+                assert committed is not None and committed.offset == record.offset
+                assert (committed.epoch, committed.metadata) == (3, "half")
+            described = (await admin.groups())["bob/owned"]
+            assert described["access"] == ["carol"]
+
+            # Nobody checks a commit against the end of the log but the member that begins there.
+            await admin.reset_group("bob/owned", [("owned", 0, 10**12)])
+            async with Consumer(cluster.directory, "bob", group="owned") as mine:
+                mine.subscribe(["owned"], start="begin")
+                await mine.subscribed()
+                await publish(cluster, "owned", 4, 1)
+                assert numbers(await next_records(mine, 1)) == [4]
+                assert mine.counters["clamped"] == 1
+            await admin.delete_group("bob/owned")
+            assert "bob/owned" not in await admin.groups()
+
+    asyncio.run(story())

@@ -180,15 +180,12 @@ class Member:
         lost = [place for place in self.held if place not in places]
         gained = [place for place in places if place not in self.held]
         self._epoch, self.held = shared.epoch, dict.fromkeys(places)
-        said = {
-            (topic, number): (epoch, metadata) for topic, number, epoch, metadata in shared.notes
-        }
-        for place in gained:
-            self._notes[place] = said.get(place, NO_NOTE)
         for place in lost:
             self._lose(place)
+        notes = {(topic, number): (epoch, said) for topic, number, epoch, said in shared.notes}
         for place in gained:
             self._gain(place, places[place])
+            self._notes[place] = notes.get(place, NO_NOTE)
         # Also tells the cluster that we let go of what we lost.
         self._spawn(self._let_go(lost))
 
