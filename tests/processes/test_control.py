@@ -13,6 +13,7 @@ from clusters import TestCluster, quorate, running_cluster
 from logs import leader, next_records
 from quorate.client import Admin, BlockingConsumer, Consumer, Producer, Record, session
 from quorate.client import queue as queue_module
+from quorate.client.consumer import Committed
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, LocalProtocolError, QuorumError, RefusedError
 from quorate.runtime.local import OPERATOR
@@ -783,8 +784,7 @@ def test_a_group_is_its_partys_which_lets_others_in_and_resets_it(cluster: TestC
                 other.subscribe(["owned"], start="begin")
                 (record,) = await next_records(other, 1)
                 committed = other.committed("owned", 0)
-                assert committed is not None and committed.offset == record.offset
-                assert (committed.epoch, committed.metadata) == (3, "half")
+                assert committed == Committed(record.offset or 0, 3, "half")
             described = (await admin.groups())["bob/owned"]
             assert described["access"] == ["carol"]
 
@@ -800,3 +800,26 @@ def test_a_group_is_its_partys_which_lets_others_in_and_resets_it(cluster: TestC
             assert "bob/owned" not in await admin.groups()
 
     asyncio.run(story())
+
+
+def test_groups_are_listed_shared_reset_and_deleted_on_the_command_line(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        await created(cluster, "listed", order="total")
+        async with Consumer(cluster.directory, "bob", group="listed") as consumer:
+            consumer.subscribe(["listed"], start="begin")
+            await consumer.subscribed()
+
+    asyncio.run(story())
+    where = ("--directory", cluster.directory)
+    allowed = quorate("group", "allow", "bob/listed", "carol", *where)
+    assert allowed.out == "Group bob/listed lets in its own party and carol.\n"
+    quorate("group", "reset", "bob/listed", "--offset", "listed:0@17", *where)
+    found = json.loads(quorate("group", "list", "--json", *where).out)["bob/listed"]
+    assert (found["access"], found["partitions"][0]["offset"]) == (["carol"], 17)
+    assert "listed:0@17" in quorate("group", "list", *where).out
+    assert quorate("group", "reset", "bob/listed", "--offset", "17", *where).code == 2
+    assert quorate("group", "delete", "bob/listed", *where).out == "Deleted group bob/listed.\n"
+    again = quorate("group", "delete", "bob/listed", *where)
+    assert "there is no group 'bob/listed'" in again.err
