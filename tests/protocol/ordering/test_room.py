@@ -26,6 +26,7 @@ from quorate.protocol.control import machine
 from quorate.protocol.control.state import PUBLISHERS_PER_MEMBER_MAX
 from quorate.protocol.ordering.backlog import COMMAND_COST
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Former, Waiting
+from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Dropped, Held
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, Room, Rooms
 
@@ -366,3 +367,42 @@ def test_the_streams_of_a_session_go_in_one_slot_when_it_has_ended_for_good(
     assert all("has ended" in each.sentence for each in told)
     assert [log.tree.size for log in logs] == [size] * 4
     assert len({bytes(log.snapshot().state) for log in logs}) == 1
+
+
+def test_a_group_that_orders_no_commands_forgets_streams_in_one_slot_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "REST_US", 60 * SECOND_US)
+    ticks = topic_id("ticks")
+    crash = {"protection": "crash", "order": "total", "partitions": 2}
+    chamber = Council(cluster=cluster({"orders": LOG, "ticks": crash}))
+    anna, ben = Client(chamber, ANNA), Client(chamber, BEN)
+
+    def hands_in(client: Client, first: int, to: Iterable[NodeId]) -> None:
+        for partition in range(2):
+            chamber.say(client.node, to, Append(ticks, partition, first, [b"%d" % first]))
+        chamber.settle()
+
+    for client in (anna, ben):
+        client.commands(Register("ticks", SECOND_US))
+        hands_in(client, 1, chamber.members)
+    # Three of the four replicas order it.
+    logs = [chamber.seats[each].ordering.groups[GroupKind.CRASH].log for each in range(3)]
+    assert [len(log.state.lines) for log in logs] == [4] * 3
+    for ahead in (50, 100):
+        chamber.ahead_us = dict.fromkeys(chamber.members, ahead * SECOND_US)
+        chamber.run(2)
+        ben.commands(Register("ticks", SECOND_US))
+    assert [len(log.state.lines) for log in logs] == [4] * 3
+    hands_in(ben, 2, chamber.members)
+    assert [{line.publisher for line in log.state.lines} for log in logs] == [{BEN}] * 3
+    assert len({bytes(log.snapshot().state) for log in logs}) == 1
+
+    # A replica that starts again comes to the same.
+    chamber.reboot(0)
+    chamber.run(5)
+    log = chamber.seats[0].ordering.groups[GroupKind.CRASH].log
+    assert bytes(log.snapshot().state) == bytes(logs[1].snapshot().state)
+    hands_in(anna, 1, chamber.members)
+    chamber.run(1)
+    assert log.tree.size == logs[1].tree.size == 6
