@@ -36,7 +36,7 @@ from quorate.protocol.control.replica import Steward
 from quorate.protocol.machine import Ready
 from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.group import SLOT_COMMANDS_MAX
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.lines import COMMAND_BATCH_BYTES_MAX
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Decided, Placed, Store, Stretch
@@ -50,7 +50,7 @@ from quorate.sim.stores import SimStore
 LINE = Line(ANNA, CONTROL_TOPIC_ID, 0)
 NAMES = {client.number: client.name for client in cluster().clients}
 # Of what makes no command as well, as much as replicas let wait.
-COMMANDS = [bytes(INLINE_BYTES_MAX)] * 4096
+COMMANDS = [bytes(COMMAND_BATCH_BYTES_MAX)] * 2048
 CHAINS = chained(CHAIN_START, map(digest, COMMANDS))
 WALL_US = 1_000_000
 
@@ -65,8 +65,8 @@ class Replica:
             me, (), NAMES, signer=SimSigner(me), store=store, found=store.found(),
             wall_us=lambda _: WALL_US, outbox=self._outbox, cluster=cluster(),
         )  # fmt: skip
-        for first in (1, 2049):
-            self.step(ANNA, Append(*LINE[1:], first, COMMANDS[:2048]))
+        for first in (1, 1025):
+            self.step(ANNA, Append(*LINE[1:], first, COMMANDS[:1024]))
 
     def step(self, sender: NodeId, message: Append | Received | Propose) -> Ready:
         self._ordering.step(sender, message)
@@ -76,8 +76,8 @@ class Replica:
 
 def test_whatever_a_slot_orders_of_commands_can_be_told_to_those_who_lag_behind() -> None:
     leader = Replica(0)
-    leader.step(1, Received(*LINE, 4096, CHAINS[-1]))
-    ready = leader.step(2, Received(*LINE, 4096, CHAINS[-1]))
+    leader.step(1, Received(*LINE, 2048, CHAINS[-1]))
+    ready = leader.step(2, Received(*LINE, 2048, CHAINS[-1]))
 
     (value,) = {message.value for _, message in ready.send if isinstance(message, Propose)}
 
