@@ -14,6 +14,7 @@ from logs import leader, next_records
 from quorate.client import Admin, BlockingConsumer, Consumer, Producer, Record, session
 from quorate.client import queue as queue_module
 from quorate.client.consumer import Committed
+from quorate.client.resuming import ResumingProducer
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, LocalProtocolError, QuorumError, RefusedError
 from quorate.runtime.local import OPERATOR
@@ -823,3 +824,20 @@ def test_groups_are_listed_shared_reset_and_deleted_on_the_command_line(
     assert quorate("group", "delete", "bob/listed", *where).out == "Deleted group bob/listed.\n"
     again = quorate("group", "delete", "bob/listed", *where)
     assert "there is no group 'bob/listed'" in again.err
+
+
+def test_a_producer_raises_what_replicas_say_to_a_stream_that_nobody_remembers(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        await created(cluster, "resumed", order="total")
+        async with ResumingProducer(
+            cluster.directory, "alice", session=77, secret=bytes(32)
+        ) as producer:
+            await producer.go_on_with("resumed", 0, 7)
+            for _ in range(2):
+                with pytest.raises(RefusedError, match="session 77 of client .* has ended"):
+                    await producer.send("resumed", b"late")
+        await publish(cluster, "resumed", 0, 1)
+
+    asyncio.run(story())
