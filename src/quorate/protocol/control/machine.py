@@ -97,7 +97,7 @@ class Changes(NamedTuple):
     topology_changed: bool
     groups: dict[str, list[NodeId]]
     # Sessions that ended for good.
-    ended: list[NodeId] = []  # noqa: RUF012
+    ended: list[NodeId]
 
 
 class PartitionDescription(msgspec.Struct, frozen=True):

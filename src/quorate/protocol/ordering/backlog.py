@@ -242,7 +242,7 @@ class Backlog:
         """Whether a value may name this line, which may be a new one."""
         if not self.is_open(line) or self.has_ended(line.publisher):
             return False
-        return not self._log.beyond([line], self._log.ending)
+        return line in self._log.state.lines or not self._log.beyond([line], self._log.ending)
 
     def proposable(self, waiting: Waiting) -> Sequence:
         """Up to here, every correct replica can find the line authentic and available."""

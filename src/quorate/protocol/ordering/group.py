@@ -360,31 +360,35 @@ class Group:
 
     def _refuses(self, line: Line, first: Sequence) -> bool:
         """Whether nothing of this line will be ordered; its publisher is told why."""
-        log, node = self.log, line.publisher
-        client = f"client {member_of(node)}"
-        if self.backlog.has_ended(node):
-            self._tell_why(line, first, session_ended(client, node))
+        log = self.log
+        if self.backlog.has_ended(line.publisher):
+            self.refuse_ended(line, first)
             return True
         if line in log.state.lines:
             return False
         if log.beyond([line], log.ending):
-            bound = COMMAND_LINES_PER_MEMBER_MAX if self.commands.are_on(line) else None
-            streams = f"{bound} sessions" if bound else f"{LINES_PER_MEMBER_MAX} streams"
+            streams = f"{LINES_PER_MEMBER_MAX} streams"
+            if self.commands.are_on(line):
+                streams = f"{COMMAND_LINES_PER_MEMBER_MAX} sessions that give commands"
             self._tell_why(
                 line, first,
-                f"{client} has {streams} here already; one of its sessions has to end before "
-                f"another stream can begin",
+                f"client {member_of(line.publisher)} has {streams} here already; one of its "
+                f"sessions has to end before another stream can begin",
             )  # fmt: skip
             return True
         if first > self.backlog.line(line).end:
             # Or we lag behind: so it is taken all the same.
-            self._tell_why(line, first, session_ended(client, node))
+            self.refuse_ended(line, first)
         return False
 
     def refuse_ended(self, line: Line, first: Sequence) -> None:
-        """Its session is not registered, and nothing is known of it."""
-        client = f"client {member_of(line.publisher)}"
-        self._tell_why(line, first, session_ended(client, line.publisher))
+        """Nothing is known of what this session published before."""
+        node = line.publisher
+        self._tell_why(
+            line, first,
+            f"session {session_of(node)} of client {member_of(node)} has ended, and what it "
+            f"published before is not remembered: begin a new session",
+        )  # fmt: skip
 
     def _tell_why(self, line: Line, first: Sequence, sentence: str) -> None:
         if self._outbox.may_answer(line.publisher):
@@ -736,14 +740,6 @@ class Group:
         if self.filling.on_absent(sender, absent):
             partition = Partition(absent.topic, absent.partition)
             self.challenges.doubt(sender, partition, absent.offset)
-
-
-def session_ended(client: str, node: NodeId) -> str:
-    """The answer to what comes late."""
-    return (
-        f"session {session_of(node)} of {client} has ended, and what it published before is not "
-        f"remembered: begin a new session"
-    )
 
 
 def _span(waiting: Waiting, last: Sequence, batches_max: int, bytes_max: int) -> Span:
