@@ -29,10 +29,13 @@ from commands import (
     rebuilt,
 )
 from quorate.core.control import (
+    KEEP_US,
+    AlterGroup,
     AlterTopic,
     Command,
     Commit,
     CreateTopic,
+    DeleteGroup,
     Join,
     Leave,
     PutClient,
@@ -40,6 +43,7 @@ from quorate.core.control import (
     RemoveClient,
     Renew,
     ReplaceReplica,
+    ResetGroup,
     Unregister,
     encode_command,
 )
@@ -69,7 +73,9 @@ nodes = st.sampled_from(
     ]
 )
 topics = st.sampled_from(["a", "b", "c", "live", "new", "nothing", "quorate.x"])
-names = st.sampled_from(["g", "h", "a b"])
+names = st.sampled_from(["crew/g", "crew/h", "acme/g", "a b", "g"])
+keeps = st.sampled_from([SECOND_US, 7 * SECOND_US, KEEP_US])
+modes = st.sampled_from(["", "", "basic", "validated"])
 leases = st.sampled_from([SECOND_US, 5 * SECOND_US, 60 * SECOND_US, 1])
 lists = st.sampled_from([["*"], ["anna"], ["anna", "ben"], ["nobody"], []])
 settings_of_topics = st.fixed_dictionaries(
@@ -96,10 +102,20 @@ def _replacement(seed: int, name: str) -> ReplaceReplica:
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Register, topics, leases, st.integers(0, 2)),
     st.builds(Unregister, topics, st.integers(0, 2)),
-    st.builds(Join, names, st.lists(topics, max_size=3), leases),
+    st.builds(Join, names, st.lists(topics, max_size=3), leases, keeps, modes),
+    st.builds(AlterGroup, names, st.sampled_from([[], ["anna"], ["*"], ["nobody"]])),
+    st.builds(ResetGroup, names, offsets),
+    st.builds(DeleteGroup, names),
     st.builds(Join, st.just("crew/g"), st.sampled_from([["a"], ["a", "b"], ["b"]]), leases),
     st.builds(Leave, names),
     st.builds(Commit, names, st.integers(0, 12), offsets),
+    st.builds(
+        lambda name, epoch, offset, note: Commit(name, epoch, [offset], [note]),
+        names,
+        st.integers(0, 12),
+        st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.integers(0, 99)),
+        st.tuples(st.integers(-1, 3), st.sampled_from(["", "x", "y" * 4096])),
+    ),
     st.builds(Renew, st.integers(0, 2)),
     st.builds(CreateTopic, topics, settings_of_topics),
     st.builds(AlterTopic, topics, settings_of_topics),

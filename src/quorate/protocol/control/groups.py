@@ -77,6 +77,8 @@ class Groups:
         self._groups = groups
         self.changed: dict[str, dict[NodeId, None]] = {}
         self._of_party: dict[str, dict[str, None]] = {}
+        # The time of the command that is being carried out.
+        self._now_us = 0
         for name in groups:
             self._of_party.setdefault(owner_of(name), {})[name] = None
 
@@ -96,8 +98,8 @@ class Groups:
                 f"offsets that are kept for {join.keep_us} microseconds; allowed are 1 to "
                 f"{KEEP_US_MAX}"
             )
-        self._drop_old(owner_of(name), now_us)
-        group = self._groups.get(name)
+        self._now_us = now_us
+        group = self._found(name)
         _check_access(name, group, client)
         if group is not None and join.mode and group.mode not in ("", join.mode):
             raise RefusedError(
@@ -105,7 +107,7 @@ class Groups:
                 f"{join.mode} ones; join another group, or have the owner reset this one"
             )
         self._check_room(name, node, group, wanted, contracts)
-        group = self._made(name, join.keep_us)
+        group = self._made(name, group, join.keep_us)
         group.mode = group.mode or join.mode
         group.used_us = now_us
         member = group.members.get(node)
@@ -124,7 +126,7 @@ class Groups:
             self._rebalance(name, contracts)
 
     def commit(self, commit: Commit, node: NodeId, who: str, now_us: int) -> None:
-        name, epoch = commit.group, commit.epoch
+        name, epoch, self._now_us = commit.group, commit.epoch, now_us
         group = self._groups.get(name)
         if group is None or node not in group.members:
             raise RefusedError(
@@ -155,14 +157,16 @@ class Groups:
 
     def let_in(self, name: str, access: list[str], now_us: int) -> list[NodeId]:
         """These clients of other parties may be in it. Returns the members that it has."""
-        self._drop_old(owner_of(name), now_us)
-        if name not in self._groups:
+        self._now_us = now_us
+        group = self._found(name)
+        if group is None:
             self._check_groups(owner_of(name))
-        group = self._made(name)
+        group = self._made(name, group)
         group.access, group.used_us = list(access), now_us
         return list(group.members)
 
     def reset(self, reset: ResetGroup, contracts: Contracts, now_us: int) -> None:
+        self._now_us = now_us
         group = self._idle(reset.group)
         places: dict[str, list[Place]] = {}
         for topic, partition, offset in reset.offsets:
@@ -171,16 +175,18 @@ class Groups:
             made = places.setdefault(topic, [Place() for _ in range(contracts[topic].partitions)])
             made[partition].offset = offset
         self._check_partitions(reset.group, sum(map(len, places.values())), len(places))
+        self._made(reset.group, group)
         group.places, group.mode, group.used_us = places, "", now_us
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, now_us: int) -> None:
+        self._now_us = now_us
         self._idle(name)
         self._drop(name)
 
     def of_party(self, party: str, now_us: int) -> list[str]:
         """The groups of this party that have not ended by age."""
-        names = self._of_party.get(party, {})
-        return [name for name in names if not _is_old(self._groups[name], now_us)]
+        self._now_us = now_us
+        return self._living(party)
 
     # What happens to groups without being asked
 
@@ -262,7 +268,7 @@ class Groups:
             self._check_partitions(name, partitions, len(names))
 
     def _check_groups(self, party: str) -> None:
-        if len(self._of_party.get(party, ())) >= GROUPS_PER_PARTY_MAX:
+        if len(self._living(party)) >= GROUPS_PER_PARTY_MAX:
             raise RefusedError(
                 f"{party} has {GROUPS_PER_PARTY_MAX} groups already; an operator of it has to "
                 f"delete one"
@@ -270,7 +276,7 @@ class Groups:
 
     def _check_partitions(self, name: str, partitions: int, topics: int) -> None:
         party = owner_of(name)
-        for other in self._of_party.get(party, ()):
+        for other in self._living(party):
             if other != name:
                 partitions += sum(map(len, self._groups[other].places.values()))
                 topics += len(self._groups[other].places)
@@ -289,7 +295,7 @@ class Groups:
         party, replaced = owner_of(name), set(map(id, places))
         size = sum(
             len(place.metadata.encode())
-            for other in self._of_party[party]
+            for other in self._living(party)
             for _, _, place in _places(self._groups[other])
             if id(place) not in replaced
         )
@@ -300,24 +306,34 @@ class Groups:
                 f"allowed are {METADATA_BYTES_PER_PARTY_MAX}"
             )
 
-    def _made(self, name: str, keep_us: int = KEEP_US) -> Group:
+    def _found(self, name: str) -> Group | None:
+        """One that has not ended by age."""
         group = self._groups.get(name)
+        return None if group is None or self._is_old(group) else group
+
+    def _living(self, party: str) -> list[str]:
+        names = self._of_party.get(party, ())
+        return [name for name in names if not self._is_old(self._groups[name])]
+
+    def _is_old(self, group: Group) -> bool:
+        return not group.members and self._now_us - group.used_us >= group.keep_us
+
+    def _made(self, name: str, group: Group | None, keep_us: int = KEEP_US) -> Group:
+        """The group, which is made if there is none; those of its party that are old go now."""
+        named = self._of_party.setdefault(owner_of(name), {})
+        for old in [each for each in named if self._is_old(self._groups[each])]:
+            self._drop(old)
         if group is None:
             group = self._groups[name] = Group(keep_us=keep_us)
-            self._of_party.setdefault(owner_of(name), {})[name] = None
+            named[name] = None
         return group
 
     def _drop(self, name: str) -> None:
         del self._groups[name], self._of_party[owner_of(name)][name]
 
-    def _drop_old(self, party: str, now_us: int) -> None:
-        for name in list(self._of_party.get(party, ())):
-            if _is_old(self._groups[name], now_us):
-                self._drop(name)
-
     def _idle(self, name: str) -> Group:
         """A group without members."""
-        group = self._groups.get(name)
+        group = self._found(name)
         if group is None:
             raise RefusedError(f"there is no group '{name}'")
         if group.members:
@@ -423,10 +439,6 @@ def _check_access(name: str, group: Group | None, client: Client) -> None:
             f"group '{name}' is of {owner_of(name)}, and {client.name} is of {client.party} and "
             f"not on its access list"
         )
-
-
-def _is_old(group: Group, now_us: int) -> bool:
-    return not group.members and now_us - group.used_us >= group.keep_us
 
 
 def _places(group: Group) -> Iterator[tuple[str, int, Place]]:

@@ -593,7 +593,7 @@ class Control:
                     topology.known_share(self.cluster, topic)
                 self._groups.reset(command, self.cluster.all_topics, now_us)
             case DeleteGroup():
-                self._groups.delete(name)
+                self._groups.delete(name, now_us)
 
     def _leave(self, node: NodeId, session: Session, group: str) -> None:
         if group in session.groups:
