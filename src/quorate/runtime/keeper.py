@@ -16,7 +16,7 @@ from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import payload_digest
 from quorate.crypto.evidence import render
 from quorate.crypto.identity import Identity
 from quorate.protocol.broker import Broker
@@ -198,7 +198,7 @@ class LogKeeper:
         state = steward.control.state
         return {
             "revision": state.revision,
-            "digest": digest(msgspec.msgpack.encode(state)).hex(),
+            "digest": payload_digest(msgspec.msgpack.encode(state)).hex(),
             "sessions": len(state.sessions),
             "groups": {
                 name: msgspec.to_builtins(steward.control.describe_group(name))
@@ -212,7 +212,7 @@ class LogKeeper:
             log = {"log": GroupKind(number).name.lower()}
             yield "log_batches", log, group.log.tree.size
             yield "log_signed_batches", log, group.cosigning.size if group.cosigning else 0
-            yield "log_missing_batches", log, group.filling.count
+            yield "log_missing_events", log, group.filling.count
             yield "log_regency", log, group.consensus.regency
             yield "log_stopped", log, bool(group.stopped)
         yield from self.outside.samples()
