@@ -230,9 +230,8 @@ class LineOutgoing:
     def _give_up(self) -> None:
         self._seal()
         first = self.unreceipted
-        for kept in self._kept.values():
-            self.under_way.bytes -= BATCH_COST + len(kept.payload)
-        self.under_way.bytes -= LINE_COST
+        costs = [kept.cost_bytes for kept in self._kept.values()]
+        self.under_way.bytes -= sum(costs) + LINE_COST
         self._kept.clear()
         self._unsealed.clear()
         self._voices.clear()
