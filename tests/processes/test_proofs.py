@@ -16,6 +16,7 @@ import independent
 from clusters import TestCluster, quorate, running_cluster
 from quorate.client import Admin, BlockingProver, Producer, Prover, prove
 from quorate.core.cluster import Cluster
+from quorate.core.errors import LocalProtocolError
 from quorate.core.event import Event
 from quorate.crypto.identity import Identity
 from quorate.crypto.proofs import Keys, Proof, verify, verify_bytes
@@ -55,10 +56,17 @@ def keys_of(cluster: TestCluster) -> Keys:
 
 
 async def published(
-    cluster: TestCluster, topic: str, values: list[bytes], partition: int = 0
+    cluster: TestCluster,
+    topic: str,
+    values: list[bytes],
+    partition: int = 0,
+    *,
+    signed: bool = True,
 ) -> int:
     """The offset that a batch of these values got."""
     async with Producer(cluster.directory, "alice") as producer:
+        if not signed:
+            await producer.update_topology([])
         events = [Event(None, value, (), 1_000_000) for value in values]
         receipt = await producer.send_batch(topic, events, partition=partition)
         assert receipt.offset is not None
@@ -101,7 +109,7 @@ def test_a_batch_is_proved_on_the_command_line_and_verified_elsewhere(
     code, said = verified_elsewhere(elsewhere, proved.out)
     assert code == 0, said
     assert "alice published 2 events on topic payments of cluster" in said
-    assert f"offset {offset} of partition 1" in said
+    assert f"offsets {offset} to {offset + 1} of partition 1" in said
     assert "the key that is pinned for it" in said
     assert "10 to bob" in said
     assert "20 to eve" in said
@@ -118,8 +126,8 @@ def test_one_event_is_proved_without_its_neighbours(cluster: TestCluster, elsewh
     code, said = verified_elsewhere(elsewhere, proved.out, "--json")
     verdict: dict[str, Any] = json.loads(said)
     assert code == 0
-    assert [(shown["index"], shown["value"]) for shown in verdict["shown"]] == [
-        (1, "the second secret")
+    assert [(shown["offset"], shown["value"]) for shown in verdict["shown"]] == [
+        (offset + 1, "the second secret")
     ]
     assert (verdict["holds"], verdict["producer_name"], verdict["events"]) == (True, "alice", 3)
     proof = Proof.parse(proved.out.encode())
@@ -149,6 +157,21 @@ def test_the_whole_batch_of_a_topic_with_event_proofs_is_shown_only_to_who_asks_
         event = verify(alone, keys).event
         assert event is not None
         assert event.value == b"alone"
+
+    asyncio.run(story())
+
+
+def test_the_neighbours_of_a_basic_event_are_shown_only_to_who_asks_for_them(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        offset = await published(cluster, "votes", SECRETS, signed=False)
+        async with Prover(cluster.directory, "bob") as prover:
+            with pytest.raises(LocalProtocolError, match="its 3 events are proved together or not"):
+                await prover.prove("votes", 0, offset + 1)
+            whole = await prover.prove("votes", 0, offset + 1, whole=True)
+        verdict = verify(whole, keys_of(cluster))
+        assert (verdict.offset, verdict.events, verdict.is_signed) == (offset, 3, False)
 
     asyncio.run(story())
 

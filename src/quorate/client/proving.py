@@ -121,8 +121,8 @@ class Prover(Session):
         if has_neighbours and self.cluster.contract(topic).event_proofs and not whole:
             raise LocalProtocolError(
                 f"the producer did not sign the batch that has offset {offset} of '{topic}', so "
-                f"that its {count_of(proof.payload)} events are proved together or not at all; say "
-                "that the whole batch is wanted"
+                f"that its {count_of(proof.payload)} events are proved together or not at all; ask "
+                "for the whole batch (--whole)"
             )
         return shown(proof, offset, Keys.of(self.cluster), whole=whole)
 

@@ -315,7 +315,7 @@ class PartitionAudit:
             holding.cursor = ledger.offsets[number + brought]
         if not self._stands_as_agreed(number, entries):
             what = "says that another line stands, or that another batch begins,"
-            self._accuse(replica, "wrong-position", offset, what)
+            self._accuse(replica, "wrong-position", offset, what, is_its_word=True)
             return
         if not is_next:
             return
@@ -332,7 +332,8 @@ class PartitionAudit:
             if found == ledger.descriptors_of(at):
                 self._look_into(at, [payload])
             else:
-                self._accuse(replica, "altered-payload", ledger.offsets[at], what)
+                where = ledger.offsets[at]
+                self._accuse(replica, "altered-payload", where, what, is_its_word=is_its_word)
                 self._look_for_rival(at, payload)
 
     def _stands_as_agreed(self, number: int, entries: Entries) -> bool:
@@ -555,10 +556,15 @@ class PartitionAudit:
             )
             yield Missing(start, stop, gone, silent + behind)
 
-    def _accuse(self, replica: NodeId, kind: str, offset: int, what: str) -> None:
+    def _accuse(
+        self, replica: NodeId, kind: str, offset: int, what: str, *, is_its_word: bool
+    ) -> None:
+        """Where crashes only are tolerated, what a replica says may be what a liar told it."""
         who = self._name_of(replica)
+        is_deceived = is_its_word and self.topic.contract.protection == "crash"
         partition = f"partition {self.ledger.partition.number} of '{self.topic.name}'"
-        self._find(kind, who, offset, f"{who} {what} at offset {offset} of {partition}")
+        sentence = f"{who} {what} at offset {offset} of {partition}"
+        self._find(kind, "" if is_deceived else who, offset, sentence)
 
     def _find(
         self, kind: str, who: str, offset: int, sentence: str, evidence: Evidence | None = None
