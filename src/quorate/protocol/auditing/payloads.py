@@ -332,8 +332,9 @@ class PartitionAudit:
             if found == ledger.descriptors_of(at):
                 self._look_into(at, [payload])
             else:
-                where = ledger.offsets[at]
-                self._accuse(replica, "altered-payload", where, what, is_its_word=is_its_word)
+                self._accuse(
+                    replica, "altered-payload", ledger.offsets[at], what, is_its_word=is_its_word
+                )
                 self._look_for_rival(at, payload)
 
     def _stands_as_agreed(self, number: int, entries: Entries) -> bool:
