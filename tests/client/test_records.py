@@ -191,6 +191,24 @@ def test_a_position_is_past_what_is_not_for_this_reader_once_it_comes_to_it(
     read(story, arrivals, monkeypatch=monkeypatch)
 
 
+def test_whoever_waits_for_so_long_is_told_though_much_comes_that_is_not_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(consumer: Consumer) -> None:
+        async def basic_batches() -> None:
+            for offset in range(1, 10_000):
+                consumer._on_outcomes([passed(offset)])
+                await asyncio.sleep(0.001)
+
+        others = asyncio.create_task(basic_batches())
+        for waiting in (consumer.poll(0.05), consumer.poll_batches(0.05)):
+            assert not await waiting
+            assert not others.done()
+        others.cancel()
+
+    read(story, [], monkeypatch=monkeypatch)
+
+
 def test_batches_and_tables_go_on_inside_a_batch_where_records_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

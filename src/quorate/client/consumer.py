@@ -25,6 +25,7 @@ as the consumer comes to it, and so is what `commit()` says.
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -451,10 +452,12 @@ class Consumer(Session):
     async def poll(self, timeout_s: float | None = None) -> Record | None:
         """The next record, or None if there is none within the time."""
         self._come_back()
-        while not self._records:
-            if not await self._more(timeout_s):
-                return None
-            self._unpack()
+        if not self._records:
+            ends_at = _ends_at(timeout_s)
+            while not self._records:
+                if not await self._more(ends_at):
+                    return None
+                self._unpack()
         return self._next_record()
 
     def _come_back(self) -> None:
@@ -524,7 +527,7 @@ class Consumer(Session):
             self._queue.put_back(msgspec.structs.replace(self._open, skip=skip))
             self._close_open()
         self._come_back()
-        if not await self._more(timeout_s):
+        if not await self._more(_ends_at(timeout_s)):
             return []
         found: list[tuple[Arrival, Batch]] = []
         while self._queue and events_max > 0:
@@ -630,7 +633,7 @@ class Consumer(Session):
 
     # Parts
 
-    async def _more(self, timeout_s: float | None) -> bool:
+    async def _more(self, ends_at: float | None) -> bool:
         """Wait for a delivery; False when the time is up."""
         joins = self._membership is not None and self._membership.is_joining
         if self._asked or self._unbegun or self._put_off or joins:
@@ -643,14 +646,14 @@ class Consumer(Session):
                 raise ClosedError("the consumer is closed")
             self._arrived.clear()
             try:
-                await self._arrival(timeout_s)
+                await self._arrival(None if ends_at is None else ends_at - time.monotonic())
             except TimeoutError:
                 return False
             self._pass_gaps()
         await self._know_publisher()
         if self._membership is not None:
             await self._membership.say_beginnings()
-        return bool(self._queue) or await self._more(timeout_s)
+        return bool(self._queue) or await self._more(ends_at)
 
     def _pass_gaps(self) -> None:
         """What comes next of some partitions may be said to be further on."""
@@ -807,6 +810,10 @@ def _records_of(
     return map(
         Record, *fields, repeat(partition), range(offset, offset + opened.count), repeat(validated)
     )
+
+
+def _ends_at(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s
 
 
 def _skip_of(arrival: Arrival) -> int:
