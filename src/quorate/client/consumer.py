@@ -170,8 +170,9 @@ class Consumer(Session):
         # The batch of a log topic whose events are handed out now.
         self._open: Entry | None = None
         self._modes = Modes()
-        # From where each partition is read.
+        # From where each partition is read, and those that are read with validation.
         self._begins: dict[tuple[str, int], Start] = {}
+        self._checked: set[tuple[str, int]] = set()
         self.counters: Counter[str] = Counter()
         self._queue = Queue(queue_events)
         topics = topics_of(self.cluster)
@@ -270,8 +271,8 @@ class Consumer(Session):
         """From now on these topics are validated and all others are not (Kabis 2023, 2.1.3).
 
         In a consumer group the mode is the group's, which its first member chose: another one is
-        refused. A topic that is read already goes on with the event after the last that was handed out: of
-        a validated one with signed events only, of another one with all.
+        refused. A topic that is read already goes on with the event after the last that was handed
+        out: of a validated one with signed events only, of another one with all.
         """
         topics = checked_names(topics)
         await self._know(topics)
@@ -284,9 +285,7 @@ class Consumer(Session):
                 self._modes = before
                 raise
         changed = [
-            place
-            for place in self._begins
-            if before.validates(self.cluster, place[0]) != self._validates(place[0])
+            place for place in self._begins if (place in self._checked) != self._validates(place[0])
         ]
         for place in changed:
             self._drop_queued(*place)
@@ -425,6 +424,7 @@ class Consumer(Session):
         self._unbegun.add(_partition(place))
         self._named.pop(place, None)
         self._begins[place] = start
+        (self._checked.add if validate else self._checked.discard)(place)
         if isinstance(start, int):
             self._named[place] = start
             if is_committed:
@@ -833,7 +833,7 @@ class Consumer(Session):
         topic, publisher = self._names[number], self.cluster.name_of(source)
         records = _records_of(
             opened, (topic, publisher, delivery.sequence), self._voucher_names(delivery.vouchers),
-            (delivery.partition.number, delivery.offset, self._validates(topic))
+            (delivery.partition.number, delivery.offset, self._place_of(delivery) in self._checked)
             if isinstance(delivery, Entry) else None,
         )  # fmt: skip
         wanted = self._wanted.get(topic)
