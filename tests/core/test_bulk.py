@@ -16,9 +16,7 @@ from quorate.core.ordering import Announce, Append, Entries
 from quorate.crypto.digests import digest
 
 D = b"d" * 32
-DESCRIPTOR = bytes(DESCRIPTOR_BYTES)
-ABC = b"abc" * 7
-SHORTEST = bytes(HEADER_BYTES)
+DESCRIPTOR = b"d" * DESCRIPTOR_BYTES
 LARGE = bytes(5000)
 PAYLOADS = st.lists(st.binary(min_size=HEADER_BYTES, max_size=100), min_size=1, max_size=20)
 
@@ -52,7 +50,7 @@ def test_only_what_proves_its_payloads_and_is_large_travels_in_two_parts() -> No
     assert is_bulky(append(LARGE))
     assert is_bulky(entries(LARGE))
     assert not is_bulky(Append(7, 1, 3, [LARGE]))
-    assert not is_bulky(entries(ABC))
+    assert not is_bulky(entries(b"small"))
     assert not is_bulky(Announce(7, 1, 3, [DESCRIPTOR]))
     assert isinstance(for_link(append(LARGE)), Bulk)
     assert isinstance(for_link(Append(7, 1, 3, [LARGE])), bytes)
@@ -70,10 +68,11 @@ def headed(message: Bulky, lengths: list[bytes], data: bytes = b"") -> memoryvie
 
 
 def packed(*lengths: int) -> bytes:
-    return Struct(f"<{len(lengths)}I").pack(*lengths)
+    return Struct(f"<{len(lengths)}I").pack(*lengths).ljust(HEADER_BYTES, b"\0")
 
 
-ONE = append(ABC)
+SMALL = b"abc" * 7
+ONE = append(SMALL)
 REFUSED = {
     "nothing": memoryview(b""),
     "a head that is longer than all of it": memoryview(Struct("<I").pack(9) + b"x"),
@@ -84,21 +83,31 @@ REFUSED = {
         + msgspec.msgpack.encode(Announce(7, 1, 3, [DESCRIPTOR]))
     ),
     "a head that is nested without end": memoryview(Struct("<I").pack(100_000) + b"\x91" * 100_000),
-    "lengths twice": headed(ONE, [packed(21), packed(21)], ABC),
-    "no length": headed(ONE, [b""], ABC),
-    "half a length": headed(ONE, [b"\x03\x00"], ABC),
-    "too little data": headed(ONE, [packed(21)], ABC[1:]),
-    "too much data": headed(ONE, [packed(21)], ABC + b"d"),
-    "fewer digests than payloads": headed(ONE, [packed(16, 21)], SHORTEST + ABC),
-    "no digests": headed(Append(7, 1, 3, [ABC]), [packed(21)], ABC),
+    "lengths twice": headed(ONE, [packed(21), packed(21)], SMALL),
+    "no length": headed(ONE, [b""], SMALL),
+    "nothing but zeros": headed(ONE, [bytes(HEADER_BYTES)], SMALL),
+    "a length of zero": headed(ONE, [packed(0, 21)], SMALL),
+    "half a length": headed(ONE, [packed(21) + b"\x03\x00"], SMALL),
+    "too little data": headed(ONE, [packed(21)], SMALL[:-1]),
+    "too much data": headed(ONE, [packed(21)], SMALL + b"d"),
+    "fewer digests than payloads": headed(ONE, [packed(21, 21)], SMALL * 2),
+    "no digests": headed(Append(7, 1, 3, [SMALL]), [packed(21)], SMALL),
+    "a payload without a header": headed(ONE, [packed(15)], SMALL[:15]),
     "too many payloads": headed(
-        entries(SHORTEST), [packed(*[16] * (RUN_BATCHES_MAX + 1))], SHORTEST * (RUN_BATCHES_MAX + 1)
+        entries(b""), [packed(*[16] * (RUN_BATCHES_MAX + 1))], bytes(16 * (RUN_BATCHES_MAX + 1))
     ),
-    "a payload without a header": headed(append(ABC), [packed(15)], bytes(15)),
     "a payload over its bound": headed(
-        entries(SHORTEST), [packed(SEALED_BYTES_MAX + 1)], bytes(SEALED_BYTES_MAX + 1)
+        entries(b""), [packed(SEALED_BYTES_MAX + 1)], bytes(SEALED_BYTES_MAX + 1)
     ),
 }
+
+
+def test_the_messages_that_the_refused_ones_are_made_of_are_taken() -> None:
+    assert decode_bulk(headed(ONE, [packed(21)], SMALL)) == ONE
+    many = [bytes(HEADER_BYTES)] * RUN_BATCHES_MAX
+    assert decode_bulk(wire(encode_bulk(entries(*many)))) == entries(*many)
+    long = [bytes(2**16), bytes(2**8)]
+    assert decode_bulk(wire(encode_bulk(entries(*long)))) == entries(*long)
 
 
 @pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED.keys())
@@ -109,7 +118,7 @@ def test_what_makes_no_sense_is_refused(body: memoryview) -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 200))
 def test_whatever_arrives_is_a_message_or_refused(noise: bytes, at: int) -> None:
-    good = bytes(wire(encode_bulk(append(ABC, SHORTEST))))
+    good = bytes(wire(encode_bulk(append(SMALL, b"de" * 9))))
     try:
         message = decode_bulk(memoryview(good[:at] + noise + good[at + len(noise) :]))
     except RemoteProtocolError:

@@ -109,6 +109,10 @@ class LogKeeper:
             snapshot_every=self._cluster.snapshot_every,
             deposits=self.outside.payloads is not None,
         )
+        for group, sentence in recovered.skipped.items():
+            _log.error(
+                "the log %s goes on before this: %s", GroupKind(group).name.lower(), sentence
+            )
         if recovered.replayed:
             took_ms = (time.monotonic() - began) * 1000
             _log.info("%s records replayed in %.0f ms", recovered.replayed, took_ms)
@@ -163,6 +167,7 @@ class LogKeeper:
                     "snapshot": group.transfer.covered if group.transfer else 0,
                     "started_over": group.transfer.count if group.transfer else 0,
                     "evidence": _evidence(group),
+                    "stopped": group.stopped,
                 }
                 for number, group in groups.items()
             },
@@ -209,6 +214,7 @@ class LogKeeper:
             yield "log_signed_batches", log, group.cosigning.size if group.cosigning else 0
             yield "log_missing_events", log, group.filling.count
             yield "log_regency", log, group.consensus.regency
+            yield "log_stopped", log, bool(group.stopped)
         yield from self.outside.samples()
 
     def _trim(self, broker: Broker) -> None:

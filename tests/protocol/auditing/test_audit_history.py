@@ -1,6 +1,7 @@
 """The order that replicas tell is computed again, and whoever tells another one is named."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -398,3 +399,42 @@ def test_who_signed_two_heads_of_one_size_is_named_with_evidence_that_verifies()
         assert finding.evidence is not None
         proved = verify_evidence(parse(render(finding.evidence)), keys)
         assert proved.name == finding.who
+
+
+# Where crashes only are tolerated, one liar makes correct replicas tell what it says (N3)
+
+
+def crash_walks() -> Walks:
+    walks = Walks()
+    origin = ORIGIN.replace("byzantine", "crash")
+    walks.history = History(
+        replace(orderers(), group=0, name="crash", members=(0, 1, 2), quorum=2, origin=origin),
+        walks.findings,
+    )
+    return walks
+
+
+def test_a_fork_of_a_log_that_tolerates_crashes_is_found_and_nobody_is_named() -> None:
+    walks, truth, deceived = crash_walks(), scribe(2), scribe(1)
+    deceived.slot({ALICE: [b"told to r1 alone"]})
+
+    walks.tell(0, 2, by=truth, signed=False)
+    walks.tell(1, by=deceived, signed=False)
+    walks.judge()
+
+    assert walks.kinds == [("fork", "")]
+    assert "tolerates crashes only" in walks.found[0].sentence
+
+
+def test_what_a_liar_and_whom_it_deceived_signed_names_nobody_either() -> None:
+    walks, truth, deceived = crash_walks(), scribe(2), scribe(1)
+    deceived.slot({ALICE: [b"other", b"others"], BOB: [b"another"]})
+    origin = walks.history.orderers.origin
+
+    walks.history.begin(2, truth.walked(checkpoints=[truth.checkpoint((0, 2), origin=origin)]))
+    shown = [deceived.checkpoint((0, 1), origin=origin)]
+    walks.history.begin(1, deceived.walked(checkpoints=shown))
+    walks.judge()
+
+    assert {(finding.kind, finding.who) for finding in walks.found} == {("fork", "")}
+    assert all(finding.evidence is None for finding in walks.found)

@@ -157,6 +157,22 @@ def test_a_replica_that_says_another_line_stands_there_is_named(wrong: dict[str,
     assert shelf.kinds == [("wrong-position", "r2")]
 
 
+def test_where_crashes_only_are_tolerated_what_fits_its_own_message_is_held_against_nobody() -> (
+    None
+):
+    """A liar may have told it so. What its disk alters does not fit what it says itself."""
+    shelf = Shelf([bare("one")], contract={"order": "total", "protection": "crash"})
+    damaged = msgspec.structs.replace(entries_of(shelf.payloads), payloads=[bare("ONE")])
+
+    shelf.brings(0, entries_of([bare("ONE")]))
+    shelf.brings(1, entries_of(shelf.payloads, first=2))
+    shelf.brings(2, damaged)
+
+    assert shelf.kinds == [
+        ("altered-payload", ""), ("wrong-position", ""), ("altered-payload", "r2"),
+    ]  # fmt: skip
+
+
 def test_a_thousand_lies_are_one_row_with_a_few_examples() -> None:
     payloads = [bare(f"{number}") for number in range(1000)]
     shelf = Shelf(payloads)

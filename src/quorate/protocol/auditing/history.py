@@ -24,16 +24,18 @@ from typing import NamedTuple
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of
 from quorate.core.ordering import Line, Partition, Slot, Walked
-from quorate.crypto.checkpoint import Checkpoint, Cosigner, OtherKeysError
+from quorate.crypto.checkpoint import Checkpoint, Cosigner, Head, OtherKeysError
 from quorate.crypto.checkpoint import read as read_checkpoint
 from quorate.crypto.evidence import heads_in_conflict
 from quorate.crypto.merkle import Tree
 from quorate.protocol.auditing.findings import Finding, Findings, Where
 from quorate.protocol.ordering.log import LINES_PER_MEMBER_MAX
+from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import DIGEST_BYTES, cut
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, leaves_of
 
 FIRST_SLOT = 1
+CRASHES_ONLY = "this log tolerates crashes only, and somebody lied"
 # Of a branch that makes no sense at all, so much is told.
 FAULTS_MAX = 16
 
@@ -56,6 +58,11 @@ class Orderers:
     needed: int
     # Replicas that were added later have the same history, and no voice.
     followers: tuple[NodeId, ...] = ()
+
+    @property
+    def may_be_deceived(self) -> bool:
+        """Whether one of these that lies makes correct ones tell, and sign, what it says."""
+        return self.group == GroupKind.CRASH
 
     def voices(self, replicas: Iterable[NodeId]) -> int:
         return sum(replica in self.members for replica in replicas)
@@ -501,11 +508,18 @@ class History:
         signed = [each.checkpoint for each in self._signed.values()]
         for at, one in enumerate(signed):
             for other in signed[at + 1 :]:
+                self._find_fork(one.head, other.head)
                 for evidence in heads_in_conflict(orderers.cluster, one, other, numbers):
                     who = orderers.name_of(evidence.replica)
                     sentence = f"{who} signed two heads with {evidence.size} batches"
                     where = Where(orderers.name)
                     self._findings.add(Finding("two-heads", who, where, sentence, evidence))
+
+    def _find_fork(self, one: Head, other: Head) -> None:
+        """Two heads of one size, where those who signed them are not to blame for it."""
+        if self.orderers.may_be_deceived and one.size == other.size and one.root != other.root:
+            sentence = f"two heads with {one.size} batches were signed, and {CRASHES_ONLY}"
+            self._findings.add(Finding("fork", "", Where(self.orderers.name), sentence))
 
     def _accuse(self, replica: NodeId, kind: str, slot: int | None, what: str) -> None:
         self._findings.add(accusation(self.orderers, replica, kind, slot, what))
@@ -548,11 +562,14 @@ def judge_divergence(
     elif orderers.voices(found.right) >= orderers.one_correct > orderers.voices(tellers):
         why = f"that {orderers.names(found.right)} tell"
     else:
+        why = ""
+    if not why or orderers.may_be_deceived:
+        what = CRASHES_ONLY if orderers.may_be_deceived else "nothing signed tells who is right"
         sentence = (
-            f"{orderers.names(found.right)} and {orderers.names(tellers)} decided slot {fork} "
-            "differently, and nothing signed tells who is right"
+            f"{orderers.names(found.right)} and {orderers.names(tellers)} decided slot {at} "
+            f"differently, and {what}"
         )
-        findings.add(Finding("fork", "", Where(orderers.name, fork), sentence))
+        findings.add(Finding("fork", "", Where(orderers.name, at), sentence))
         return
     for replica in tellers:
         what = f"is not of the history {why}"
@@ -564,7 +581,8 @@ def accusation(
 ) -> Finding:
     who = orderers.name_of(replica)
     subject = who if slot is None else f"slot {slot} of {who}"
-    return Finding(kind, who, Where(orderers.name, slot), f"{subject} {what}")
+    named = "" if orderers.may_be_deceived else who
+    return Finding(kind, named, Where(orderers.name, slot), f"{subject} {what}")
 
 
 def unserved(orderers: Orderers, signed: Signed) -> Finding:

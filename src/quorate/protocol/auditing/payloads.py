@@ -285,7 +285,8 @@ class PartitionAudit:
         holding.payload_bytes += size
         holding.cursor = offset + len(payloads)
         if not self._stands_as_agreed(entries):
-            self._accuse(replica, "wrong-position", offset, "says that another line stands there")
+            what = "says that another line stands there"
+            self._accuse(replica, "wrong-position", offset, what, is_its_word=True)
             return
         agreed = self.ledger.digests_of(offset, len(payloads))
         if b"".join(digests) == agreed:
@@ -300,7 +301,7 @@ class PartitionAudit:
             if found == agreed[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
                 self._look_into(offset + at, payloads[at : at + 1])
             else:
-                self._accuse(replica, "altered-payload", offset + at, what)
+                self._accuse(replica, "altered-payload", offset + at, what, is_its_word=is_its_word)
                 self._look_for_rival(offset + at, payloads[at])
 
     def _stands_as_agreed(self, entries: Entries) -> bool:
@@ -511,10 +512,15 @@ class PartitionAudit:
             )
             yield Missing(start, stop, gone, silent + behind)
 
-    def _accuse(self, replica: NodeId, kind: str, offset: int, what: str) -> None:
+    def _accuse(
+        self, replica: NodeId, kind: str, offset: int, what: str, *, is_its_word: bool
+    ) -> None:
+        """Where crashes only are tolerated, what a replica says may be what a liar told it."""
         who = self._name_of(replica)
+        is_deceived = is_its_word and self.topic.contract.protection == "crash"
         partition = f"partition {self.ledger.partition.number} of '{self.topic.name}'"
-        self._find(kind, who, offset, f"{who} {what} at offset {offset} of {partition}")
+        sentence = f"{who} {what} at offset {offset} of {partition}"
+        self._find(kind, "" if is_deceived else who, offset, sentence)
 
     def _find(
         self, kind: str, who: str, offset: int, sentence: str, evidence: Evidence | None = None
