@@ -31,8 +31,7 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.messages import StatusQuery
 from quorate.core.ordering import Recall
 from quorate.crypto.identity import Identity
-from quorate.runtime import links
-from quorate.runtime import handshake
+from quorate.runtime import handshake, links
 from quorate.runtime.handshake import HELLO_BYTES, Credentials, cluster_digest
 from quorate.runtime.links import STRANGERS_PER_HOST_MAX
 from quorate.runtime.records import RECORD_BYTES_MAX, RECORD_BYTES_USUAL, TaggedRecords
