@@ -184,7 +184,7 @@ def test_a_position_is_past_what_is_not_for_this_reader_once_it_comes_to_it(
         assert (consumer.counters["malformed"], consumer.counters["trimmed"]) == (2, 10)
         assert len([each for each in caplog.records if "malformed" in each.message]) == 1
 
-    arrivals = [
+    arrivals: list[Outcome] = [
         passed(2), entry(2, EVENTS), malformed(7, EVENTS), entry(12, EVENTS[:1]), passed(20),
         passed(25), malformed(25, EVENTS), Trimmed(place, 30, 10),
     ]  # fmt: skip
@@ -241,7 +241,6 @@ def test_a_change_of_the_mode_reads_on_with_the_event_after_the_last_that_was_ha
         pass
 
     monkeypatch.setattr(Consumer, "_know", known)
-    arrivals = [Begun(Partition(topic_id("votes"), 0), 0)] + [
-        entry(offset, EVENTS, topic="votes") for offset in (0, 5)
-    ]
+    begun = Begun(Partition(topic_id("votes"), 0), 0)
+    arrivals = [begun, *(entry(offset, EVENTS, topic="votes") for offset in (0, 5))]
     read(story, arrivals, monkeypatch=monkeypatch, topic="votes")

@@ -388,6 +388,12 @@ class Reading:
                 return
             if was_wide and self._reach_for_the_chain(connected):
                 return
+            if was_wide and self._ends_inside_a_batch():
+                # More than the lead that is late, or both would take turns for ever.
+                self._blames.update([*self._supplied_by, *self._supplied_by])
+                self._forget_unsettled()
+                self._blame("is late", connected)
+                return
             self._lacking.clear()
             if was_wide and self.end > self.position:
                 self._blame("is late", connected)
@@ -419,6 +425,17 @@ class Reading:
         self._limit = limit
         self._ask_all(connected)
         return True
+
+    def _ends_inside_a_batch(self) -> bool:
+        """Whether others may have no word on the chain where it is to be confirmed.
+
+        Who lies about how many events a batch has ends it where nobody else does. So many are
+        further that one of them is correct, and do not confirm it; it is read again.
+        """
+        others = self._ends.keys() - self._supplied_by
+        further = [replica for replica in others if self._ends[replica] > self.received]
+        is_of_others = bool(self._unsettled) and self.lead not in self._supplied_by
+        return is_of_others and len(further) > self._others_needed
 
     # Settling
 
