@@ -23,6 +23,11 @@ PARTITION = Partition(T, 0)
 FIRST, SECOND, THIRD, LAST = stores_of((0, 1, 2, 3), PARTITION)
 
 
+def cut(digests: bytes) -> list[bytes]:
+    """Digests that are laid end to end, one by one."""
+    return [digests[at : at + 32] for at in range(0, len(digests), 32)]
+
+
 def large(publisher: NodeId, sequence: int, signer: NodeId | None = None) -> bytes:
     """A batch that only its stores get."""
     return sealed_by(publisher, sequence, bytes([sequence]) * INLINE_BYTES_MAX, signer)
