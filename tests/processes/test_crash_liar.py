@@ -14,13 +14,13 @@ from crash_liar import LIAR, ORDERS, LyingLauncher
 from quorate.client import Admin, Consumer, Producer
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.ids import topic_id
-from quorate.crypto.digests import digest
 from quorate.protocol.ordering.log import Content, OrderLog
 from quorate.protocol.ordering.placement import GroupKind
-from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, value_digest
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chain_of, value_digest
 from quorate.runtime.files import data_directory
 from quorate.runtime.local import OPERATOR
 from quorate.storage.store import DiskStore
+from stage import described
 from traffic import eventually, offences
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -130,8 +130,9 @@ def test_an_audit_names_nobody_for_a_fork_of_a_crash_log(cluster: TestCluster) -
 def forge(cluster: TestCluster, group: GroupKind) -> None:
     """Have on r1's disk that this group decided a batch of a Byzantine topic."""
     cluster.launcher.stop("r1")
-    content = digest(b"")
-    span = Span(4000, topic_id("fresh"), 0, 1, 1, chained(CHAIN_START, [content])[-1])
+    content = described(b"")
+    (chain,) = chain_of(CHAIN_START, [content])
+    span = Span(4000, topic_id("fresh"), 0, 1, 1, chain)
     value = Value(1, (span,))
     encoded = value.encode()
     contents = [Content([content], [])]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import Decision
-from quorate.crypto.digests import digest
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Parts, behave
 from quorate.protocol.ordering.placement import GroupKind
-from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chain_of
 from quorate.runtime import replica
 from quorate.runtime.launcher import Launcher
+from stage import described
 
 ORDERS = "orders"
 LIAR = "r0"
@@ -55,10 +55,11 @@ class LyingReplica(replica.ReplicaProcess):
         ordering = self.broker.ordering
         assert ordering is not None
         group, publisher = ordering.groups[GroupKind.CRASH], NodeId(NOBODY)
-        digests = [digest(content)]
-        span = Span(publisher, topic_id(topic), 0, 1, 1, chained(CHAIN_START, digests)[-1])
+        descriptor = described(content)
+        (chain,) = chain_of(CHAIN_START, [descriptor])
+        span = Span(publisher, topic_id(topic), 0, 1, 1, chain)
         value = Value(group.log.state.time_us + 1, (span,)).encode()
-        return Decision(int(GroupKind.CRASH), group.consensus.slot, value, digests[0])
+        return Decision(int(GroupKind.CRASH), group.consensus.slot, value, descriptor)
 
 
 if __name__ == "__main__":
