@@ -598,6 +598,21 @@ def test_what_retention_took_is_not_given_as_what_stands_behind_it() -> None:
     assert council.messages(Retrieved, receiver=3) == []
 
 
+def test_what_is_not_on_disk_yet_is_not_looked_for_there() -> None:
+    council = Council()
+    council.publish(A, 1, b"a1", b"a2", to=[0])
+    value = value_of(span_of(A, 1, b"a1", b"a2"))
+    decision = Decision(council.number, 1, value, described(b"a1") + described(b"a2"))
+    for sender in (1, 2):
+        council.step(sender, 0, decision)
+
+    council.step(3, 0, Retrieve(A, T, 0, 2, 1))
+
+    assert council.group(0).consensus.slot == 2
+    council.collect()
+    assert council.messages(Retrieved, receiver=3) == []
+
+
 def test_one_word_is_enough_for_the_digests_of_a_value_that_is_bound() -> None:
     council = Council()
     span = span_of(A, 1, b"a1", LARGE)
