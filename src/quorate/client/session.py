@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 
 from quorate.core.cluster import Client, Cluster
-from quorate.core.contract import topic_of
 from quorate.core.control import CONTROL_TOPIC, Command, Renew
 from quorate.core.errors import (
     ClosedError,
@@ -147,7 +146,7 @@ class Session(ABC):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._transport.close(), CLOSE_TIMEOUT_S)
         for future in self._answers.values():
-            _fail(future, ClosedError(f"{type(self).__name__} was closed"))
+            fail(future, ClosedError(f"{type(self).__name__} was closed"))
 
     async def reach(self, within_s: float) -> None:
         """Wait until a replica is connected; raise if nobody was at any address for so long.
@@ -335,9 +334,9 @@ class Session(ABC):
         """What to raise: how many replicas of a topic are there, how many it takes, and why."""
         members = self.cluster.placement(topic)
         if self._is_nobody_there(members):
-            return self._unreached(f"no replica that serves '{topic_of(topic)}'", members)
+            return self._unreached(f"no replica that serves '{topic}'", members)
         if needed is None:
-            is_byzantine = self.cluster.contract_of(topic).protection == "byzantine"
+            is_byzantine = self.cluster.contract(topic).protection == "byzantine"
             needed = Quorum(len(members), self.cluster.f).one_correct if is_byzantine else 1
         up = sum(replica in self.driver.connected_peers for replica in members)
         replicas = "1 replica" if len(members) == 1 else f"{len(members)} replicas"
@@ -385,7 +384,7 @@ class Session(ABC):
         self.reports[key] = self.reports.get(key, 0) + 1
 
 
-def _fail(future: "asyncio.Future[str]", error: Exception) -> None:
+def fail(future: "asyncio.Future[Any]", error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
         # Nobody may be waiting any more, and that is fine.

@@ -32,7 +32,7 @@ WORDS = {
     "disk_full": "1 while there is no room on the disk, and so nothing is acknowledged.",
     "log_batches": "Batches that the order log has.",
     "log_signed_batches": "Batches that its last checkpoint covers, with a quorum's signatures.",
-    "log_missing_batches": "Batches of the log whose payloads are yet to be fetched from others.",
+    "log_missing_events": "Events of the log whose payloads are yet to be fetched from others.",
     "log_regency": "How many leaders the order log has had.",
     "log_stopped": "1 if this replica is silent in the log's group, since it cannot go on there.",
     "store_in_trouble": "1 while the Kafka that this replica has as its store does not answer.",
