@@ -1245,3 +1245,15 @@ def test_replicas_give_whoever_begins_anywhere_the_same_events_at_the_same_offse
     assert reading is not None
     assert reading.position == book.offsets[-1]
     assert chamber.reports() == []
+
+
+def test_a_lead_that_says_of_what_it_did_not_send_that_it_is_a_descriptor_is_replaced() -> None:
+    desk = Desk(validates=True)
+    lead = desk.lead
+
+    said = msgspec.structs.replace(TRUE.entries(0, 1, Wants.SIGNED), bare=[0, 7])
+    desk.reading.on_entries(lead, said, desk.connected)
+
+    desk.take()
+    assert desk.reports == [(lead, "bad-lead")]
+    assert desk.lead != lead

@@ -324,8 +324,8 @@ class RangeReading:
     def _batches(self, entries: Entries, offsets: list[int]) -> list[_Batch]:
         publisher, first, time_us = entries.publisher, entries.first, entries.time_us
         bare = frozenset(entries.bare)
-        if bare and not self._validates:
-            raise RemoteProtocolError("sent descriptors where batches were asked for")
+        if bare and (not self._validates or max(bare) >= len(entries.payloads)):
+            raise RemoteProtocolError("sent descriptors that were not asked for")
         line = Line(publisher, *self.partition)
         descriptors = [
             payload if at in bare else descriptor(payload)

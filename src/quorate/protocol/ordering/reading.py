@@ -486,7 +486,11 @@ class Reading:
             payload if at in bare else descriptor(payload)
             for at, payload in enumerate(entries.payloads)
         ]
-        if bare and (self.validation is None or any(is_signed(descriptors[at]) for at in bare)):
+        if bare and (
+            self.validation is None
+            or max(bare) >= len(descriptors)
+            or any(is_signed(descriptors[at]) for at in bare)
+        ):
             return False
         leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, descriptors)
         chains = chained(before, leaves)

@@ -1,0 +1,52 @@
+"""A stretch of a partition is read from one replica, which may lie."""
+
+from itertools import count
+
+from quorate.core.ordering import Entries, Follow, Partition
+from quorate.crypto.digests import descriptor
+from quorate.protocol.ordering.ranges import RangeReading, Settled, Unsettled
+from stage import Outlook, event, topic
+
+VALIDATED: dict[str, object] = {"protection": "byzantine", "order": "total", "validated": True}
+
+
+class Desk:
+    """Who reads a stretch, and the replicas that it can reach."""
+
+    def __init__(self, table: dict[str, object], stretch: range) -> None:
+        self.look = Outlook()
+        self.topic = topic(table)
+        self.partition = Partition(self.topic.id, 0)
+        self.connected = set(self.topic.members)
+        self.settled: list[Settled] = []
+        self.reports: list[tuple[int, str]] = []
+        self.reading = RangeReading(
+            self.topic, self.partition, stretch, self.look.outbox, count(1), None, self._take
+        )
+        self.reading.taken(stretch.start, self.connected)
+
+    def _take(self, said: list[Settled] | Unsettled) -> None:
+        assert isinstance(said, list)
+        self.settled += said
+        self.reading.taken(said[-1].end, self.connected)
+
+    def asked(self) -> list[tuple[int, Follow]]:
+        """Who is asked for batches since the last look, which forgets everything."""
+        ready = self.look.take()
+        self.reports += [(each.node, each.kind) for each in ready.reports]
+        return [(to, each) for to, each in ready.send if isinstance(each, Follow)]
+
+    def entries(self, offset: int, *payloads: bytes, bare: list[int]) -> Entries:
+        return Entries(1000, *self.partition, offset, 1, 0, bytes(32), bytes(32), [*payloads], bare)
+
+
+def test_a_lead_that_says_of_what_it_did_not_send_that_it_is_a_descriptor_gives_way() -> None:
+    desk = Desk(VALIDATED, range(3))
+    ((lead, _),) = desk.asked()
+    said = desk.entries(0, descriptor(event(b"1")), bare=[0, 7])
+
+    desk.reading.on_entries(lead, said, desk.connected)
+
+    ((other, _),) = desk.asked()
+    assert other != lead
+    assert desk.reports == [(lead, "bad-lead")]
