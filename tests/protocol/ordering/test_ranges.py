@@ -4,10 +4,11 @@ from itertools import count
 
 from quorate.core.ordering import Entries, Follow, Partition
 from quorate.crypto.digests import descriptor
-from quorate.protocol.ordering.ranges import RangeReading, Settled, Unsettled
+from quorate.protocol.ordering.ranges import CREDIT_BYTES, RangeReading, Settled, Unsettled
 from stage import Outlook, event, topic
 
 VALIDATED: dict[str, object] = {"protection": "byzantine", "order": "total", "validated": True}
+CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
 
 
 class Desk:
@@ -50,3 +51,15 @@ def test_a_lead_that_says_of_what_it_did_not_send_that_it_is_a_descriptor_gives_
     ((other, _),) = desk.asked()
     assert other != lead
     assert desk.reports == [(lead, "bad-lead")]
+
+
+def test_a_lead_may_send_as_far_ahead_as_memory_allows_however_much_came_together() -> None:
+    """Of more than the credit together, one event was allowed."""
+    desk = Desk(CRASH, range(1000))
+    ((lead, _),) = desk.asked()
+    large = event(bytes(CREDIT_BYTES * 3 // 10))
+    said = desk.entries(0, *[large] * 4, bare=[])
+
+    desk.reading.on_entries(lead, said, desk.connected)
+
+    assert desk.reading._credit == 3

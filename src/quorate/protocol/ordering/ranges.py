@@ -411,7 +411,8 @@ class RangeReading:
         self.position = min(settled[-1].end, self.end)
         events = settled[-1].end - settled[0].offset
         size_bytes = sum(len(each.payload or each.digest) for each in settled) or 1
-        self._credit = max(1, min(CREDIT_BATCHES // count, CREDIT_BYTES // size_bytes) * events)
+        credit = min(CREDIT_BATCHES * events // count, CREDIT_BYTES * events // size_bytes)
+        self._credit = max(1, credit)
         self._moved()
         self._hand_out(settled)
         if lead.batches:
