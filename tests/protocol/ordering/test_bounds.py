@@ -28,7 +28,8 @@ def kept_bytes(council: Council) -> int:
 def test_what_a_replica_says_of_slots_ahead_is_bounded_in_bytes(field: str) -> None:
     council = Council(byzantine=(LIAR,))
     size = EARLY_BYTES_MAX // 8
-    batches, topic = (size // DESCRIPTOR_BYTES, T) if field == "descriptors" else (32, CONTROL_TOPIC_ID)
+    of_descriptors, of_commands = (size // DESCRIPTOR_BYTES, T), (32, CONTROL_TOPIC_ID)
+    batches, topic = of_descriptors if field == "descriptors" else of_commands
     commands = [] if field == "descriptors" else [bytes(size // 32)] * 32
     value = value_of(Span(A, topic, 0, 1, batches, bytes(32)))
     for slot in range(2, DECISIONS_AHEAD_MAX):
