@@ -4,8 +4,15 @@ from itertools import count
 
 from quorate.core.ordering import Entries, Follow, Partition
 from quorate.crypto.digests import descriptor
-from quorate.protocol.ordering.ranges import CREDIT_BYTES, RangeReading, Settled, Unsettled
-from stage import Outlook, event, topic
+from quorate.protocol.ordering.ranges import (
+    AGAIN_AFTER_US,
+    CREDIT_BYTES,
+    PATIENCE_US,
+    RangeReading,
+    Settled,
+    Unsettled,
+)
+from stage import Outlook, event, events, topic
 
 VALIDATED: dict[str, object] = {"protection": "byzantine", "order": "total", "validated": True}
 CRASH: dict[str, object] = {"protection": "crash", "order": "total"}
@@ -19,7 +26,7 @@ class Desk:
         self.topic = topic(table)
         self.partition = Partition(self.topic.id, 0)
         self.connected = set(self.topic.members)
-        self.settled: list[Settled] = []
+        self.said: list[list[Settled] | Unsettled] = []
         self.reports: list[tuple[int, str]] = []
         self.reading = RangeReading(
             self.topic, self.partition, stretch, self.look.outbox, count(1), None, self._take
@@ -27,9 +34,9 @@ class Desk:
         self.reading.taken(stretch.start, self.connected)
 
     def _take(self, said: list[Settled] | Unsettled) -> None:
-        assert isinstance(said, list)
-        self.settled += said
-        self.reading.taken(said[-1].end, self.connected)
+        self.said.append(said)
+        if isinstance(said, list):
+            self.reading.taken(said[-1].end, self.connected)
 
     def asked(self) -> list[tuple[int, Follow]]:
         """Who is asked for batches since the last look, which forgets everything."""
@@ -63,3 +70,18 @@ def test_a_lead_may_send_as_far_ahead_as_memory_allows_however_much_came_togethe
     desk.reading.on_entries(lead, said, desk.connected)
 
     assert desk.reading._credit == 3
+
+
+def test_what_nobody_gives_as_it_should_be_is_given_up_by_the_batch() -> None:
+    """It was given up event by event, and each took as long as the first."""
+    desk = Desk(CRASH, range(9))
+    wrong = desk.entries(0, descriptor(events(b"1", b"2", b"3")), bare=[0])
+    while not desk.said and desk.look.outbox.now_us < 2 * PATIENCE_US:
+        for lead, _ in desk.asked():
+            desk.reading.on_entries(lead, wrong, desk.connected)
+        desk.look.at(desk.look.outbox.now_us + AGAIN_AFTER_US)
+        desk.reading.tick(desk.connected)
+
+    (given_up,) = desk.said
+    assert isinstance(given_up, Unsettled)
+    assert (given_up.offset, given_up.end) == (0, 3)
