@@ -1253,3 +1253,28 @@ def test_replicas_give_whoever_begins_anywhere_the_same_events_at_the_same_offse
     gone = [each for each in chamber.delivered[READER] if isinstance(each, Trimmed)]
     assert gone == [Trimmed(PARTITION, offset, begin - offset)] * (offset < begin)
     assert chamber.reports() == []
+
+
+def test_a_lead_that_says_of_what_it_did_not_send_that_it_is_a_descriptor_is_replaced() -> None:
+    desk = Desk(validates=True)
+    lead = desk.lead
+
+    said = msgspec.structs.replace(TRUE.entries(0, 1, Wants.SIGNED), bare=[0, 7])
+    desk.reading.on_entries(lead, said, desk.connected)
+
+    desk.take()
+    assert desk.reports == [(lead, "bad-lead")]
+    assert desk.lead != lead
+
+
+def test_a_batch_that_begins_before_what_is_wanted_takes_the_place_of_what_came_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES_MAX", 100)
+    book = Book(batch_of_values(b"1", b"2", b"3"), event(bytes(50)))
+    desk = Desk(offset=1)
+    desk.entries(book, 1, 2)
+
+    desk.entries(book, 0, 1)
+
+    assert desk.reading.received == 3

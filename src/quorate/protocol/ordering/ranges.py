@@ -263,6 +263,7 @@ class RangeReading:
             batches = self._batches(entries, offsets)
             self._check_chain(lead, entries, batches)
         except RemoteProtocolError as error:
+            self._lacks(sender, lead.batches[0].end if lead.batches else offsets[1])
             self._give_way(str(error), connected, sent=entries.payloads[0])
             return
         lead.batches += batches
@@ -276,7 +277,7 @@ class RangeReading:
         lead = self._lead
         if lead is not None and sender == lead.replica and absent.offset == lead.received:
             lead.absent = absent.offset
-            self._absent_until[sender] = max(absent.offset + 1, absent.end)
+            self._lacks(sender, absent.end)
             self._pass_on(lead, connected)
 
     def on_proven(self, sender: NodeId, proven: ProvenRange, connected: Collection[NodeId]) -> None:
@@ -324,8 +325,8 @@ class RangeReading:
     def _batches(self, entries: Entries, offsets: list[int]) -> list[_Batch]:
         publisher, first, time_us = entries.publisher, entries.first, entries.time_us
         bare = frozenset(entries.bare)
-        if bare and not self._validates:
-            raise RemoteProtocolError("sent descriptors where batches were asked for")
+        if bare and (not self._validates or max(bare) >= len(entries.payloads)):
+            raise RemoteProtocolError("sent descriptors that were not asked for")
         line = Line(publisher, *self.partition)
         descriptors = [
             payload if at in bare else descriptor(payload)
@@ -393,6 +394,7 @@ class RangeReading:
             lead.batches_at_once = count // 2
             self._ask_positions(lead)
         else:
+            self._lacks(lead.replica, lead.batches[0].end)
             self._give_way(f"sent {why}", connected, sent=lead.batches[0].payload or b"")
 
     def _settle(
@@ -411,7 +413,8 @@ class RangeReading:
         self.position = min(settled[-1].end, self.end)
         events = settled[-1].end - settled[0].offset
         size_bytes = sum(len(each.payload or each.digest) for each in settled) or 1
-        self._credit = max(1, min(CREDIT_BATCHES // count, CREDIT_BYTES // size_bytes) * events)
+        credit = min(CREDIT_BATCHES * events // count, CREDIT_BYTES * events // size_bytes)
+        self._credit = max(1, credit)
         self._moved()
         self._hand_out(settled)
         if lead.batches:
@@ -457,10 +460,13 @@ class RangeReading:
         until = self._given_up_until()
         self._hand_out(Unsettled(self.position, until, dict(self._tried), dict(self._sent)))
 
+    def _lacks(self, replica: NodeId, until: int) -> None:
+        """This replica says where the batch ends that it does not give as it should be."""
+        self._absent_until[replica] = max(until, self.position + 1)
+
     def _given_up_until(self) -> int:
         """Up to where all say that they lack it who say so; what comes after, somebody may have."""
-        until = min(self._absent_until.values(), default=self.position + 1)
-        return min(max(until, self.position + 1), self.end)
+        return min(min(self._absent_until.values(), default=self.position + 1), self.end)
 
     def _ask_positions(self, lead: _Lead) -> None:
         lead.number, lead.asked_us = next(self._numbers), self._outbox.now_us
