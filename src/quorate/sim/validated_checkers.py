@@ -262,7 +262,7 @@ def _wrong_receipt(cluster: str, topic: str, kept: KeptReceipt) -> str:
         chain = blake3(chain + kept.digests[at : at + 32]).digest()
     if chain != kept.chain:
         return "which is not about what was decided"
-    signed = b"quorate receipt v1\n"
+    signed = b"quorate receipt v2\n"
     for name in (cluster.encode(), topic.encode()):
         signed += pack("<H", len(name)) + name
     publisher, partition, first = kept.first
