@@ -12,7 +12,7 @@ from clusters import TestCluster, quorate, running_cluster
 from quorate.cli import doctor as command
 from quorate.core.errors import ConfigError
 
-SUBJECTS = ["Python", "Spark", "Java", "ports", "disk", "fsync", "memory", "clock"]
+SUBJECTS = ["Python", "Spark", "Java", "ports", "disk", "fsync", "memory", "clock", "Formats"]
 
 
 @pytest.fixture(scope="module")

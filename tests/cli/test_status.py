@@ -24,6 +24,7 @@ from quorate.cli.tables import (
     standings,
     topic_table,
 )
+from quorate.core.batch import encode_values
 from quorate.core.cluster import Cluster
 from quorate.crypto.evidence import TwoSeals, render
 from quorate.crypto.sids import Place, Seal, sealed
@@ -232,11 +233,11 @@ def test_what_is_proved_is_said_once_and_what_proves_nothing_is_not_said() -> No
     seals = [
         Seal.decode(
             sealed(
-                place, 3, body, events=1, time_us=0, public_key=identity.public.sign_key,
-                sign=identity.sign,
+                place, 3, encode_values([value], 0), time_us=0,
+                public_key=identity.public.sign_key, sign=identity.sign,
             )
         )
-        for body in (b"one", b"other")
+        for value in (b"one", b"other")
     ]  # fmt: skip
     proof = render(TwoSeals.of(place, 3, *seals))
     forged = render(TwoSeals.of(place, 3, seals[0], seals[1]._replace(signature=bytes(64))))

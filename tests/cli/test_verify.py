@@ -15,13 +15,13 @@ KEYS = PROOFS / "cluster.toml"
 EXPECTED = json.loads((PROOFS / "expected.json").read_text())
 
 EVENT_IN_WORDS = """\
-bob published event 1 of a batch of 3 on topic votes of cluster bank.
+bob published 1 event of a batch of 3 on topic votes of cluster bank.
   identity  {identity}
   signed    2023-11-14 22:13:19.999000+00:00 by the producer's clock, with the key that is pinned \
 for it
             {key}
   ordered   2023-11-14 22:13:20.002000+00:00 as batch 1 of session 77 of client 1001
-  position  offset 0 of partition 0; leaf 2 of an order log of 9
+  position  offset 1 of partition 0; leaf 2 of an order log of 15
   vouched   by r0 at 2023-11-14 22:14:20+00:00, r1 at 2023-11-14 22:14:20+00:00, r2 at 2023-11-14 \
 22:14:20+00:00
   event     1: no  (of 2023-11-14 22:13:20.000000+00:00)
@@ -69,7 +69,7 @@ def test_what_is_told_as_json_says_as_much() -> None:
     assert (told["holds"], told["is_key_pinned"], told["remarks"]) == (True, True, [])
     assert told["shown"] == [
         {
-            "index": 0,
+            "offset": 3,
             "key": "k",
             "value": "aye",
             "headers": [["seat", "12"], ["row", ""]],

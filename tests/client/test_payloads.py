@@ -1,11 +1,11 @@
-"""Batches that a program has encoded itself: on a validated topic they are signed as they are."""
+"""Batches that a program has encoded itself: they are published as they are."""
 
 import asyncio
 
 import pytest
 
 from quorate.client import Producer
-from quorate.core import batch
+from quorate.core import batch, header
 from quorate.core.contract import Contract
 from quorate.core.errors import LocalProtocolError
 from quorate.runtime.local import make_local_cluster
@@ -14,21 +14,24 @@ VALIDATED = {"order": "total", "validated": True}
 TOPICS = {
     "claims": Contract.parse("claims", VALIDATED),
     "votes": Contract.parse("votes", {**VALIDATED, "event_proofs": True}),
+    "news": Contract.parse("news", {}),
 }
 # Nobody listens at the ports of its replicas.
 LOCAL = make_local_cluster(base_port=1, topics=TOPICS)
 GOOD = batch.encode_values([b"one", b"another"], 0)
+SIGNED = GOOD[:1] + bytes([header.SIGNED]) + GOOD[2:]
 
 
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize(
     ("payload", "events", "sentence"),
     [
-        (b"junk", 1, "that is no batch, and cannot be signed"),
+        (b"junk", 1, "no batch to publish on .*: a batch of 4 bytes"),
+        (SIGNED, 2, "no batch to publish on .*: it says that it is signed"),
         (GOOD, 3, "of 2 events, where 3 are said to be in it"),
     ],
 )
-def test_what_cannot_be_signed_is_refused_and_the_next_batch_is_taken(
+def test_what_cannot_be_published_is_refused_and_the_next_batch_is_taken(
     monkeypatch: pytest.MonkeyPatch, topic: str, payload: bytes, events: int, sentence: str
 ) -> None:
     async def granted(*_: object, **__: object) -> None:

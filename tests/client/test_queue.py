@@ -2,7 +2,6 @@
 
 import asyncio
 
-import msgspec
 import pytest
 
 from quorate.client import Consumer
@@ -11,7 +10,7 @@ from quorate.client.queue import Queue
 from quorate.core.batch import encode_values
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition
-from quorate.protocol.machine import Entry
+from quorate.protocol.machine import Entry, Passed
 from quorate.runtime.local import make_local_cluster
 
 HERE, THERE = (Partition(topic_id("t"), number) for number in range(2))
@@ -80,18 +79,18 @@ def test_a_consumer_whose_queue_is_full_blames_nobody_for_being_late() -> None:
     assert asyncio.run(story()) == [False, True, False]
 
 
-def test_what_was_read_without_validation_is_dropped_by_itself_and_says_where_it_stood() -> None:
+def test_what_is_passed_over_has_its_place_between_batches_and_counts_little() -> None:
     queue = Queue(events_max=10)
-    checked = msgspec.structs.replace(entry(HERE, 1, offset=6), seal=b"seal")
-    queue.put(checked)
-    queue.put(entry(THERE, 4, offset=40))
-    queue.put(msgspec.structs.replace(entry(THERE, 4, offset=41), origin=7))
-    queue.put(msgspec.structs.replace(entry(THERE, 4, offset=42), origin=8))
-    assert queue.is_full
-
-    assert queue.drop_unvalidated([HERE, THERE]) == 7
-
-    assert not queue.is_full
-    assert queue.take() == checked
+    queue.put(Passed(HERE, 3))
+    queue.put(entry(HERE, 1, 3))
+    queue.put(Passed(THERE, 9))
+    assert queue.passed() == Passed(HERE, 3)
+    assert queue.passed() is None
+    assert queue.take() == entry(HERE, 1, 3)
+    queue.drop(HERE)
+    assert queue.passed() == Passed(THERE, 9)
     assert len(queue) == queue.bytes == 0
-    assert queue.drop_unvalidated([HERE, THERE]) is None
+    # A log full of what is not for us fills no memory.
+    for offset in range(11):
+        queue.put(Passed(HERE, offset))
+    assert queue.is_full

@@ -9,7 +9,7 @@ import pytest
 
 from quorate.client import Consumer
 from quorate.client.sharing import OFFSETS_PER_COMMIT, Member, Place, Progress, Reader
-from quorate.core.batch import encode
+from quorate.core.batch import encode, encode_values
 from quorate.core.contract import Contract
 from quorate.core.control import Command, Commit, Join, Leave
 from quorate.core.errors import QuorumError, RefusedError
@@ -17,7 +17,7 @@ from quorate.core.event import Event
 from quorate.core.ids import node_of, topic_id
 from quorate.core.ordering import Partition
 from quorate.protocol.control.groups import Groups
-from quorate.protocol.machine import Begun, Entry, Outcome, Shared
+from quorate.protocol.machine import Begun, Entry, Outcome, Passed, Shared
 from quorate.runtime.local import make_local_cluster
 
 CONTRACT = Contract.parse("orders", {"protection": "crash", "order": "total", "partitions": 2})
@@ -401,21 +401,48 @@ def test_a_topic_that_was_given_back_is_read_again_when_it_is_asked_for_again(
     consumer_story(monkeypatch, story)
 
 
-def test_a_member_that_changes_over_reads_on_with_nothing_of_what_it_had() -> None:
-    async def story() -> tuple[Told, Member]:
-        reader = Told()
-        member = Member("g", reader, Progress(), lease_us=1, commits_by_itself=True)
-        for topic in ("orders", "others"):
-            member.want(topic)
-        member.on_shared(shared(1, (0, 5), (1, 6)))
-        member.change("orders", "orders~basic")
-        await member.join()
-        while member._tasks:
-            await asyncio.gather(*member._tasks)
-        return reader, member
+def test_a_member_commits_inside_a_batch_and_gives_it_up_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ten = Entry(
+        Partition(topic_id("orders"), 0), 0, ALICE, 1, 5, encode_values([b"x"] * 10, 0), (0,)
+    )
 
-    reader, member = asyncio.run(story())
-    assert reader.reads == {}
-    # It is still its own to commit, until the cluster has shared it out anew.
-    assert list(member.held) == [("orders", 0), ("orders", 1)]
-    assert Join("g", ["orders~basic", "others"], 1) in reader.commanded
+    async def story(consumer: Consumer) -> None:
+        member = consumer._membership
+        assert member is not None
+        await consumer.subscribed()
+        consumer._on_outcomes([shared(1, (0, 0)), ten])
+        # What was handed out counts when the program says so,
+        for _ in range(3):
+            await consumer.poll()
+        await consumer.commit()
+        assert member._committed == {("orders", 0): 3}
+        # or when it comes back.
+        await consumer.poll_many(4)
+        await member.commit_quietly()
+        assert member._committed == {("orders", 0): 3}
+        await consumer.poll()
+        await member.commit_quietly()
+        assert member._committed == {("orders", 0): 7}
+        await consumer.poll()
+        consumer._on_outcomes([shared(2)])
+        assert not consumer._records
+
+    commanded = consumer_story(monkeypatch, story, auto_commit_s=60.0)
+    commits = [each for each in commanded if isinstance(each, Commit)]
+    assert [each.offsets[0][2] for each in commits if each.offsets] == [3, 7, 8]
+
+
+def test_a_member_commits_that_it_is_past_what_is_not_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(consumer: Consumer) -> None:
+        await consumer.subscribed()
+        place = Partition(topic_id("orders"), 0)
+        consumer._on_outcomes([shared(1, (0, 5)), entry(0, 5), Passed(place, 90)])
+        await consumer.poll()
+        await consumer.commit()
+
+    commanded = consumer_story(monkeypatch, story)
+    assert Commit("g", 1, [("orders", 0, 90)]) in commanded

@@ -19,11 +19,11 @@ from frames import (
 )
 from quorate.core import codec
 from quorate.core.errors import LocalProtocolError
+from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES
 from quorate.core.limits import FRAME_BYTES_MAX, RUN_BATCHES_MAX, SEALED_BYTES_MAX
 from quorate.core.ordering import (
     CHECKPOINT_CHARACTERS_MAX,
     PART_BYTES_MAX,
-    SEAL_BYTES,
     STATE_BYTES_MAX,
     VALUE_BYTES_MAX,
     Accept,
@@ -50,6 +50,7 @@ EVERY_KIND = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__n
 OF_EACH = settings(max_examples=50)
 ORDER = codec.encode(Stop(1, 2))[codec.LENGTH.size]
 D = bytes(32)
+DESCRIPTOR, PAYLOAD = bytes(DESCRIPTOR_BYTES), bytes(HEADER_BYTES)
 
 
 @EVERY_KIND
@@ -90,11 +91,9 @@ def test_a_message_that_goes_on_with_random_bytes_is_one_or_a_protocol_error(
 def with_digest(digest: bytes) -> list[Any]:
     return [
         Received(1, 2, 0, 1, digest),
-        Announce(2, 0, 1, [D, digest]),
         Write(1, 1, 1, digest),
         Accept(1, 1, 1, digest),
-        Retrieved(1, 2, 0, 1, [digest], [b"x"]),
-        Entries(1, 2, 0, 0, 1, 0, digest, digest, [b"x"]),
+        Entries(1, 2, 0, 0, 1, 0, digest, digest, [PAYLOAD]),
     ]
 
 
@@ -106,18 +105,29 @@ def test_digests_have_their_length(length: int) -> None:
         assert decode(frame_of(message)) == message
 
 
+@pytest.mark.parametrize("length", [0, 16, 32, 47, 49])
+def test_descriptors_have_their_length(length: int) -> None:
+    for message in (
+        Announce(2, 0, 1, [DESCRIPTOR, bytes(length)]),
+        Retrieved(1, 2, 0, 1, [bytes(length)], [PAYLOAD]),
+    ):
+        assert is_refusal(message_or_error(frame_of(message)))
+
+
 # Bounds
 
 
 OVER: dict[str, Any] = {
     "no payloads": Append(1, 0, 1, []),
-    "no digests": Announce(1, 0, 1, []),
+    "no descriptors": Announce(1, 0, 1, []),
     "no seals": AnnounceSealed(1, 0, 1, []),
     "a short seal": AnnounceSealed(1, 0, 1, [bytes(SEAL_BYTES - 1)]),
     "too many seals": AnnounceSealed(1, 0, 1, [bytes(SEAL_BYTES)] * (RUN_BATCHES_MAX + 1)),
-    "too many payloads": Append(1, 0, 1, [b""] * (RUN_BATCHES_MAX + 1)),
-    "too many digests": Announce(1, 0, 1, [D] * (RUN_BATCHES_MAX + 1)),
-    "too many entries": Entries(1, 1, 0, 0, 1, 0, D, D, [b""] * (RUN_BATCHES_MAX + 1)),
+    "a payload without a header": Append(1, 0, 1, [PAYLOAD[:-1]]),
+    "an entry without a header": Entries(1, 1, 0, 0, 1, 0, D, D, [PAYLOAD[:-1]]),
+    "too many payloads": Append(1, 0, 1, [PAYLOAD] * (RUN_BATCHES_MAX + 1)),
+    "too many descriptors": Announce(1, 0, 1, [DESCRIPTOR] * (RUN_BATCHES_MAX + 1)),
+    "too many entries": Entries(1, 1, 0, 0, 1, 0, D, D, [PAYLOAD] * (RUN_BATCHES_MAX + 1)),
     "a payload over its bound": Append(1, 0, 1, [bytes(SEALED_BYTES_MAX + 1)]),
     "an entry over its bound": Entries(1, 1, 0, 0, 1, 0, D, D, [bytes(SEALED_BYTES_MAX + 1)]),
     "a value over its bound": Propose(1, 1, 1, bytes(VALUE_BYTES_MAX + 1)),
@@ -142,7 +152,8 @@ def test_what_is_over_its_bound_is_refused(message: Any) -> None:
 
 def test_what_is_just_within_its_bound_is_taken() -> None:
     for message in (
-        Append(1, 0, 1, [b""] * RUN_BATCHES_MAX),
+        Append(1, 0, 1, [PAYLOAD] * RUN_BATCHES_MAX),
+        Announce(1, 0, 1, [DESCRIPTOR] * RUN_BATCHES_MAX),
         Append(1, 0, 1, [bytes(SEALED_BYTES_MAX)]),
         Propose(1, 1, 1, bytes(VALUE_BYTES_MAX)),
         StopData(1, 1, bytes(STATE_BYTES_MAX), bytes(64), []),

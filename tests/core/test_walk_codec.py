@@ -10,7 +10,7 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.ordering import (
     CHECKPOINT_CHARACTERS_MAX,
     EDGE_MAX,
-    SLOT_DIGESTS_BYTES_MAX,
+    SLOT_DESCRIPTORS_BYTES_MAX,
     SLOT_SPANS_MAX,
     VALUE_BYTES_MAX,
     WALKED_SLOTS_MAX,
@@ -25,7 +25,7 @@ WALKED = Walked(1, 7, 3, [SLOT], 3, 4, 2, [D], ["checkpoint"])
 OVER: dict[str, dict[str, Any]] = {
     "slots": {"slots": [SLOT] * (WALKED_SLOTS_MAX + 1)},
     "a value": {"slots": [Slot(bytes(VALUE_BYTES_MAX + 1), b"", [])]},
-    "digests": {"slots": [Slot(b"", bytes(SLOT_DIGESTS_BYTES_MAX + 1), [])]},
+    "descriptors": {"slots": [Slot(b"", bytes(SLOT_DESCRIPTORS_BYTES_MAX + 1), [])]},
     "offsets": {"slots": [Slot(b"", b"", [0] * (SLOT_SPANS_MAX + 1))]},
     "a negative offset": {"slots": [Slot(b"", b"", [-1])]},
     "an edge": {"edge": [D] * (EDGE_MAX + 1)},

@@ -454,6 +454,17 @@ def test_a_signature_of_something_longer_does_not_sign_its_end() -> None:
     assert not is_signed(KEYS.keys[STORE][0], b"data", signature + b"in front of ")
 
 
+def test_heads_of_a_log_that_tolerates_crashes_only_are_no_evidence() -> None:
+    """One liar makes correct replicas sign them."""
+    crash = "quorate/demo/crash"
+    one, other = (checkpoint_of(Head(crash, 12, digest(root))) for root in (b"one", b"other"))
+    heads = msgspec.structs.replace(two_heads(), origin=crash)
+
+    assert heads_in_conflict("demo", one, other, {"r2": STORE}) == []
+    with pytest.raises(RemoteProtocolError, match="tolerates crashes only"):
+        verify_evidence(heads, KEYS)
+
+
 # Vectors
 
 VECTORS = Path(__file__).parent.parent / "vectors"

@@ -204,7 +204,7 @@ class Clerk(Council):
         ordering.topics = {topic.id: topic}
         ordering._names = {self.vector["producer"]: "producer"}
         for group in ordering.groups.values():
-            group._validation = group.retrieval._validation = validation
+            group._validation = validation
 
     def ordered_at(self, replica: int) -> list[bytes]:
         found: list[bytes] = []

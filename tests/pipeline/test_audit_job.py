@@ -315,7 +315,7 @@ def test_an_archive_in_which_much_was_changed_is_reported_party_by_party(
 
 def audit_replicas(audited: Audited) -> AuditReport:
     """In parts that are so small that there are many."""
-    return audit(audited.pipes(), AuditConfig(slots_per_range=7, batches_per_stretch=3))
+    return audit(audited.pipes(), AuditConfig(slots_per_range=7, events_per_stretch=3))
 
 
 def said_by_command(audited: Audited, code: int) -> dict[tuple[str, str], set[str]]:

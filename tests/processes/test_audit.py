@@ -13,6 +13,7 @@ from altering import alter_payloads, signed_again
 from clusters import TestCluster, quorate, running_cluster
 from logs import LogTraffic, batches, until_signed
 from quorate.client import Admin, Producer
+from quorate.core.event import Event
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition
 from quorate.crypto.evidence import Keys, parse, verify_evidence
@@ -107,6 +108,7 @@ def test_a_cluster_without_faults_is_found_clean_and_counted_right(sound: TestCl
         assert (row["batches"], row["events"]) == (SMALL + LARGE, SMALL + LARGE)
         assert (row["first_offset"], row["audited_from"]) == (0, 0)
         assert row["producers"] == ["alice"]
+        assert row["signed_events"] == (row["events"] if row["validated"] else 0)
     assert sum(rows["plain", number]["events"] for number in (0, 1)) == SMALL + LARGE
     # Small batches are with all four, large ones with two of them at least.
     brought = [each["batches"] for each in rows["sealed", 0]["replicas"].values()]
@@ -245,6 +247,26 @@ def test_a_producer_that_signed_twice_is_named_with_evidence_that_verifies(
     ]
     assert example["evidence_file"] == str(file)
     assert json.loads(file.read_text()) == example["evidence"]
+
+
+def test_basic_batches_of_a_validated_topic_are_audited_and_counted_apart(
+    cluster: TestCluster,
+) -> None:
+    async def publish(values: list[bytes], validated: tuple[str, ...]) -> None:
+        async with Producer(cluster.directory, "alice") as producer:
+            await producer.update_topology(validated)
+            events = [Event(None, value, (), 1_000_000) for value in values]
+            await producer.send_batch("sealed", events)
+
+    for validated, count in ((("sealed",), 3), ((), 4), (("sealed",), 1)):
+        asyncio.run(publish([b"value"] * count, validated))
+
+    report = audit(cluster, "--topic", "sealed", code=0)
+
+    (row,) = [row for row in report["partitions"] if row["topic"] == "sealed"]
+    assert (row["first_offset"], row["end_offset"], row["batches"]) == (0, 8, 3)
+    assert (row["events"], row["signed_events"]) == (8, 4)
+    assert report["findings"] == []
 
 
 def test_payloads_are_read_by_those_only_who_may_subscribe() -> None:

@@ -83,7 +83,7 @@ def test_it_says_how_far_a_log_is(cluster: TestCluster) -> None:
     seen = asyncio.run(story())
 
     assert seen["quorate_log_batches"]["crash"] >= seen["quorate_log_signed_batches"]["crash"]
-    assert seen["quorate_log_missing_batches"]["crash"] == 0
+    assert seen["quorate_log_missing_events"]["crash"] == 0
     assert seen["quorate_log_regency"]["crash"] == 1
 
 

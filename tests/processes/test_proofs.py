@@ -33,6 +33,7 @@ TOPICS: dict[str, dict[str, object]] = {
     "votes": {**VALIDATED, "event_proofs": True},
     "closed": {**VALIDATED, "subscribe": ["bob"]},
     "ledger": {"protection": "byzantine", "order": "total"},
+    "books": {"protection": "crash", "order": "total"},
 }
 SECRETS = [b"the first secret", b"the second secret", b"the third secret"]
 
@@ -55,10 +56,17 @@ def keys_of(cluster: TestCluster) -> Keys:
 
 
 async def published(
-    cluster: TestCluster, topic: str, values: list[bytes], partition: int = 0
+    cluster: TestCluster,
+    topic: str,
+    values: list[bytes],
+    partition: int = 0,
+    *,
+    signed: bool = True,
 ) -> int:
     """The offset that a batch of these values got."""
     async with Producer(cluster.directory, "alice") as producer:
+        if not signed:
+            await producer.update_topology([])
         events = [Event(None, value, (), 1_000_000) for value in values]
         receipt = await producer.send_batch(topic, events, partition=partition)
         assert receipt.offset is not None
@@ -101,7 +109,7 @@ def test_a_batch_is_proved_on_the_command_line_and_verified_elsewhere(
     code, said = verified_elsewhere(elsewhere, proved.out)
     assert code == 0, said
     assert "alice published 2 events on topic payments of cluster" in said
-    assert f"offset {offset} of partition 1" in said
+    assert f"offsets {offset} to {offset + 1} of partition 1" in said
     assert "the key that is pinned for it" in said
     assert "10 to bob" in said
     assert "20 to eve" in said
@@ -111,21 +119,21 @@ def test_a_batch_is_proved_on_the_command_line_and_verified_elsewhere(
 def test_one_event_is_proved_without_its_neighbours(cluster: TestCluster, elsewhere: Path) -> None:
     offset = asyncio.run(published(cluster, "votes", SECRETS))
 
-    proved = quorate("prove", "votes", 0, offset, "--event", 1, "-d", cluster.directory)
+    proved = quorate("prove", "votes", 0, offset + 1, "-d", cluster.directory)
 
     assert proved.code == 0, proved.err
     check_with_other_code(cluster, proved.out.encode())
     code, said = verified_elsewhere(elsewhere, proved.out, "--json")
     verdict: dict[str, Any] = json.loads(said)
     assert code == 0
-    assert [(shown["index"], shown["value"]) for shown in verdict["shown"]] == [
-        (1, "the second secret")
+    assert [(shown["offset"], shown["value"]) for shown in verdict["shown"]] == [
+        (offset + 1, "the second secret")
     ]
     assert (verdict["holds"], verdict["producer_name"], verdict["events"]) == (True, "alice", 3)
     proof = Proof.parse(proved.out.encode())
     assert proof.body is None
     assert proof.event is not None
-    whole = b"".join([proof.seal, *proof.path, *proof.event.path, proof.event.value])
+    whole = b"".join([proof.seal or b"", *proof.path, *proof.event.path, proof.event.value])
     for neighbour in (SECRETS[0], SECRETS[2]):
         assert neighbour not in whole
         assert neighbour.decode() not in proved.out
@@ -138,18 +146,32 @@ def test_the_whole_batch_of_a_topic_with_event_proofs_is_shown_only_to_who_asks_
         offset = await published(cluster, "votes", SECRETS)
         single = await published(cluster, "votes", [b"alone"])
         async with Prover(cluster.directory, "bob") as prover:
-            with pytest.raises(LocalProtocolError, match="say which one is to be proved, 0 to 2"):
-                await prover.prove("votes", 0, offset)
-            with pytest.raises(LocalProtocolError, match="no event 3 in this batch"):
-                await prover.prove("votes", 0, offset, 3)
-            whole = await prover.prove("votes", 0, offset, whole=True)
+            first = await prover.prove("votes", 0, offset)
+            whole = await prover.prove("votes", 0, offset + 2, whole=True)
             alone = await prover.prove("votes", 0, single)
         keys = keys_of(cluster)
+        assert first.body is None
         assert verify(whole, keys).batch is not None
+        assert verify(whole, keys).offset == offset
         assert verify(whole, keys).remarks == ()
         event = verify(alone, keys).event
         assert event is not None
         assert event.value == b"alone"
+
+    asyncio.run(story())
+
+
+def test_the_neighbours_of_a_basic_event_are_shown_only_to_who_asks_for_them(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        offset = await published(cluster, "votes", SECRETS, signed=False)
+        async with Prover(cluster.directory, "bob") as prover:
+            with pytest.raises(LocalProtocolError, match="its 3 events are proved together or not"):
+                await prover.prove("votes", 0, offset + 1)
+            whole = await prover.prove("votes", 0, offset + 1, whole=True)
+        verdict = verify(whole, keys_of(cluster))
+        assert (verdict.offset, verdict.events, verdict.is_signed) == (offset, 3, False)
 
     asyncio.run(story())
 
@@ -214,20 +236,34 @@ def test_what_cannot_be_proved_is_refused_at_once_in_a_sentence(cluster: TestClu
     offset = asyncio.run(published(cluster, "closed", [b"for bob"]))
 
     beyond = quorate("prove", "payments", 0, 1_000_000, "-d", directory)
-    unvalidated = quorate("prove", "ledger", 0, 0, "-d", directory)
+    crashes_only = quorate("prove", "books", 0, 0, "-d", directory)
     unknown = quorate("prove", "payments", 9, 0, "-d", directory)
-    both = quorate("prove", "votes", 0, 0, "--event", 1, "--whole", "-d", directory)
     forbidden = quorate("prove", "closed", 0, offset, "-d", directory, "--as", "mallory")
     allowed = quorate("prove", "closed", 0, offset, "-d", directory, "--as", "bob")
 
-    assert {each.code for each in (beyond, unvalidated, unknown, both, forbidden)} == {2}
+    assert {each.code for each in (beyond, crashes_only, unknown, forbidden)} == {2}
     assert "offset 1000000 is not there yet; the partition ends at" in beyond.err
-    assert "topic 'ledger' is not validated" in unvalidated.err
+    assert "topic 'books' is not ordered by replicas that bear liars" in crashes_only.err
     assert "it has partitions 0 to 1" in unknown.err
-    assert "either --event or --whole" in both.err
     assert "mallory may not subscribe to 'closed'; bob may" in forbidden.err
     assert allowed.code == 0
-    assert {each.out for each in (beyond, unvalidated, unknown, both, forbidden)} == {""}
+    assert {each.out for each in (beyond, crashes_only, unknown, forbidden)} == {""}
+
+
+def test_a_basic_batch_is_proved_and_the_proof_says_that_nobody_signed_it(
+    cluster: TestCluster, elsewhere: Path
+) -> None:
+    offset = asyncio.run(published(cluster, "ledger", [b"one", b"two"]))
+
+    proved = quorate("prove", "ledger", 0, offset + 1, "-d", cluster.directory)
+
+    assert proved.code == 0, proved.err
+    check_with_other_code(cluster, proved.out.encode())
+    verdict = verify_bytes(proved.out.encode(), keys_of(cluster))
+    assert (verdict.offset, verdict.events, verdict.is_signed) == (offset, 2, False)
+    code, said = verified_elsewhere(elsewhere, proved.out)
+    assert code == 0
+    assert "alice did not sign this batch" in said
 
 
 def test_whoever_has_a_file_of_before_is_told_that_it_does_not_do_for_this_proof(

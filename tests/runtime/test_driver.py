@@ -15,10 +15,10 @@ from quorate.core.limits import FRAME_BYTES_MAX
 from quorate.core.messages import Message, StatusQuery, StatusReport, Taken
 from quorate.core.ordering import Append, Partition
 from quorate.protocol.machine import Outcome, Ready, Trimmed
-from quorate.protocol.ordering.records import Held, Record
+from quorate.protocol.ordering.records import Held, Record, Voted
 from quorate.runtime.driver import PEER_BYTES_MAX, QUESTIONS_MAX, Driver, now_us
 from quorate.runtime.transport import Transport
-from quorate.storage.errors import DiskFullError
+from quorate.storage.errors import DiskFullError, RefusedRecordError
 
 PATIENCE_S = 10.0
 
@@ -393,3 +393,57 @@ def test_whoever_reads_nothing_is_not_writable_because_a_sync_has_ended() -> Non
         return machine.is_writable
 
     assert True not in asyncio.run(story())
+
+
+class Wary(Book):
+    """A disk on which a vote of group 0 does not follow on what is there."""
+
+    def append(self, records: list[Record]) -> None:
+        if any(isinstance(record, Voted) for record in records):
+            raise RefusedRecordError(0, "slot 5 is decided, but 4 is next")
+        super().append(records)
+
+
+def test_a_group_whose_record_is_refused_stops_and_the_others_go_on() -> None:
+    async def story() -> tuple[list[str], list[tuple[int, str]]]:
+        machine, book, stopped = Clerk(), Wary(), list[tuple[int, str]]()
+        owner = Driver(
+            machine, disk=book, on_outcomes=book.left, on_refused=lambda *why: stopped.append(why)
+        )
+        for first in (1, 2):
+            machine.want(first, sync=True)
+            if first == 1:
+                machine._ready.persist.append(Voted(0, 1, 5, 0, b"", {}, []))
+            owner._turn()
+        await book.until("2 leaves")
+        owner.stop()
+        return book.happened, stopped
+
+    happened, stopped = asyncio.run(story())
+    assert stopped == [(0, "slot 5 is decided, but 4 is next")]
+    # What may rest on the record of that group stays.
+    assert [event for event in happened if event != "synced"] == [
+        "1 is written", "2 is written", "2 leaves",
+    ]  # fmt: skip
+
+
+def test_a_mistake_while_a_turn_is_made_up_is_not_the_last_turn() -> None:
+    class Mistaken(Clerk):
+        fails = True
+
+        def take(self) -> Ready:
+            if self.fails:
+                self.fails = False
+                raise RuntimeError("a mistake of ours")
+            return super().take()
+
+    async def story() -> int:
+        machine, book = Mistaken(), Book()
+        owner = Driver(machine, disk=book, on_outcomes=book.left)
+        machine.want(1, sync=False)
+        owner._turn()
+        await book.until("1 is written")
+        owner.stop()
+        return owner.counters["internal_errors"]
+
+    assert asyncio.run(story()) == 1

@@ -10,7 +10,8 @@ from order_log import PLAIN, OrderLog, event
 from quorate.core.cluster import Cluster, Replica
 from quorate.core.contract import Contract
 from quorate.core.errors import ConfigError
-from quorate.crypto.digests import digest
+from quorate.core.header import Header
+from quorate.crypto.digests import payload_digest
 from quorate.crypto.evidence import Keys as KnownKeys
 from quorate.crypto.macs import PairwiseMacs
 from quorate.crypto.proofs import Keys, ProofError, verify_bytes
@@ -68,7 +69,7 @@ def test_two_foundings_of_one_name_and_one_set_of_keys_share_nothing_that_is_sig
     """A6: the same operator resets a cluster, and keeps its keys."""
     alice, r0 = LOCAL.identities["alice"], LOCAL.identities["r0"]
     places = [Place.of(each.full_name, "t", 0, 1000) for each in (ONE, OTHER)]
-    seal = Seal(1, 7, bytes(32), bytes(32), alice.public.sign_key)
+    seal = Seal(Header.of(1, 0, 4), 7, bytes(32), bytes(32), alice.public.sign_key)
     said = [
         [
             origin_of(each, GroupKind.BYZANTINE).encode(),
@@ -230,7 +231,7 @@ def test_the_bytes_of_a_mark_change_only_with_its_version(tmp_path: Path) -> Non
     write_mark(tmp_path, OrderLog().cluster, has_run=True)
 
     assert MARK_VERSION == 1
-    assert digest((tmp_path / "mark").read_bytes()).hex() == GOLDEN_MARK
+    assert payload_digest((tmp_path / "mark").read_bytes()).hex() == GOLDEN_MARK
 
 
 def test_who_prepares_and_who_restores_depends_on_f_plus_one_others() -> None:

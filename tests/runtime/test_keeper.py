@@ -8,12 +8,14 @@ from pathlib import Path
 from quorate.core.contract import Contract
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition, Standing
+from quorate.crypto.digests import descriptor
 from quorate.protocol.broker import Broker
 from quorate.protocol.ordering.placement import GroupKind, stores_of
 from quorate.protocol.ordering.records import Decided, Held, Placed
 from quorate.runtime.keeper import ABSENT_BYTES, LogKeeper
 from quorate.runtime.local import make_local_cluster
 from quorate.runtime.topics import client_names, macs_of, topics_of
+from stage import event
 
 HOUR_US = 3_600_000_000
 PARTITION = Partition(topic_id("log"), 0)
@@ -39,10 +41,17 @@ def kept(
 def decide(keeper: LogKeeper, *ages_us: int) -> None:
     """Batches that were decided so long ago."""
     for number, age_us in enumerate(ages_us):
-        each = number.to_bytes(32, "big")
-        placed = Placed(3, *PARTITION, number + 1, number, number, each, each, each)
-        decided = Decided(GroupKind.BYZANTINE, number + 1, now_us() - age_us, b"value", [placed])
-        keeper.store.append([Held(3, *PARTITION, number + 1, [each]), decided])
+        payload = event(b"%d" % number)
+        decided = decided_at(now_us() - age_us, number, payload)
+        keeper.store.append([Held(3, *PARTITION, number + 1, [payload]), decided])
+
+
+def decided_at(time_us: int, number: int, payload: bytes, *lacking: int) -> Decided:
+    each = number.to_bytes(32, "big")
+    placed = Placed(
+        3, *PARTITION, number + 1, number, number, descriptor(payload), each, each, [*lacking]
+    )
+    return Decided(GroupKind.BYZANTINE, number + 1, time_us, b"value", [placed])
 
 
 def hear_clocks(broker: Broker, *ahead_us: int) -> None:
@@ -88,16 +97,13 @@ def test_a_clock_that_is_behind_keeps_nothing_for_longer(tmp_path: Path) -> None
 # Large batches, which are with few replicas
 
 STORE, *_, ELSEWHERE = stores_of((0, 1, 2, 3), PARTITION)
-LARGE = bytes(5000)
+LARGE = event(bytes(5000))
 LIMIT = 100 * ABSENT_BYTES
 
 
 def decide_large(keeper: LogKeeper, batches: int, *, held: bool) -> None:
     for number in range(batches):
-        each = number.to_bytes(32, "big")
-        lacking = [] if held else [0]
-        placed = Placed(3, *PARTITION, number + 1, number, number, each, each, each, lacking)
-        decided = Decided(GroupKind.BYZANTINE, number + 1, number, b"value", [placed])
+        decided = decided_at(number, number, LARGE, *([] if held else [0]))
         payloads = [Held(3, *PARTITION, number + 1, [LARGE])] if held else []
         keeper.store.append([*payloads, decided])
 

@@ -31,7 +31,7 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.messages import StatusQuery
 from quorate.core.ordering import Recall
 from quorate.crypto.identity import Identity
-from quorate.runtime import links
+from quorate.runtime import handshake, links
 from quorate.runtime.handshake import HELLO_BYTES, Credentials, cluster_digest
 from quorate.runtime.links import STRANGERS_PER_HOST_MAX
 from quorate.runtime.records import RECORD_BYTES_MAX, RECORD_BYTES_USUAL, TaggedRecords
@@ -508,6 +508,24 @@ def test_a_replica_has_no_sessions() -> None:
     hello = Credentials(file, identity("broker-1"), session=7).hello()
     with pytest.raises(RemoteProtocolError, match="broker-1 in a session of its own"):
         Credentials(file, identity("broker-0")).check(memoryview(hello.pack()), dialled=None)
+
+
+def test_programs_of_two_versions_in_a_row_meet_and_older_ones_are_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A made-up next version speaks this one as well."""
+    file = cluster(free_ports(2))
+    ours, theirs = Credentials(file, identity("broker-0")), Credentials(file, identity("broker-1"))
+    before = theirs.hello()
+    monkeypatch.setattr(handshake, "VERSION", handshake.VERSION + 1)
+    after = ours.hello()
+    monkeypatch.undo()
+    assert theirs.check(memoryview(after.pack()), dialled=None).version == handshake.VERSION + 1
+    monkeypatch.setattr(handshake, "OLDEST", before.version)
+    assert ours.check(memoryview(before.pack()), dialled=None).version == before.version
+    monkeypatch.setattr(handshake, "OLDEST", before.version + 1)
+    with pytest.raises(RemoteProtocolError, match="allowed are 3 and later: update that program"):
+        ours.check(memoryview(before.pack()), dialled=None)
 
 
 async def shake_hands(

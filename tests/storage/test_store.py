@@ -19,13 +19,14 @@ from quorate.crypto.merkle import check_inclusion, inclusion_proof, root_of
 from quorate.protocol.ordering.records import (
     Certified,
     Decided,
+    Disowned,
     Dropped,
     Receipted,
     Snapshot,
     Store,
     Voted,
 )
-from quorate.storage.errors import DiskFullError, StorageError
+from quorate.storage.errors import DiskFullError, RefusedRecordError, StorageError
 from quorate.storage.store import DiskStore
 from stores import (
     ABSENT,
@@ -570,3 +571,82 @@ def test_any_history_is_as_the_oracle_says(tmp_path: Path) -> None:
         AnyHistory, settings=settings(max_examples=100, stateful_step_count=40)
     )
     assert AnyHistory.held_against_the_oracle >= 100
+
+
+# A partition belongs to the group that writes it
+
+
+def foreign_decision(disk: Disk) -> Decided:
+    """What group 0 would decide next, on a partition of group 1, where it fits by its offset."""
+    good = disk.oracle.decision(0, {LINES[0]: 2}, 5000)
+    end = len(disk.oracle.entries[LINES[3].target])
+    run = msgspec.structs.replace(good.placed[0], topic=8, partition=0, offset=end)
+    return msgspec.structs.replace(good, placed=[run])
+
+
+def test_a_decision_on_a_partition_of_another_group_is_refused_and_the_store_stays_usable(
+    disk: Disk,
+) -> None:
+    fill(disk, 3)
+    end = disk.end
+    for _ in range(2):
+        with pytest.raises(RefusedRecordError, match="which group 1 writes since its slot 1") as it:
+            disk.store.append([foreign_decision(disk)])
+        assert (it.value.group, it.value.retriable, disk.end) == (0, False, end)
+        # A restart knows whose it is.
+        disk.reopen()
+        end = disk.end
+    fill(disk, 2)
+    disk.check()
+
+
+def test_two_groups_cannot_take_one_partition_in_one_go(disk: Disk) -> None:
+    ours = disk.oracle.decision(1, {LINES[3]: 1}, 5000)
+    run = msgspec.structs.replace(ours.placed[0], offset=1)
+    with pytest.raises(RefusedRecordError, match="which group 1 writes"):
+        disk.store.append([ours, Decided(0, 1, 5000, b"", [run])])
+
+
+def test_a_state_that_names_a_partition_of_another_group_is_not_installed(disk: Disk) -> None:
+    fill(disk, 3)
+    before = disk.store.bounds(LINES[3].target)
+    installed, _ = disk.ahead(1, 2)
+
+    with pytest.raises(RefusedRecordError, match="which group 1 writes"):
+        disk.store.append([msgspec.structs.replace(installed, group=0)])
+
+    assert disk.store.bounds(LINES[3].target) == before
+    disk.check()
+
+
+def test_a_journal_with_a_record_of_another_group_starts_without_it_and_says_so(
+    disk: Disk,
+) -> None:
+    fill(disk, 3)
+    disk.store._journal.append([foreign_decision(disk)])
+    disk.history.append((disk.end, lambda _: None))
+
+    recovered = disk.crash()
+
+    assert list(recovered.skipped) == [0]
+    check_recovered(recovered, disk.oracle)
+    disk.check()
+    fill(disk, 2)
+    disk.check()
+
+
+def test_a_partition_that_was_taken_from_a_group_is_free_for_whoever_it_belongs_to(
+    disk: Disk,
+) -> None:
+    disk.store.append([foreign_decision(disk)])
+    disk.store.checkpoint()
+    disk.store.append([Disowned(0, 8, 0)])
+    assert disk.store.bounds(LINES[3].target) == (0, 0)
+
+    ours = disk.oracle.decision(1, {LINES[3]: 20}, 5000)
+    disk.store.append([ours])
+    # It is another group's now.
+    disk.store.append([Disowned(0, 8, 0)])
+    assert disk.store.bounds(LINES[3].target) == (0, 20)
+    disk.crash()
+    assert disk.store.bounds(LINES[3].target) == (0, 20)

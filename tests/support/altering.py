@@ -6,6 +6,7 @@ from struct import Struct
 
 from crc32c import crc32c
 
+from quorate.core.header import BASIC
 from quorate.crypto.identity import Identity
 from quorate.crypto.sids import Place, Seal, body_of, sealed
 from quorate.storage.frames import frames_in
@@ -27,11 +28,11 @@ def signed_again(
 ) -> bytes:
     """Another batch in place of this one, with a seal that holds."""
     seal, body = Seal.decode(payload), body_of(payload)
-    other = body.replace(mark, mark.swapcase())
+    other = seal.header._replace(kind=BASIC).encode() + body.replace(mark, mark.swapcase())
     place = Place.of(cluster, topic, held.partition, held.publisher)
     return sealed(
-        place, held.first + number, other, events=seal.events, time_us=seal.time_us,
-        public_key=seal.public_key, sign=signer.sign,
+        place, held.first + number, other, time_us=seal.time_us, public_key=seal.public_key,
+        sign=signer.sign,
     )  # fmt: skip
 
 

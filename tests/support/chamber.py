@@ -1,37 +1,28 @@
-"""A council that orders a validated topic and its companion, with those who publish and read.
+"""A council that orders a validated topic, with those who publish and read.
 
-Replicas 0 to 3 order what is validated, and 0 to 2 what is not. Clients are the real machines;
+Replicas 0 to 3 order what is signed and what is not, in one log. Clients are the real machines;
 messages between all of them lie in flight as on a `Council`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
-from council import BYZANTINE, NAMES, READER, Council, Flight
-from net import identity
-from quorate.core.contract import companion_name
-from quorate.core.ids import MARKER, NodeId, topic_id
+from council import NAMES, READER, VALIDATED, WALL_US, Council, Flight, T
+from quorate.core.header import events_in
+from quorate.core.ids import NodeId
 from quorate.core.messages import Request
-from quorate.core.ordering import Line, Partition
-from quorate.crypto.identity import Identity
+from quorate.core.ordering import Partition
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import Entry, Outcome
-from quorate.protocol.ordering.group import Group
-from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.publisher import LineOutgoing
-from quorate.protocol.ordering.validation import Sealer, Validation
+from quorate.protocol.ordering.validation import Sealer
 from quorate.protocol.source import Source
-from quorate.protocol.topic import Topic
 from quorate.sim.disks import SimDisk
+from quorate.sim.sealing import CLUSTER, public_key, signing_key
 from stage import pairwise_macs
 
 OTHER = 1501
-TOPIC, COMPANION = "t", companion_name("t")
-VALIDATED = {**BYZANTINE, "validated": True}
-BASIC_PARTITION = Partition(topic_id(COMPANION), 0)
-MARKS = Line(MARKER, *BASIC_PARTITION)
-CLUSTER = "chamber"
+PARTITION = Partition(T, 0)
 
 
 @dataclass
@@ -40,51 +31,51 @@ class Chamber(Council):
 
     clients: dict[NodeId, Source | Destination] = field(default_factory=dict)
     delivered: dict[NodeId, list[Outcome]] = field(default_factory=dict)
-    payloads: dict[NodeId, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.table = VALIDATED
         self.names = {**NAMES, OTHER: "other"}
         super().__post_init__()
 
-    def basic(self, replica: NodeId) -> Group:
-        return self.seats[replica].ordering.groups[GroupKind.CRASH]
-
-    def validated(self, replica: NodeId) -> Group:
-        return self.seats[replica].ordering.groups[GroupKind.BYZANTINE]
-
-    def marked(self, replica: NodeId) -> int:
-        """How many validated batches have a place in the companion, as this replica knows."""
-        return self.basic(replica).log.line(MARKS).next - 1
-
     # Clients
 
-    def publisher(self, node: NodeId, name: str) -> LineOutgoing:
-        """A publisher's line on one of the two logs."""
+    def publish_as(self, node: NodeId, *batches: bytes, sign: bool) -> None:
+        """A publisher hands in these batches, signed or not, and what comes of that arrives."""
+        line = self.line(node)
+        for payload in batches:
+            line.add(payload, events_in(payload), sign=sign)
+        self.collect()
+        self.settle()
+        self.run(1)
+
+    def line(self, node: NodeId) -> LineOutgoing:
         source = self.clients.get(node)
         if source is None:
-            key = keys_of(node)
             sealer = Sealer(
                 CLUSTER,
-                key.public.sign_key,
-                key.sign,
-                wall_us=lambda: 0,
+                public_key(node),
+                signing_key(node).sign,
+                wall_us=lambda: WALL_US,
                 salt=lambda _, __: bytes(32),
             )
-            macs = pairwise_macs(node)
-            source = Source(node, self._topics(), macs, session=1, sealer=sealer)
+            source = Source(node, [self.topic], pairwise_macs(node), session=1, sealer=sealer)
+            source.register("t")
             self._join(node, source)
         assert isinstance(source, Source)
-        source.register(name)
-        return source.line(name, 0)
+        return source.line("t", 0)
 
-    def reader(self, node: NodeId = READER, offset: int = 0) -> Destination:
-        """Somebody who reads the companion, with the validated batches where they belong."""
-        topics = self._topics()
-        destination = Destination(node, topics, pairwise_macs(node), self.names, self._validation())
-        self._join(node, destination)
-        destination.read(COMPANION, 0, offset)
+    def reader(self, node: NodeId = READER, offset: int = 0, *, validate: bool) -> Destination:
+        """Somebody who reads the topic; again, from another offset or in another mode."""
+        destination = self.clients.get(node)
+        if destination is None:
+            macs, names = pairwise_macs(node), self.names
+            destination = Destination(node, [self.topic], macs, names, self._validation())
+            self._join(node, destination)
+        assert isinstance(destination, Destination)
+        destination.read("t", 0, offset, validate=validate)
         self.collect()
+        self.settle()
+        self.run(1)
         return destination
 
     def read(self, node: NodeId = READER) -> list[Entry]:
@@ -130,18 +121,3 @@ class Chamber(Council):
             flights = [Flight(node, receiver, message) for receiver, message in ready.send]
             self.sent += flights
             self.flying += flights
-
-    def _topics(self) -> list[Topic]:
-        companion = Topic(
-            COMPANION, self.topic.contract.companion, self.members[:3], 1, companion_of=TOPIC
-        )
-        return [self.topic, companion]
-
-    def _validation(self) -> Validation:
-        keys = {node: keys_of(node).public.sign_key for node in NAMES}
-        return Validation(CLUSTER, self._topics(), keys)
-
-
-@cache
-def keys_of(node: NodeId) -> Identity:
-    return identity(NAMES[node])

@@ -1,7 +1,7 @@
 """Histories made by hand: slots as correct replicas decide them, and checkpoints over them.
 
 scribe = Scribe()
-scribe.slot({ALICE: [b"one", b"two"]})
+scribe.slot({ALICE: [batch(b"one"), batch(b"two", events=3)]})
 history.begin(0, scribe.walked(checkpoints=[scribe.checkpoint()]))
 """
 
@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from quorate.core.batch import encode_values
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import Entries, Line, Partition, Slot, Walked
 from quorate.crypto.checkpoint import Cosignature, Cosigner, Head, cosigned_bytes, render
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor
 from quorate.protocol.auditing.history import Orderers
 from quorate.protocol.ordering.log import Content, OrderLog
 from quorate.protocol.ordering.value import (
     CHAIN_START,
     Span,
     Value,
+    chain_of,
     chained,
     leaves_of,
     value_digest,
@@ -31,6 +33,11 @@ ALICE, BOB = 1 << 32 | 1000, 1 << 32 | 1001
 REPLICAS = (0, 1, 2, 3)
 ORIGIN = "quorate/demo/byzantine"
 BEGIN_US = 1_000_000
+
+
+def batch(value: bytes, events: int = 1) -> bytes:
+    """A basic batch of so many events that are alike."""
+    return encode_values([value] * events, 5)
 
 
 def secret_of(member: int) -> Ed25519PrivateKey:
@@ -68,18 +75,18 @@ class Scribe:
         spans, contents = [], []
         for publisher, payloads in batches.items():
             line = Line(publisher, *HERE)
-            state, digests = self.log.line(line), [*map(digest, payloads)]
-            chain = chained(state.chain, digests)[-1]
+            state, content = self.log.line(line), [*map(descriptor, payloads)]
+            chain = chain_of(state.chain, content)[-1]
             spans.append(Span(*line, state.next, len(payloads), chain))
-            contents.append(Content(digests, []))
+            contents.append(Content(content, []))
             self.payloads += payloads
         number = len(self.slots) + 1
         value = Value(BEGIN_US + number if time_us is None else time_us, tuple(spans))
         encoded = value.encode()
         decided = self.log.apply(number, value_digest(encoded), encoded, value, contents)
-        digests_of_all = b"".join(placed.digests for placed in decided.placed)
+        descriptors = b"".join(placed.descriptors for placed in decided.placed)
         offsets = [placed.offset for placed in decided.placed]
-        self.slots.append(Slot(encoded, digests_of_all, offsets))
+        self.slots.append(Slot(encoded, descriptors, offsets))
         return self
 
     def walked(
@@ -116,6 +123,6 @@ def entries_of(
 ) -> Entries:
     """These batches as a replica sends them, in a message that fits itself."""
     line = Line(publisher, *HERE)
-    leaves = leaves_of(line, first, offset, time_us, map(digest, payloads))
+    leaves = leaves_of(line, first, offset, time_us, [*map(descriptor, payloads)])
     after = chained(before, leaves)[-1]
     return Entries(publisher, *HERE, offset, first, time_us, before, after, payloads)

@@ -40,8 +40,6 @@ class Place(NamedTuple):
 
     partition: int
     offset: int
-    # Which one of its batch.
-    event: int
 
 
 class HandedIn(NamedTuple):
@@ -102,12 +100,9 @@ def _gaps(records: list[Record], first_offset: int) -> Iterator[str]:
     last: Record | None = None
     for record in records:
         if last is None:
-            follows = (record.offset, record.index) == (first_offset, 0)
+            follows = record.offset == first_offset
         else:
-            follows = _place(record) in (
-                Place(last.partition, _offset(last), last.index + 1),
-                Place(last.partition, _offset(last) + 1, 0),
-            )
+            follows = record.offset == _offset(last) + 1
         if not follows:
             yield f"{_place(record)} comes after {last and _place(last)}"
         last = record
@@ -135,7 +130,7 @@ def _wrong_receipts(receipts: Mapping[bytes, Receipt], records: list[Record]) ->
         place = places.get(value)
         if place is None:
             found.append(f"{_show(value)} was acknowledged at {receipt.offset} and is missing")
-        elif place[:2] != (receipt.partition, receipt.offset):
+        elif place != (receipt.partition, receipt.offset):
             told = receipt.partition, receipt.offset
             found.append(f"{_show(value)} is at {place}, and its receipt says {told}")
     return found
@@ -167,7 +162,7 @@ def _content(record: Record) -> tuple[object, ...]:
 
 
 def _place(record: Record) -> Place:
-    return Place(record.partition, _offset(record), record.index)
+    return Place(record.partition, _offset(record))
 
 
 def _offset(record: Record) -> int:

@@ -483,7 +483,7 @@ class Disk:
             missed.append(others.decision(group, counts, self.time_us))
             others.decide(missed[-1])
         state = others.state(group)
-        return Installed(group, state.slot, msgspec.msgpack.encode(state), 1), missed
+        return Installed(group, state.slot, msgspec.msgpack.encode(state), 1, 1), missed
 
     def vote(self, group: int, ahead: int = 1) -> None:
         slot = len(self.oracle.slots[group]) + ahead

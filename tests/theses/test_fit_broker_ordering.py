@@ -28,10 +28,10 @@ from quorate.core.ordering import (
     Write,
 )
 from quorate.core.quorum import Quorum
-from quorate.crypto.digests import digest
 from quorate.protocol.ordering.records import Snapshot
 from quorate.protocol.ordering.rules import FREE, Byzantine, Crash, Unsynchronised, leader_of
 from quorate.protocol.ordering.value import Value, value_digest
+from stage import described, opened
 
 BOTH = pytest.mark.parametrize("table", [CRASH, BYZANTINE], ids=["crash", "byzantine"])
 
@@ -385,11 +385,11 @@ def test_where_replicas_lie_f_plus_1_must_say_the_same() -> None:
     council = Council(byzantine=(3,))
     false = value_of(span_of(A, 1, b"false"))
     for _ in range(3):
-        council.say(3, [2], Decision(council.number, 1, false, digest(b"false")))
+        council.say(3, [2], Decision(council.number, 1, false, described(b"false")))
     assert slots(council)[2] == 1
     true = value_of(span_of(A, 1, b"a1"))
     for honest in (0, 1):
-        council.say(honest, [2], Decision(council.number, 1, true, digest(b"a1")))
+        council.say(honest, [2], Decision(council.number, 1, true, described(b"a1")))
     assert slots(council)[2] == 2
     assert council.group(2).log.state.last == value_digest(true)
 
@@ -398,7 +398,7 @@ def test_where_they_only_crash_one_reply_is_enough() -> None:
     """Figure 4.13: the leader replies with the state."""
     council = Council(CRASH)
     value = value_of(span_of(A, 1, b"a1"))
-    council.say(0, [2], Decision(council.number, 1, value, digest(b"a1")))
+    council.say(0, [2], Decision(council.number, 1, value, described(b"a1")))
     assert slots(council)[2] == 2
 
 
@@ -411,7 +411,8 @@ def test_requests_that_come_meanwhile_are_kept(table: dict[str, object]) -> None
     council.publish(A, 1, to=[last])
     council.publish(A, 2, to=[last])
     council.publish(A, 3)
-    assert council.group(last).backlog.lines[Line(A, T, 0)].payloads == [b"a1", b"a2", b"a3"]
+    kept = council.group(last).backlog.lines[Line(A, T, 0)].payloads
+    assert [*map(opened, kept)] == [b"a1", b"a2", b"a3"]
     council.run(3)
     assert logs(council) == {(b"a1", b"a2", b"a3")}
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from chamber import COMPANION, TOPIC, Chamber
-from council import VALIDATED, A, B, Council, T, span_of, value_of
+from chamber import OTHER, PARTITION, Chamber
+from council import READER, VALIDATED, A, B, Council, T, span_of, value_of
 from desk import EVERYBODY, Desk
 from order_log import PLAIN, SALTED, OrderLog, event
 from quorate.client.blocking import BlockingConsumer, BlockingProducer
@@ -25,40 +25,42 @@ from quorate.client.producer import Producer
 from quorate.core import batch
 from quorate.core.contract import Contract
 from quorate.core.event import Event
+from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, Header, is_signed
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
 from quorate.core.ordering import (
-    SEAL_BYTES,
     Absent,
     AnnounceSealed,
     Append,
+    Entries,
     Line,
     Ordered,
     Partition,
     Propose,
     Received,
 )
-from quorate.crypto.digests import digest, seal_digest
+from quorate.crypto.digests import descriptor, digest, seal_descriptor
 from quorate.crypto.events import event_bytes
 from quorate.crypto.proofs import ProofError, verify_bytes
-from quorate.crypto.sids import NO_ROOT, Place, Seal, body_of, check_seal, sid
+from quorate.crypto.sids import NO_ROOT, Place, Seal, check_seal, sid
+from quorate.protocol.machine import Passed
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing
 from quorate.protocol.ordering.records import Decided
 from quorate.protocol.ordering.validation import Sealer
-from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of
+from quorate.protocol.ordering.value import CHAIN_START, chain_of, leaves_of
 from quorate.runtime.local import make_local_cluster
 from quorate.sim.checkers import Conduct
 from quorate.sim.links import Mode, Network, Uniform
 from quorate.sim.order_checkers import check_log
-from quorate.sim.order_scenarios import OrderScenario, PlannedAppend, draw_order
+from quorate.sim.order_scenarios import Beginning, OrderScenario, PlannedAppend, draw_order
 from quorate.sim.scenarios import BEGIN_US, Setting, SourcePart
 from quorate.sim.sealing import CLUSTER, public_key, signing_key
 from quorate.sim.validated_adversaries import VALIDATED_PUBLISHERS, VALIDATED_REPLICAS
 from quorate.sim.validated_checkers import VALIDATED_LIVENESS, VALIDATED_SAFETY
 from quorate.sim.validated_stage import ValidatedStage
 from seals import batch_of_values, sealed_batch
-from stage import Outlook, topic
+from stage import Outlook, opened, topic
 
 LARGE = batch_of_values(bytes(INLINE_BYTES_MAX))
 
@@ -83,16 +85,20 @@ def in_peace(
         for at, attack in enumerate(producers)
     )
     appends = tuple(
-        PlannedAppend(BEGIN_US + 1000 * at, part.node, _payload(part.node, at), None, 0)
+        PlannedAppend(
+            BEGIN_US + 1000 * at, part.node, _payload(part.node, at), None, "events", 0, sign=True
+        )
         for at in range(batches)
         for part in parts
     )
     contract = Contract.parse("events", VALIDATED)
+    readers = (2000, 2001)
     scenario: OrderScenario = replace(
         drawn, topic=replace(drawn.topic, contract=contract), hostile=hostile or {}, dying={},
         network=Network(latency=Uniform(200, 1_000), mode=Mode.STREAM), storms=(), jumps_us={},
-        publishers=parts, readers=(2000, 2001), appends=appends, absences=(), blackouts_us=(),
-        cluster=None, commands=(), skews_us=dict.fromkeys(drawn.topic.members, 0),
+        others=(), publishers=parts, readers=readers, appends=appends, absences=(), commands=(),
+        beginnings=tuple(Beginning(each, BEGIN_US, "events", 0, 0, True) for each in readers),
+        cluster=None, blackouts_us=(), skews_us=dict.fromkeys(drawn.topic.members, 0),
     )  # fmt: skip
     return ValidatedStage(scenario)
 
@@ -104,6 +110,17 @@ def _payload(producer: NodeId, at: int) -> bytes:
 
 # K1: what the producer's and the consumer's choice are worth together (2.1, table 2.1)
 
+SIGNED, BASIC, LAST = (batch_of_values(each) for each in (b"signed", b"basic", b"last"))
+
+
+def values_of(chamber: Chamber, node: NodeId = READER) -> list[tuple[int, bytes]]:
+    """What somebody was delivered: offsets and values."""
+    return [
+        (entry.offset + at, value)
+        for entry in chamber.read(node)
+        for at, value in enumerate(batch.Batch(entry.payload).values())
+    ]
+
 
 def test_what_both_validate_is_delivered_with_the_extended_guarantees() -> None:
     """Table 2.1, validable and validate. The consumer's record says so."""
@@ -112,57 +129,85 @@ def test_what_both_validate_is_delivered_with_the_extended_guarantees() -> None:
     for partitions in stage.record.read.values():
         (entries,) = partitions.values()
         assert len(entries) == 48
-        assert all(len(entry.seal) == SEAL_BYTES for entry in entries)
-    assert "seal" in Record.__struct_fields__
+        assert all(is_signed(entry.payload) for entry in entries)
+    assert "validated" in Record.__struct_fields__
 
 
-@pytest.mark.parametrize("log", [TOPIC, COMPANION], ids=["validable", "unvalidable"])
-def test_who_does_not_validate_is_delivered_either_kind_with_the_basic_guarantees(log: str) -> None:
-    """Table 2.1, don't validate: on the word of one replica, and without what was signed."""
+@pytest.mark.parametrize("sign", [True, False], ids=["validable", "unvalidable"])
+def test_who_does_not_validate_is_delivered_either_kind_with_the_basic_guarantees(
+    sign: bool,
+) -> None:
+    """Table 2.1, don't validate: on the word of f + 1 replicas, and no signature is looked at."""
     chamber = Chamber()
-    chamber.reader()
-    publish(chamber, A, log)
+    reader = chamber.reader(validate=False)
+    chamber.publish_as(A, SIGNED, sign=sign)
     (entry,) = chamber.read()
-    assert (entry.publisher, entry.sequence, entry.seal) == (A, 1, b"")
-    assert len(entry.vouchers) == 1
+    assert (entry.publisher, entry.sequence, entry.offset) == (A, 1, 0)
+    assert is_signed(entry.payload) is sign
+    assert len(entry.vouchers) >= 2
+    reading = reader.reading("t", 0)
+    assert reading is not None
+    assert reading.validation is None
 
 
 def test_what_is_basic_never_comes_to_who_validates() -> None:
-    """Table 2.1, unvalidable and validate: "not delivered". It stands in a log of its own."""
+    """Table 2.1, unvalidable and validate: "not delivered". It is sent where it stands, and what it
+    hashes to; the position moves past it."""
     chamber = Chamber()
-    validating = chamber.reader()
-    validating.stop_reading(COMPANION)
-    validating.read(TOPIC, 0, 0)
-    publish(chamber, A, COMPANION)
-    publish(chamber, B, TOPIC)
-    assert [entry.publisher for entry in chamber.read()] == [B]
-    assert all(entry.seal for entry in chamber.read())
+    reader = chamber.reader(validate=True)
+    chamber.publish_as(A, BASIC, sign=False)
+    chamber.publish_as(B, SIGNED, sign=True)
+    chamber.publish_as(A, BASIC, sign=False)
+    assert values_of(chamber) == [(1, b"signed")]
+    reading = reader.reading("t", 0)
+    assert reading is not None
+    assert reading.position == 3
+    assert chamber.delivered[READER][-1] == Passed(PARTITION, 3)
+    sent = chamber.messages(Entries, receiver=READER)
+    assert [len(each.payloads[0]) for each in sent if each.bare] == 2 * [DESCRIPTOR_BYTES]
 
 
-def test_basic_events_pay_nothing_for_validation() -> None:
-    """2.1: only who "paid the extra overhead" has the stronger set. What is basic is never signed,
-    and no replica of the group that validates ever hears of it."""
+def test_signed_and_basic_batches_have_one_order_and_one_sequence_of_offsets() -> None:
+    """2.1: the guarantees differ, and not the order. Both modes see the same offsets."""
     chamber = Chamber()
-    publish(chamber, A, COMPANION)
-    sent = [flight for flight in chamber.sent if flight.sender == A]
-    requests = [(f.receiver, f.message) for f in sent if isinstance(f.message, Append)]
-    assert {receiver for receiver, _ in requests} == {0, 1, 2}
-    assert {payload for _, append in requests for payload in append.payloads} == {
-        batch_of_values(b"1")
-    }
-    assert [chamber.validated(each).log.state.slot for each in chamber.seats] == [0, 0, 0, 0]
+    chamber.reader(READER, validate=True)
+    chamber.reader(OTHER, validate=False)
+    for number in range(12):
+        several = batch_of_values(*(b"%d.%d" % (number, at) for at in range(1 + number % 3)))
+        chamber.publish_as((A, B)[number % 2], several, sign=number % 4 in (0, 3))
+    everything, validated = values_of(chamber, OTHER), values_of(chamber)
+    assert [offset for offset, _ in everything] == [*range(24)]
+    signed = {entry.offset for entry in chamber.read(OTHER) if is_signed(entry.payload)}
+    assert {entry.offset for entry in chamber.read()} == signed
+    assert validated == [each for each in everything if each in validated]
+    assert 0 < len(validated) < len(everything)
 
 
-def test_basic_events_do_not_wait_for_those_who_validate() -> None:
-    """4.3 and 6.1: validation "as a separate process". A group that validates nothing any more, for
-    want of a quorum, holds up nobody who does not ask for it."""
+def test_who_does_not_sign_pays_for_no_signature() -> None:
+    """2.1: only who "paid the extra overhead" has the stronger set. What is basic is neither signed
+    nor does anybody look for a signature; but the replicas that validate order it, too."""
     chamber = Chamber()
-    chamber.reader()
-    chamber.crash(3)
-    chamber.crash(2)
-    publish(chamber, A, TOPIC)
-    publish(chamber, B, COMPANION)
-    assert [entry.publisher for entry in chamber.read()] == [B]
+    chamber.publish_as(A, BASIC, sign=False)
+    sent = [f.message for f in chamber.sent if f.sender == A and isinstance(f.message, Append)]
+    assert {payload for append in sent for payload in append.payloads} == {BASIC}
+    assert [chamber.group(each).log.state.slot for each in chamber.seats] == [1, 1, 1, 1]
+
+
+def test_basic_events_are_ordered_by_those_who_validate_and_stop_with_them() -> None:
+    """4.3 and 6.1: validation "as a separate process", so that basic events go on without it. Here
+    there is one order for both. Its group takes n - f replicas, and basic events wait with them."""
+    chamber = Chamber()
+    chamber.reader(validate=False)
+    disks = {replica: chamber.seats[replica].disk for replica in (2, 3)}
+    for replica in disks:
+        chamber.crash(replica)
+    chamber.publish_as(A, SIGNED, sign=True)
+    chamber.publish_as(B, BASIC, sign=False)
+    assert chamber.read() == []
+    for replica, disk in disks.items():
+        chamber.restart(replica, disk)
+    chamber.run(10)
+    assert {value for _, value in values_of(chamber)} == {b"signed", b"basic"}
 
 
 # K2: the topology changes at run time (2.1.3)
@@ -173,27 +218,49 @@ def test_a_topology_names_what_is_validated_and_replaces_the_one_before() -> Non
     topics = {name: Contract.parse(name, VALIDATED) for name in ("trades", "votes")}
     cluster = make_local_cluster(topics=topics).cluster
 
-    def logs_of(modes: Modes) -> list[str]:
-        return [modes.log_of(cluster, name) for name in topics]
+    def validated(modes: Modes) -> list[str]:
+        return [name for name in topics if modes.validates(cluster, name)]
 
-    assert logs_of(Modes()) == ["trades", "votes"]
-    assert logs_of(Modes.of(cluster, ["trades"])) == ["trades", "votes~basic"]
-    assert logs_of(Modes.of(cluster, ["votes"])) == ["trades~basic", "votes"]
-    assert logs_of(Modes.of(cluster, [])) == ["trades~basic", "votes~basic"]
-
-
-def publish(chamber: Chamber, node: NodeId, log: str) -> None:
-    line = chamber.publisher(node, log)
-    line.add(batch_of_values(b"%d" % line.next), 1)
-    chamber.collect()
-    chamber.settle()
-    chamber.run(1)
+    assert validated(Modes()) == ["trades", "votes"]
+    assert validated(Modes.of(cluster, ["trades"])) == ["trades"]
+    assert validated(Modes.of(cluster, ["votes"])) == ["votes"]
+    assert validated(Modes.of(cluster, [])) == []
 
 
-def test_what_cannot_be_validated_is_not_delivered_to_those_who_validate() -> None:
-    """Table 2.1, unvalidable and validate. It is not even ordered: nobody has to drop it."""
+def test_a_producer_changes_its_mode_from_one_batch_to_the_next_and_tells_nobody() -> None:
+    """2.1.3. A local choice: its batches are one line, in the order in which it published them."""
+    chamber = Chamber()
+    chamber.reader(READER, validate=True)
+    chamber.reader(OTHER, validate=False)
+    chamber.publish_as(A, SIGNED, sign=True)
+    chamber.publish_as(A, BASIC, sign=False)
+    chamber.publish_as(A, LAST, sign=True)
+    assert values_of(chamber, OTHER) == [(0, b"signed"), (1, b"basic"), (2, b"last")]
+    assert [entry.sequence for entry in chamber.read(OTHER)] == [1, 2, 3]
+    assert values_of(chamber) == [(0, b"signed"), (2, b"last")]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_consumer_changes_its_mode_anywhere_and_goes_on_where_it_was(first: bool) -> None:
+    """2.1.3. A local choice as well: nobody else reads anything else for it."""
+    chamber = Chamber()
+    reader = chamber.reader(validate=first)
+    chamber.publish_as(A, SIGNED, sign=True)
+    chamber.publish_as(A, BASIC, sign=False)
+    reading = reader.reading("t", 0)
+    assert reading is not None
+    assert reading.position == 2
+    chamber.reader(offset=reading.position, validate=not first)
+    chamber.publish_as(A, BASIC, sign=False)
+    chamber.publish_as(A, LAST, sign=True)
+    basic = 2 if first else 1
+    assert values_of(chamber) == [(0, b"signed"), (basic, b"basic"), (3, b"last")]
+
+
+def test_what_says_it_is_signed_and_is_not_is_never_ordered_as_a_basic_batch() -> None:
+    """Table 2.1 has two kinds, and a header says which. There is no third."""
     council = Council(VALIDATED)
-    council.publish(A, 1, batch_of_values(b"bare"))
+    council.publish(A, 1, sealed_batch(A, 1, signed_as=2))
     council.publish(B, 1, sealed_batch(B, 1))
     council.run(2)
     assert logs(council) == {(sealed_batch(B, 1),)}
@@ -210,7 +277,7 @@ def test_a_record_has_a_topic_a_partition_a_key_a_value_and_what_was_signed() ->
     payload = sealed_batch(A, 1, batch.encode_one(b"k", b"v", (), 0, False))
     desk.say(payload)
     ((entry,), _) = desk.take()
-    check_seal(Place(CLUSTER, "t", 0, A, 0), 1, Seal.decode(entry.seal))
+    check_seal(Place(CLUSTER, "t", 0, A, 0), 1, Seal.decode(entry.payload))
     (event,) = batch.Batch(entry.payload).events()
     assert (event.key, event.value) == (b"k", b"v")
 
@@ -277,13 +344,13 @@ def test_a_sid_has_the_same_size_whatever_it_names() -> None:
     """3: "keeping the bandwidth on the validation channel constrained to a constant value"."""
     for events in (1, 1000):
         body = batch_of_values(*[bytes(1000)] * events)
-        assert len(sealed_batch(A, 1, body, events=events)) - len(body) == SEAL_BYTES
+        assert len(sealed_batch(A, 1, body)) - len(body) == SEAL_BYTES - HEADER_BYTES
 
 
 def test_two_records_that_are_the_same_one_after_the_other_have_two_sids() -> None:
     """3.3.1 signs "the concatenation of the topic, partition, key, value": another topic and key,
     or another key and value, have the same bytes there, and so the same signature."""
-    seal = Seal(1, 0, bytes(32), NO_ROOT, public_key(A), bytes(64))
+    seal = Seal(Header.of(1, 0, 4), 0, bytes(32), NO_ROOT, public_key(A), bytes(64))
     one, other = Place("c", "ab", 0, A, 0), Place("ca", "b", 0, A, 0)
     assert one.cluster + one.topic == other.cluster + other.topic
     assert sid(one, 1, seal) != sid(other, 1, seal)
@@ -319,7 +386,7 @@ def test_a_batch_goes_to_f_plus_1_stores_and_its_sid_to_everybody() -> None:
     """3.3.1 sends every event to all of F + 1 Kafka replicas. Here there are 3f + 1 stores, of
     which f + 1 get it, so that each carries less."""
     push = Push()
-    push.line.add(LARGE, 1)
+    push.line.add(LARGE, 1, sign=True)
     sent = push.sent()
     kinds = [type(message) for messages in sent.values() for message in messages]
     assert kinds.count(Append) == 2
@@ -337,14 +404,14 @@ def test_a_batch_goes_to_f_plus_1_stores_and_its_sid_to_everybody() -> None:
         if isinstance(message, AnnounceSealed)
     }
     assert seals == {payload[:SEAL_BYTES]}
-    assert body_of(payload) == LARGE
+    assert opened(payload) == opened(LARGE)
 
 
 def test_when_a_store_is_slow_the_next_one_is_tried() -> None:
     """3.3.1 waits for "a sufficient number of Kafka replicas", of which there are F + 1 in all: one
     that is slow holds up every producer."""
     push = Push()
-    push.line.add(LARGE, 1)
+    push.line.add(LARGE, 1, sign=True)
     push.sent()
     push.tick(RETRY_AFTER_US)
     kinds = [type(message) for messages in push.sent().values() for message in messages]
@@ -356,7 +423,7 @@ def test_a_producer_need_not_wait_for_one_record_before_it_sends_the_next() -> N
     correctly stored". Here numbers are signed, and replicas take them in order."""
     push = Push()
     for number in range(1, 101):
-        assert push.line.add(batch_of_values(b"%d" % number), 1) == number
+        assert push.line.add(batch_of_values(b"%d" % number), 1, sign=True) == number
     messages = [each for each in push.sent()[0] if isinstance(each, Append)]
     numbers = [each.first + at for each in messages for at in range(len(each.payloads))]
     assert numbers == [*range(1, 101)]
@@ -381,7 +448,7 @@ def test_an_event_that_matches_its_sid_is_delivered() -> None:
     desk = Desk()
     desk.say(sealed_batch(A, 1))
     entries, reports = desk.take()
-    assert [entry.payload for entry in entries] == [body_of(sealed_batch(A, 1))]
+    assert [entry.payload for entry in entries] == [sealed_batch(A, 1)]
     assert reports == []
 
 
@@ -390,8 +457,10 @@ def test_a_store_whose_event_does_not_match_is_marked_and_another_one_is_tried()
     known which: the sender signed what was ordered, so it is the store."""
     desk = Desk()
     marked = desk.lead
-    swapped = sealed_batch(A, 1)[:SEAL_BYTES] + batch_of_values(b"other")
-    desk.reader.on_entries(marked, desk.entries(swapped), EVERYBODY)
+    payload = sealed_batch(A, 1)
+    swapped = payload[:SEAL_BYTES] + batch_of_values(b"2")[HEADER_BYTES:]
+    entries_of_it = msgspec.structs.replace(desk.entries(payload), payloads=[swapped])
+    desk.reader.on_entries(marked, entries_of_it, EVERYBODY)
     assert desk.take() == ([], ["bad-lead"])
     desk.say(sealed_batch(A, 1))
     entries, _ = desk.take()
@@ -410,7 +479,7 @@ def test_a_store_that_has_nothing_is_passed_over() -> None:
     """Algorithm 3.2 takes the first of an empty queue there, or waits for it without a bound."""
     desk = Desk()
     before = desk.lead
-    desk.reader.on_absent(before, Absent(T, 0, 0), EVERYBODY)
+    desk.reader.on_absent(before, Absent(T, 0, 0, 1), EVERYBODY)
     assert desk.lead != before
     desk.say(sealed_batch(A, 1))
     assert len(desk.take()[0]) == 1
@@ -422,7 +491,7 @@ def test_a_sid_whose_event_nobody_has_blocks_nobody() -> None:
     before it is ordered: f + 1 stores say that they have it, so that one of them does."""
     council = Council(VALIDATED, byzantine=(3,))
     payload = sealed_batch(A, 1, LARGE)
-    chain = chained(CHAIN_START, [digest(payload)])[-1]
+    chain = chain_of(CHAIN_START, [descriptor(payload)])[-1]
     council.say(A, council.seats, AnnounceSealed(T, 0, 1, [payload[:SEAL_BYTES]]))
     # f stores say that they have it, and do not.
     council.say(3, council.seats, Received(A, T, 0, 1, chain))
@@ -460,7 +529,7 @@ def test_what_replicas_sign_covers_what_the_producer_signed() -> None:
     council.settle()
     (decided,) = [record for record in council.seats[0].disk.read() if isinstance(record, Decided)]
     (placed,) = decided.placed
-    contents = [seal_digest(payload[:SEAL_BYTES])]
+    contents = [seal_descriptor(payload[:SEAL_BYTES])]
     assert placed.leaves == b"".join(leaves_of(Line(A, T, 0), 1, 0, decided.time_us, contents))
 
 

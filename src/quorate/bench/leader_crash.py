@@ -339,7 +339,7 @@ def _summed_up(experiment: Experiment, row: Row, seen: Witnessed) -> LeaderCrash
         changes=seen.changes,
         acknowledged=[events * count for count in binned(receipts_ns, *spans)],
         read=[events * count for count in binned(read_ns, *spans)],
-        broken=broken(seen.receipts, seen.readings),
+        broken=broken(seen.receipts, seen.readings, events),
     )
 
 

@@ -17,7 +17,7 @@ _NUMBERS = "Q"
 
 
 class Place(NamedTuple):
-    """Batch `counter` of a publisher stands at this offset; learned at this time."""
+    """Batch `counter` of a publisher begins at this offset; learned at this time."""
 
     offset: int
     publisher: NodeId
@@ -60,14 +60,14 @@ class Broken(NamedTuple):
     doubled: int = 0
     # A batch does not stand where its receipt says.
     misplaced: int = 0
-    # Offsets that do not go up by one, or batches of a publisher that are not in its order.
+    # Batches whose offsets do not follow on each other, or that are not in their publisher's order.
     disordered: int = 0
     # Two readers found different batches at one offset.
     disputed: int = 0
 
 
-def broken(receipts: Notes, readings: Sequence[Notes]) -> Broken:
-    """What a run broke, added up over its readers."""
+def broken(receipts: Notes, readings: Sequence[Notes], events: int = 1) -> Broken:
+    """What a run broke, added up over its readers; each batch has so many events."""
     promised = {(place.publisher, place.counter): place.offset for place in receipts}
     lost = doubled = misplaced = disordered = disputed = 0
     agreed: dict[int, tuple[NodeId, int]] = {}
@@ -83,6 +83,6 @@ def broken(receipts: Notes, readings: Sequence[Notes]) -> Broken:
             disordered += not is_next or last_of.get(place.publisher, -1) >= place.counter
             disputed += agreed.setdefault(place.offset, batch) != batch
             found.add(batch)
-            last_of[place.publisher], expected = place.counter, place.offset + 1
+            last_of[place.publisher], expected = place.counter, place.offset + events
         lost += len(promised.keys() - found)
     return Broken(lost, doubled, misplaced, disordered, disputed)

@@ -25,7 +25,6 @@ from quorate.bench.numbered import Numbered, Order, first_number, pack_number, t
 from quorate.bench.processes import Parent
 from quorate.client import Consumer, Producer, Receipt
 from quorate.client.queue import Arrival
-from quorate.core.contract import companion_name
 from quorate.core.ids import TopicId, topic_id
 from quorate.protocol.machine import Entry
 from quorate.runtime.loop import run
@@ -253,9 +252,7 @@ async def consume(task: TrialTask) -> None:
 
 
 async def _read_into(tally: Tally, consumer: Consumer, topics: list[str]) -> None:
-    # What is not validated comes from the companions of validated topics.
     names = {topic_id(topic): topic for topic in topics}
-    names |= {topic_id(companion_name(topic)): topic for topic in topics}
     while True:
         arrived = await consumer.poll_batches()
         now_ns, now_us = time.monotonic_ns(), time.time_ns() // 1000

@@ -62,7 +62,7 @@ def audit(
     The slots of all replicas are walked, and everything that follows from them is computed again:
     sequences without gaps, positions, the Merkle tree and its roots, which are held against the
     checkpoints that a quorum signed. Then every payload is read from every replica that has it, and
-    must be what was agreed; on validated topics its signature must hold, and its number of events.
+    must be what was agreed and what its header says; where it is signed, its signature must hold.
 
     Exits with 0 if all is well, 1 if somebody misbehaved or something is missing, 2 for a wrong
     option, and 3 if the audit could not be finished, since too few replicas answered.
@@ -136,9 +136,9 @@ class _Bar:
             self._progress = Progress(*columns, console=self._console, transient=True)
             self._task = self._progress.add_task("", total=1, rate="")
             self._progress.start()
-        is_reading = audited.batches_total > 0
-        done = audited.batches if is_reading else audited.slots
-        total = audited.batches_total if is_reading else audited.slots_total
+        is_reading = audited.offsets_total > 0
+        done = audited.offsets if is_reading else audited.slots
+        total = audited.offsets_total if is_reading else audited.slots_total
         rate = ""
         if self._read_since_s is not None and now_s > self._read_since_s:
             rate = f"{audited.checked_bytes / 1e6 / (now_s - self._read_since_s):,.0f} MB/s"
@@ -228,6 +228,7 @@ def _partition(partition: PartitionReport) -> dict[str, Any]:
         "audited_from": partition.audited_from,
         "batches": partition.batches,
         "events": partition.events,
+        "signed_events": partition.signed_events,
         "bytes": partition.payload_bytes,
         "producers": list(partition.producers),
         "replicas": {
@@ -260,9 +261,8 @@ def _partition_table(report: Report) -> Table:
     """One row per partition; order and digests are checked of all of them."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("topic", overflow="fold")
-    for heading in ("part", "from", "to", "batches", "events", "MB", "copies"):
+    for heading in ("part", "from", "to", "batches", "events", "signed", "MB", "copies"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("signed", no_wrap=True)
     table.add_column("producers", overflow="fold")
     for row in report.partitions:
         begun = row.first if row.audited_from is None else row.audited_from
@@ -271,11 +271,11 @@ def _partition_table(report: Report) -> Table:
             str(row.partition),
             str(begun),
             str(row.end - 1),
-            f"{row.batches:,}" if row.is_read else f"({row.end - row.first:,})",
-            f"{row.events:,}" if row.is_read else "unread",
+            f"{row.batches:,}" if row.is_read else "unread",
+            f"{row.events:,}" if row.is_read else f"({row.end - row.first:,})",
+            f"{row.signed_events:,}" if row.validated and row.is_read else "",
             f"{row.payload_bytes / 1e6:,.1f}" if row.is_read else "",
             f"{sum(row.brought.values()):,}" if row.is_read else "",
-            "yes" if row.validated and row.is_read else "",
             printable(", ".join(row.producers)),
         )
     return table

@@ -22,12 +22,18 @@ from rich.text import Text
 
 from quorate import __file__ as package_file
 from quorate.cli.directory import DEFAULT, Directory, SameDirectoryOption, on_shell, opened
+from quorate.core import header
+from quorate.core.cluster import FILE_VERSION
 from quorate.core.errors import ConfigError
+from quorate.crypto import evidence, proofs
 from quorate.pipeline.java import find_java
+from quorate.runtime import handshake
 from quorate.runtime.files import CLUSTER_FILE
+from quorate.runtime.founding import MARK_VERSION
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import BASE_PORT, HOST, METRICS_PORT_OFFSET
 from quorate.runtime.ports import free_base_port, is_free
+from quorate.storage.store import FORMATS
 
 PYTHON_MIN = (3, 11)
 LOCAL_REPLICAS = 4
@@ -103,6 +109,7 @@ def _findings(launcher: Launcher | None, place: Path) -> Iterator[Finding]:
     yield _sync(place)
     yield _memory()
     yield _clock(place)
+    yield _formats()
 
 
 def _python() -> Finding:
@@ -110,6 +117,21 @@ def _python() -> Finding:
     if sys.version_info < PYTHON_MIN:
         return Finding("Python", "problem", f"{version} is too old: install Python 3.11 or later")
     return Finding("Python", "ok", version)
+
+
+def _formats() -> Finding:
+    """What this program writes and speaks. It reads these versions, and the ones before."""
+    versions = {
+        "protocol": handshake.VERSION,
+        "batch": header.VERSION,
+        "cluster file": FILE_VERSION,
+        "founding mark": MARK_VERSION,
+        **{each.kind: each.version for each in FORMATS},
+        "proof": proofs.VERSION,
+        "evidence": evidence.VERSION,
+    }
+    told = ", ".join(f"{kind} {version}" for kind, version in versions.items())
+    return Finding("Formats", "ok", told)
 
 
 def _spark() -> Iterator[Finding]:

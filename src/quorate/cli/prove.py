@@ -1,4 +1,4 @@
-"""`quorate prove`: what stands in a validated topic, as a file that convinces others."""
+"""`quorate prove`: what stands in a Byzantine log topic, as a file that convinces others."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,19 +28,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @app.command()
 def prove(
-    topic: Annotated[str, typer.Argument(help="A validated topic.")],
+    topic: Annotated[str, typer.Argument(help="A log topic under Byzantine protection.")],
     partition: Annotated[int, typer.Argument(min=0, help="Of that topic.")],
     offset: Annotated[
-        int, typer.Argument(min=0, help="Of a batch, as receipts and records have it.")
+        int, typer.Argument(min=0, help="Of an event, as receipts and records have it.")
     ],
-    event: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Which event of the batch, from 0, to prove without the others; for topics with "
-            "`event_proofs`.",
-        ),
-    ] = None,
     whole: Annotated[
         bool, typer.Option("--whole", help="Prove the whole batch, though events have proofs.")
     ] = False,
@@ -68,18 +60,16 @@ def prove(
     """Print a proof of what was published, by whom, and where it stands.
 
     `quorate prove TOPIC PARTITION OFFSET > proof.json` makes a file that `quorate verify` checks
-    anywhere, without the cluster. It has the batch, or one event of it (`--event`) and nothing of
-    the others.
+    anywhere, without the cluster. It has the batch that the event is in; where the topic has
+    `event_proofs`, the event and nothing of the others.
 
     The exit code is 1 if trying again later may help, and 2 if there is nothing to be proved.
     """
-    if event is not None and whole:
-        raise ConfigError("give either --event or --whole, not both")
     if not seconds > 0:
         raise ConfigError(f"--seconds is {seconds:g}, but it must be above 0")
     if archive is not None:
         keys = Keys.of(read_cluster(cluster_file(cluster_key or directory)))
-        proof = _from_archive(archive, keys, topic, partition, offset, event, whole=whole)
+        proof = _from_archive(archive, keys, topic, partition, offset, whole=whole)
         typer.echo(proof.render().decode(), nl=False)
         return
     if cluster_key is not None:
@@ -94,7 +84,7 @@ def prove(
         on_stderr().status("Asking the replicas ..."),
     ):
         prover.reach(patience_s(launcher))
-        proof = prover.prove(topic, partition, offset, event, whole=whole, timeout_s=seconds)
+        proof = prover.prove(topic, partition, offset, whole=whole, timeout_s=seconds)
     typer.echo(proof.render().decode(), nl=False)
     try:
         verify(proof, Keys.of(pinned))
@@ -108,7 +98,6 @@ def _from_archive(
     topic: str,
     partition: int,
     offset: int,
-    event: int | None,
     *,
     whole: bool,
 ) -> Proof:
@@ -118,7 +107,7 @@ def _from_archive(
         raise ConfigError(
             f"archives need {error.name}, which is not installed; pip install 'quorate[spark]'"
         ) from None
-    return prove_archived(Archive(archive), keys, topic, partition, offset, event, whole=whole)
+    return prove_archived(Archive(archive), keys, topic, partition, offset, whole=whole)
 
 
 def _tell_of_other_keys(file: Path, error: ProofError) -> None:

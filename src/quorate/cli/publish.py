@@ -204,8 +204,10 @@ def _encoded(text: str | None) -> bytes | None:
 def _as_words(receipt: Receipt, publisher: str) -> str:
     events = "1 event" if receipt.events == 1 else f"{receipt.events} events"
     if receipt.offset is not None:
+        last = receipt.offset + receipt.events - 1
+        offsets = f"offset {last}" if receipt.events == 1 else f"offsets {receipt.offset} to {last}"
         return (
-            f"{receipt.topic}: {events} from {publisher} at offset {receipt.offset} of partition "
+            f"{receipt.topic}: {events} from {publisher} at {offsets} of partition "
             f"{receipt.partition}, say {', '.join(receipt.replicas)}: {receipt.guarantee}"
         )
     return (

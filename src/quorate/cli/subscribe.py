@@ -189,9 +189,7 @@ def as_words(record: Record) -> str:
     ]
     where = f"{record.topic} {record.publisher}#{record.sequence}.{record.index}"
     if record.offset is not None:
-        where = (
-            f"{record.topic} {record.partition}@{record.offset}.{record.index} {record.publisher}"
-        )
+        where = f"{record.topic} {record.partition}@{record.offset} {record.publisher}"
     value = _shown(record.value)
     if len(value) > TERMINAL_VALUE_MAX and sys.stdout.isatty():
         value = f"{value[:TERMINAL_VALUE_MAX]}…"

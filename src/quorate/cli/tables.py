@@ -34,6 +34,7 @@ _HEALTH_STYLES = {
     "down": "red",
     "disk full": "red",
     "store in trouble": "yellow",
+    "log stopped": "red",
 }
 
 
@@ -49,6 +50,8 @@ class GroupReport(msgspec.Struct, frozen=True):
     checkpoint: str = ""
     clocks_ahead_s: dict[str, float] = {}
     evidence: list[str] = []
+    # Why this group is silent; empty if it is not.
+    stopped: str = ""
 
 
 class LogReport(msgspec.Struct, frozen=True):
@@ -92,6 +95,12 @@ class Standing(msgspec.Struct, frozen=True):
         return self.report.health != "down"
 
     @property
+    def stopped(self) -> list[tuple[str, str]]:
+        """The logs that this replica has stopped, and why."""
+        groups = self.report.log.groups if self.report.log else {}
+        return [(name, group.stopped) for name, group in groups.items() if group.stopped]
+
+    @property
     def health(self) -> str:
         """One word on a replica that is well, a few on any other."""
         report = self.report
@@ -100,6 +109,7 @@ class Standing(msgspec.Struct, frozen=True):
             "down": report.why,
             "disk full": report.disk,
             "store in trouble": report.store,
+            "log stopped": ", ".join(name for name, _ in self.stopped),
         }
         return words.get(report.health, "ok")
 
@@ -197,6 +207,9 @@ def remarks(cluster: Cluster, found: Sequence[Standing]) -> Group:
         if standing.health != "ok":
             verb = _VERBS[standing.report.health]
             lines.append(Text(f"{standing.name} {verb}: {standing.health}", _style(standing)))
+        for log, reason in standing.stopped:
+            words = f"{standing.name} stopped its {_brief(log)} log: {_brief(reason)}"
+            lines.append(Text(words, "red"))
     lines += [Text(f"proved: {_brief(words)}", "red") for words in _proved(cluster, found)]
     gives_up = {s.report.log.gives_up for s in found if s.report.log and s.report.log.gives_up}
     for words in sorted(gives_up):
@@ -238,6 +251,7 @@ _VERBS = {
     "down": "is down",
     "misbehaving": "misbehaves on purpose",
     "disk full": "acknowledges nothing, since its disk is full",
+    "log stopped": "is silent in a group that cannot go on",
     "store in trouble": "stores no large batches, since its Kafka does not answer",
 }
 

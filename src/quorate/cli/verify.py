@@ -66,39 +66,53 @@ def _content(file: Path) -> bytes:
 def _as_words(verdict: Verdict) -> list[str]:
     who = verdict.producer_name or f"client {verdict.producer}"
     what = "1 event" if verdict.events == 1 else f"{verdict.events} events"
-    if verdict.event_index is not None and verdict.events > 1:
-        what = f"event {verdict.event_index} of a batch of {verdict.events}"
+    if verdict.event is not None and verdict.events > 1:
+        what = f"1 event of a batch of {verdict.events}"
     vouchers = ", ".join(
         f"{_shown(each.name)} at {_seconds(each.time_s)}" for each in verdict.vouchers
     )
     name, _, identity = verdict.cluster.partition("/")
-    key = "the key that is pinned for it" if verdict.is_key_pinned else "a key that is not pinned"
     return [
         f"{_shown(who)} published {what} on topic {_shown(verdict.topic)} of cluster "
         f"{_shown(name)}.",
         f"  identity  {_shown(identity)}",
-        f"  signed    {_micros(verdict.signed_us)} by the producer's clock, with {key}",
-        f"            {verdict.public_key.hex()}",
+        *_signature_in_words(verdict),
         f"  ordered   {_micros(verdict.ordered_us)} as batch {verdict.sequence} of session "
         f"{verdict.session} of client {verdict.producer}",
-        f"  position  offset {verdict.offset} of partition {verdict.partition}; leaf "
-        f"{verdict.leaf} of an order log of {verdict.tree_size}",
+        f"  position  {_offsets(verdict)} of partition {verdict.partition}; leaf {verdict.leaf} of "
+        f"an order log of {verdict.tree_size}",
         f"  vouched   by {vouchers}",
         *_events_in_words(verdict),
         *(f"  note      {_shown(remark)}" for remark in verdict.remarks),
     ]
 
 
+def _signature_in_words(verdict: Verdict) -> list[str]:
+    if verdict.signed_us is None or verdict.public_key is None:
+        return ["  signed    by nobody: that it is the producer's, the vouchers say"]
+    key = "the key that is pinned for it" if verdict.is_key_pinned else "a key that is not pinned"
+    return [
+        f"  signed    {_micros(verdict.signed_us)} by the producer's clock, with {key}",
+        f"            {verdict.public_key.hex()}",
+    ]
+
+
+def _offsets(verdict: Verdict) -> str:
+    if verdict.event is not None or verdict.events == 1:
+        return f"offset {verdict.offset}"
+    return f"offsets {verdict.offset} to {verdict.offset + verdict.events - 1}"
+
+
 def _events_in_words(verdict: Verdict) -> list[str]:
     if verdict.event is not None:
-        return [f"  event     {verdict.event_index}: {_event_in_words(verdict.event)}"]
+        return [f"  event     {verdict.offset}: {_event_in_words(verdict.event)}"]
     try:
         events = _events(verdict)
     except RemoteProtocolError as error:
         return [f"  events    cannot be read: {_shown(str(error))}"]
     lines = [
-        f"  event     {index}: {_event_in_words(event)}"
-        for index, event in enumerate(events[:EVENTS_SHOWN])
+        f"  event     {offset}: {_event_in_words(event)}"
+        for offset, event in enumerate(events[:EVENTS_SHOWN], verdict.offset)
     ]
     if len(events) > EVENTS_SHOWN:
         lines.append(f"            and {len(events) - EVENTS_SHOWN} more, which --json has")
@@ -118,25 +132,27 @@ def _event_in_words(event: Event) -> str:
 def _as_json(verdict: Verdict) -> dict[str, Any]:
     found: dict[str, Any] = {"holds": True, **msgspec.to_builtins(verdict)}
     del found["batch"], found["event"], found["event_index"]
-    found["public_key"], found["root"] = verdict.public_key.hex(), verdict.root.hex()
+    found["root"] = verdict.root.hex()
+    if verdict.public_key is not None:
+        found["public_key"] = verdict.public_key.hex()
     if verdict.event is not None:
-        shown = [(verdict.event_index, verdict.event)]
+        shown = [(verdict.offset, verdict.event)]
     else:
         try:
-            shown = [*enumerate(_events(verdict))]
+            shown = [*enumerate(_events(verdict), verdict.offset)]
         except RemoteProtocolError as error:
             shown = []
             found["remarks"] = [*found["remarks"], f"the events cannot be read: {error}"]
     found["shown"] = [
         {
-            "index": index,
+            "offset": offset,
             "key": None if event.key is None else _text_or_hex(event.key),
             "value": _text_or_hex(event.value),
             "headers": [[name, _text_or_hex(value)] for name, value in event.headers],
             "timestamp_us": event.timestamp_us,
             "urgent": event.urgent,
         }
-        for index, event in shown
+        for offset, event in shown
     ]
     return found
 

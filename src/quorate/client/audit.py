@@ -38,6 +38,7 @@ from quorate.core.ordering import (
     Refusal,
     Walk,
     Walked,
+    Wants,
 )
 from quorate.crypto.checkpoint import Cosigner
 from quorate.protocol.auditing.findings import Findings
@@ -77,8 +78,8 @@ class Progress:
     doing: str = "connecting"
     slots: int = 0
     slots_total: int = 0
-    batches: int = 0
-    batches_total: int = 0
+    offsets: int = 0
+    offsets_total: int = 0
     checked_bytes: int = 0
 
 
@@ -108,12 +109,15 @@ class PartitionReport:
     partition: int
     validated: bool
     is_read: bool
-    # From which offset on its order is known, and from which one payloads were seen.
+    # From which offset on its order is known, and from which one payloads were seen. Batches and
+    # events are those that were seen.
     first: int
     end: int
     audited_from: int | None
     batches: int
     events: int
+    # Of these, those that their producers signed.
+    signed_events: int
     payload_bytes: int
     producers: tuple[str, ...]
     # By replica: how many batches it brought, and how many it does not have.
@@ -497,9 +501,8 @@ class Auditor(Session):
         end = None if begin is None else await self._locate(node, ledger.partition, END_US)
         if begin is None or end is None:
             return
-        start = min(max(begin, ledger.first), ledger.end)
-        holding = audit.holdings[node] = Holding(begin, start, ledger.end)
-        self._progress.batches_total += holding.end - holding.start
+        holding = audit.begin(node, begin)
+        self._progress.offsets_total += holding.end - holding.start
         reading = self._readings[node, ledger.partition] = _Reading(audit, holding, end)
         try:
             while not holding.is_done and node not in self._silent:
@@ -512,7 +515,7 @@ class Auditor(Session):
         holding, partition = reading.holding, reading.audit.ledger.partition
         number = next(self._numbers)
         reading.moved.clear()
-        self.driver.send(node, Follow(*partition, number, holding.cursor, holding.end, True))
+        self.driver.send(node, Follow(*partition, number, holding.cursor, holding.end, Wants.ALL))
         while not reading.moved.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(reading.moved.wait(), ASK_AGAIN_S)
@@ -591,21 +594,21 @@ class Auditor(Session):
     def _hear_of(
         self, sender: NodeId, message: Entries | Absent | Chained, reading: _Reading
     ) -> None:
-        holding, before = reading.holding, reading.holding.cursor
+        audit, holding, before = reading.audit, reading.holding, reading.holding.cursor
         if isinstance(message, Chained):
-            holding.kept_from = max(holding.kept_from, message.start)
+            holding.kept_from = max(holding.kept_from, audit.ledger.floor(message.start))
             return
-        if message.offset != before or holding.is_done:
+        if isinstance(message, Entries):
+            audit.check(sender, message)
+        elif message.offset == before and not holding.is_done:
+            audit.lack(sender, message)
+        if holding.cursor == before:
             # Said twice, since we asked twice.
             return
-        if isinstance(message, Absent):
-            holding.lack(message.count)
-        elif before + len(message.payloads) <= holding.end:
-            reading.audit.check(sender, message)
+        if isinstance(message, Entries):
             self._progress.checked_bytes += sum(map(len, message.payloads))
-        self._progress.batches += holding.cursor - before
-        if holding.cursor > before:
-            reading.moved_s = time.monotonic()
+        self._progress.offsets += holding.cursor - before
+        reading.moved_s = time.monotonic()
         if holding.is_done or isinstance(message, Absent):
             reading.moved.set()
         self._on_progress(self._progress)
@@ -618,8 +621,6 @@ class Auditor(Session):
         silent = sum(node not in audit.holdings for node in topic.members)
         undecided = audit.judge(silent) if is_read else []
         self._notes |= audit.notes
-        if audit.opaque:
-            self._notes[f"'{topic.name}' has {audit.opaque} batches that hold no events"] = None
         held = {self.cluster.name_of(node): each for node, each in audit.holdings.items()}
         return PartitionReport(
             topic.name,
@@ -631,6 +632,7 @@ class Auditor(Session):
             audit.audited_from,
             audit.batches,
             audit.events,
+            audit.signed_events,
             audit.payload_bytes,
             self._names(audit.producers),
             {name: holding.batches for name, holding in held.items()},
@@ -670,5 +672,4 @@ def _of_control(audits: Iterable[PartitionAudit], *, is_control: bool) -> list[P
 
 
 def _has_all_commands(audit: PartitionAudit) -> bool:
-    ledger = audit.ledger
-    return audit.topic.name == CONTROL_TOPIC and ledger.first == 0 and audit.batches == ledger.end
+    return audit.topic.name == CONTROL_TOPIC and audit.is_whole

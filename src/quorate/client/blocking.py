@@ -294,7 +294,7 @@ class BlockingConsumer(_Blocking[Consumer]):
 
 
 class BlockingProver(_Blocking[Prover]):
-    """Makes proofs of what stands in validated topics of one cluster."""
+    """Makes proofs of what stands in Byzantine log topics of one cluster."""
 
     def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
         super().__init__(lambda: Prover(cluster, identity))
@@ -304,14 +304,13 @@ class BlockingProver(_Blocking[Prover]):
         topic: str,
         partition: int,
         offset: int,
-        event: int | None = None,
         *,
         whole: bool = False,
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Proof:
-        """A proof of what stands there: one event of the batch, or all of it."""
+        """A proof of what stands there: the event, or all of the batch that it is in."""
         return self._call(
-            self._client.prove(topic, partition, offset, event, whole=whole, timeout_s=timeout_s)
+            self._client.prove(topic, partition, offset, whole=whole, timeout_s=timeout_s)
         )
 
 

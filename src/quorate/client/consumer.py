@@ -8,8 +8,18 @@ stops reading from the replicas; their queues fill, and the topic's contract say
 then: producers are slowed, or the oldest or newest events of this subscriber are discarded.
 
 A consumer validates the topics whose contract says so, unless `update_topology` says otherwise
-(`modes.py`). Inside, what is read has the name of its *log*, which is the topic's or its
-companion's.
+(`modes.py`).
+
+Offsets count events. An event counts as *handed out* when the call that brings it returns: `poll`
+and each step of an iteration hand out one event, `poll_many` those in its list, `poll_batches` all
+of its batches (from `Entry.skip` on), and `poll_table` all rows. `commit()` covers exactly what was
+handed out, also in the middle of a batch; whoever goes on begins with the very next event. What is
+committed automatically is what was handed out before the last call: the program may be busy yet
+with what that brought.
+
+What is not for this consumer is a gap in the offsets: malformed batches, basic ones if it
+validates, what its filter leaves out, and what retention took. `position` is behind a gap as soon
+as the consumer comes to it, and so is what `commit()` says.
 """
 
 import asyncio
@@ -29,7 +39,6 @@ from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, 
 from quorate.client.sharing import Member, Progress, refuse_without
 from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
-from quorate.core.contract import companion_name
 from quorate.core.control import CONTROL_TOPIC, LEASE_US, LEASE_US_MAX, LEASE_US_MIN
 from quorate.core.errors import (
     ClosedError,
@@ -40,7 +49,7 @@ from quorate.core.errors import (
 )
 from quorate.core.filter import Filter
 from quorate.core.ids import MemberId, NodeId, TopicId, member_of, topic_id
-from quorate.core.ordering import BEGIN_US, END_US, Marked, Partition
+from quorate.core.ordering import BEGIN_US, END_US, Partition
 from quorate.protocol.control.client import Commands
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import (
@@ -49,11 +58,11 @@ from quorate.protocol.machine import (
     Delivery,
     Entry,
     Outcome,
+    Passed,
     Shared,
     Skipped,
     Topology,
     Trimmed,
-    Turned,
 )
 from quorate.protocol.ordering.validation import Validation
 from quorate.runtime.topics import client_names, topics_of
@@ -89,16 +98,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     urgent: bool
     vouchers: tuple[str, ...]
     partition: int = 0
-    # Of its batch, on a log topic. Consumers that validate a topic count validated batches, and
-    # those that do not count both kinds together.
+    # Of the event, on a log topic.
     offset: int | None = None
-    # What its producer signed for its batch, if that was validated (`crypto/sids.py`).
-    seal: bytes = b""
-
-    @property
-    def validated(self) -> bool:
-        """Whether its producer's signature, its position and its content were all checked."""
-        return bool(self.seal)
+    # Whether its producer's signature, its position and its content were all checked.
+    validated: bool = False
 
 
 # Where to begin with a log topic.
@@ -138,17 +141,11 @@ class Consumer(Session):
         # Subscriptions that wait until we have asked which topics there are.
         self._put_off: list[tuple[list[str], Filter, Start]] = []
         self._starts: dict[str, Start] = {}
-        # The batch whose events are handed out now, and where it stands in a validated log, if it
-        # was read from that without validation.
-        self._open: tuple[str, int, int] | None = None
-        self._open_origin: int | None = None
+        # The batch of a log topic whose events are handed out now.
+        self._open: Entry | None = None
         self._modes = Modes()
-        self._changing = asyncio.Lock()
-        # Batches of validated logs whose first events were handed out before, and how many.
-        self._begun_with: dict[tuple[str, int], tuple[int, int]] = {}
-        # Partitions that are to be validated as soon as it is known from where on; and from where
-        # on, if a batch that the program has not had was read already.
-        self._turning: dict[tuple[str, int], int | None] = {}
+        # From where each partition is read.
+        self._begins: dict[tuple[str, int], Start] = {}
         self.counters: Counter[str] = Counter()
         self._queue = Queue(queue_events)
         topics = topics_of(self.cluster)
@@ -159,9 +156,8 @@ class Consumer(Session):
         self._wanted: dict[str, Filter] = {}
         self._asked: dict[str, int] = {}
         self._refused: dict[str, Exception] = {}
-        # The topic, and the log, that a number stands for.
+        # The topic that a number stands for.
         self._names: dict[TopicId, str] = {}
-        self._log_names: dict[TopicId, str] = {}
         self._records: deque[Record] = deque()
         self._arrived = asyncio.Event()
         # Partitions whose first offset is not known yet.
@@ -213,41 +209,32 @@ class Consumer(Session):
                     f"topics, and this one is live"
                 )
         for topic in topics:
-            log = self._log_of(topic)
             self._wanted[topic] = wanted
             self._starts[topic] = start
-            self._ask_for(topic, log)
+            self._names[topic_id(topic)] = topic
+            self._asked[topic] = self._destination.subscribe(topic, wanted)
             if self._membership is not None:
-                self._membership.want(log)
+                self._membership.want(topic)
             elif self.cluster.contract(topic).is_log:
                 for partition in range(self.cluster.contract(topic).partitions):
-                    self._drop_queued(log, partition)
-                    self._read(log, partition, start)
-
-    def _ask_for(self, topic: str, log: str) -> None:
-        self._names[topic_id(log)], self._log_names[topic_id(log)] = topic, log
-        self._asked[topic] = self._destination.subscribe(log, self._wanted[topic])
-
-    def _log_of(self, topic: str) -> str:
-        return self._modes.log_of(self.cluster, topic)
-
-    def _topic_of(self, log: str) -> str:
-        return self._names[topic_id(log)]
+                    self._drop_queued(topic, partition)
+                    self._progress.forget((topic, partition))
+                    self._read(topic, partition, start)
 
     def seek(self, topic: str, partition: int, start: Start) -> None:
         """Go on with a partition of a log topic from there. What is queued of it is dropped."""
         self._check_place(topic, partition, start)
-        log = self._log_of(topic)
-        if self._membership is not None and (log, partition) not in self._membership.held:
+        place = topic, partition
+        if self._membership is not None and place not in self._membership.held:
             raise LocalProtocolError(
                 f"partition {partition} of '{topic}' is not this member's of group "
                 f"'{self._membership.group}'"
             )
-        self._progress.forget((log, partition))
+        self._drop_queued(topic, partition)
+        self._progress.forget(place)
         if isinstance(start, int):
-            self._progress.done[log, partition] = start
-        self._drop_queued(log, partition)
-        self._read(log, partition, start)
+            self._progress.done[place] = start
+        self._read(topic, partition, start)
         if self._driver is not None:
             self._driver.wake()
 
@@ -256,170 +243,45 @@ class Consumer(Session):
     async def update_topology(self, topics: Collection[str]) -> None:
         """From now on these topics are validated and all others are not (Kabis 2023, 2.1.3).
 
-        A topic that is read already goes on where it was: no event comes twice, and no validated
-        event is left out. Events that nobody validated come if they were published after a change
-        to basic, and none come after a change to validated. Members of a group go on where the
-        group is with the topic in this mode, or where they subscribed from if it has read none.
+        A topic that is read already goes on with the event after the last that was handed out: of
+        a validated one with signed events only, of another one with all.
         """
         topics = checked_names(topics)
-        async with self._changing:
-            await self._know(topics)
-            modes = Modes.of(self.cluster, topics)
-            changed = [
-                topic
-                for topic in self._wanted
-                if modes.log_of(self.cluster, topic) != self._log_of(topic)
-            ]
-            if self._membership is not None:
-                await self._change_shares(self._membership, modes, changed)
-                return
-            left = [topic for topic in changed if self._log_of(topic) == topic]
-            marks = await self._leave_validated(left)
-            self._modes = modes
-            for topic in changed:
-                self._ask_for(topic, self._log_of(topic))
-            for (topic, partition), (position, marked) in marks.items():
-                self._turning.pop((topic, partition), None)
-                self._read_on_unvalidated(topic, partition, position, marked)
-            for topic in changed:
-                if topic not in left:
-                    self._turn_validated(topic)
-            if changed:
-                self.driver.wake()
-                await self.subscribed()
-
-    async def _leave_validated(
-        self, topics: list[str]
-    ) -> dict[tuple[str, int], tuple[int | None, Marked | None]]:
-        """Where each partition goes on, when its validated batches have places in its companion."""
-        found: dict[tuple[str, int], tuple[int | None, Marked | None]] = {}
-        try:
-            for topic in topics:
-                for partition in range(self.cluster.contract(topic).partitions):
-                    if await self._turns_back(topic, partition):
-                        continue
-                    reading = self._destination.reading(topic, partition)
-                    position = None if reading is None else reading.position
-                    self._destination.stop_reading_partition(topic, partition)
-                    self._unbegun.discard(Partition(topic_id(topic), partition))
-                    found[topic, partition] = position, None
-            asked = [(place, at) for place, (at, _) in found.items() if at is not None]
-            marks = await asyncio.gather(*(self._have_marked(*place, at) for place, at in asked))
-            for (place, at), marked in zip(asked, marks, strict=True):
-                found[place] = at, marked
-        except BaseException:
-            # We read on as before.
-            for (topic, partition), (position, _) in found.items():
-                start = self._starts[topic] if position is None else position
-                self._read(topic, partition, start)
-            raise
-        return found
-
-    async def _turns_back(self, topic: str, partition: int) -> bool:
-        """Whether we had yet to learn where validated batches begin, and read the companion."""
-        place, companion = (topic, partition), companion_name(topic)
-        if place in self._turning and self._destination.turn_back(companion, partition):
-            del self._turning[place]
-            return True
-        while place in self._turning:
-            self._begun.clear()
-            await self._begun.wait()
-        return False
-
-    async def _have_marked(self, topic: str, partition: int, offset: int) -> Marked | None:
-        companion = companion_name(topic)
-        number = self._destination.ask_for_marks(companion, partition, offset)
-        self.driver.wake()
-        try:
-            await self._answer(
-                number, companion, f"where validated batches of '{topic}' stand",
-                needed=self.cluster.f + 1,
-            )  # fmt: skip
-            return self._destination.marks.take(number)
-        finally:
-            self._destination.marks.take(number)
-            self._forget_answer(number)
-
-    def _read_on_unvalidated(
-        self, topic: str, partition: int, position: int | None, marked: Marked | None
-    ) -> None:
-        """What is queued was validated, and stays."""
-        companion = self._log_of(topic)
-        if position is None or marked is None:
-            self._read(companion, partition, self._starts[topic])
-        else:
-            first = range(position, marked.marked)
-            self._destination.read_on_unvalidated(companion, partition, first, marked.end)
-
-    def _turn_validated(self, topic: str) -> None:
-        """What is queued was not validated, and goes. It is read again as far as it can be."""
-        companion = companion_name(topic)
-        for number in range(self.cluster.contract(topic).partitions):
-            places = [Partition(topic_id(log), number) for log in (companion, topic)]
-            origin = self._queue.drop_unvalidated(places)
-            is_open = self._open is not None and self._open[:2] == (companion, number)
-            if is_open or self._open_origin is not None:
-                origin = self._close_unvalidated(topic, number, origin)
-            self._pause_or_go_on()
-            self._unbegun.discard(places[0])
-            if self._destination.reading(companion, number) is not None:
-                self._turning[topic, number] = origin
-                self._destination.turn_validated(companion, number)
-            else:
-                self._destination.stop_reading_partition(companion, number)
-                self._read(topic, number, self._starts[topic])
-
-    def _close_unvalidated(self, topic: str, number: int, origin: int | None) -> int | None:
-        """Drop the rest of the batch that is handed out, if it is of this partition; says which
-        validated batch is the first that is not handed out."""
-        if self._open is None or self._open[:2] not in (
-            (companion_name(topic), number), (topic, number)
-        ):  # fmt: skip
-            return origin
-        if self._open_origin is not None:
-            origin = self._open_origin
-            self._begun_with[topic, number] = origin, self._records[0].index
-        self._open = self._open_origin = None
-        self._records.clear()
-        return origin
-
-    def _on_turned(self, turned: Turned) -> None:
-        """We know with which validated batch we go on, if that is still what we want."""
-        topic, number = self._names[turned.partition.topic], turned.partition.number
-        if (topic, number) in self._turning:
-            origin = self._turning.pop((topic, number))
-            begun = self._begun_with.get((topic, number))
-            companion = self._log_names[turned.partition.topic]
-            self._destination.stop_reading_partition(companion, number)
-            self._read(topic, number, turned.offset if origin is None else origin)
-            if begun is not None:
-                self._begun_with[topic, number] = begun
-
-    async def _change_shares(self, membership: Member, modes: Modes, topics: list[str]) -> None:
-        """Its group shares each log of a topic among those who read it."""
-        former = {topic: self._log_of(topic) for topic in topics}
-        self._modes = modes
-        for topic in topics:
-            self._ask_for(topic, self._log_of(topic))
-            membership.change(former[topic], self._log_of(topic))
-        if topics:
+        await self._know(topics)
+        before, self._modes = self._modes, Modes.of(self.cluster, topics)
+        changed = [
+            place
+            for place in self._begins
+            if before.validates(self.cluster, place[0]) != self._validates(place[0])
+        ]
+        for place in changed:
+            self._drop_queued(*place)
+            offset = self._progress.next_of(place)
+            self._read(*place, self._begins[place] if offset is None else offset)
+            self._named.pop(place, None)
+        if changed:
             self.driver.wake()
             await self.subscribed()
+
+    def _validates(self, topic: str) -> bool:
+        return self._modes.validates(self.cluster, topic)
 
     # Groups
 
     def assignment(self) -> list[tuple[str, int]]:
         """The partitions that are this member's of its group now."""
-        held = [] if self._membership is None else list(self._membership.held)
-        return [(self._topic_of(log), partition) for log, partition in held]
+        return [] if self._membership is None else list(self._membership.held)
 
     def position(self, topic: str, partition: int) -> int | None:
         """The offset to go on with after what the program is through with, if it has read any."""
-        return self._progress.done.get((self._log_of(topic), partition))
+        self._progress.catch_up()
+        return self._progress.done.get((topic, partition))
 
     async def commit(self) -> None:
         """Have the cluster remember how far this member is. All that was handed out counts."""
-        self._progress.come_back()
+        self._come_back()
+        if not self._records:
+            self._pass_gaps()
         await refuse_without(self._membership).commit()
 
     async def _join(self, membership: Member) -> None:
@@ -445,35 +307,39 @@ class Consumer(Session):
             await self._membership.join_again()
 
     def has(self, place: tuple[str, int]) -> bool:
-        log, number = place
-        return number < self.cluster.contract_of(log).partitions
+        topic, number = place
+        return number < self.cluster.contract(topic).partitions
 
     def begin(self, place: tuple[str, int], offset: int | None) -> None:
-        topic = self._topic_of(place[0])
-        if self._log_of(topic) != place[0]:
-            # It was ours to read before we changed to the other log, which the cluster has yet to
-            # hear of.
-            return
-        self._read(*place, self._starts[topic] if offset is None else offset)
+        self._read(*place, self._starts[place[0]] if offset is None else offset)
         if offset is not None:
             # Its group has been there.
             self._named.pop(place, None)
         self._begun.set()
 
     def end(self, place: tuple[str, int]) -> None:
-        log, number = place
-        self._destination.stop_reading_partition(log, number)
-        self._unbegun.discard(Partition(topic_id(log), number))
+        self._destination.stop_reading_partition(*place)
+        self._begins.pop(place, None)
+        self._unbegun.discard(_partition(place))
         self._begun.set()
-        self._drop_queued(log, number)
+        self._drop_queued(*place)
 
-    def _drop_queued(self, log: str, partition: int) -> None:
-        if self._open is not None and self._open[:2] == (log, partition):
-            # The records that are here are those of one batch.
-            self._open = None
-            self._records.clear()
-        self._queue.drop(Partition(topic_id(log), partition))
+    def _drop_queued(self, topic: str, partition: int) -> None:
+        target = _partition((topic, partition))
+        if self._open is not None and self._open.partition == target:
+            self._close_open()
+        self._queue.drop(target)
         self._pause_or_go_on()
+
+    def _close_open(self) -> None:
+        """The program gets no more of the batch that was taken apart last, until it is read again.
+
+        The records that are here are those of that batch.
+        """
+        if self._progress.open is not None and self._records[0].offset is not None:
+            self._progress.close(self._records[0].offset)
+        self._open = None
+        self._records.clear()
 
     def _check_place(self, topic: str, partition: int, start: Start) -> None:
         contract = self.cluster.topics.get(topic)
@@ -497,18 +363,20 @@ class Consumer(Session):
         if topic not in self._wanted:
             raise LocalProtocolError(f"subscribe to topic '{topic}' before seeking in it")
 
-    def _read(self, log: str, partition: int, start: Start) -> None:
-        self._unbegun.add(Partition(topic_id(log), partition))
-        self._named.pop((log, partition), None)
-        self._begun_with.pop((log, partition), None)
+    def _read(self, topic: str, partition: int, start: Start) -> None:
+        place, validate = (topic, partition), self._validates(topic)
+        self._unbegun.add(_partition(place))
+        self._named.pop(place, None)
+        self._begins[place] = start
         if isinstance(start, int):
-            self._named[log, partition] = start
-            self._destination.read(log, partition, start)
-        elif isinstance(start, datetime):
+            self._named[place] = start
+            self._destination.read(topic, partition, start, validate=validate)
+            return
+        if isinstance(start, datetime):
             time_us = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
-            self._destination.read_from_time(log, partition, time_us)
         else:
-            self._destination.read_from_time(log, partition, _TIMES_US[start])
+            time_us = _TIMES_US[start]
+        self._destination.read_from_time(topic, partition, time_us, validate=validate)
 
     def _read_new_partitions(self, before: Cluster) -> None:
         """Topics that we read may have got more partitions, of which nothing was read yet.
@@ -523,7 +391,7 @@ class Consumer(Session):
             if now.is_log:
                 for partition in range(known.partitions, now.partitions):
                     start = "begin" if self._is_current else self._starts[topic]
-                    self._read(self._log_of(topic), partition, start)
+                    self._read(topic, partition, start)
 
     async def subscribed(self) -> None:
         """Wait until every subscription is in force; raise if one is refused."""
@@ -538,7 +406,7 @@ class Consumer(Session):
             self._subscribe(topics, wanted, start)
         await self._know(self._wanted)
         for topic, number in list(self._asked.items()):
-            await self._answer(number, self._log_of(topic), f"to subscribe to '{topic}'")
+            await self._answer(number, topic, f"to subscribe to '{topic}'")
             if self._asked.get(topic) == number:
                 del self._asked[topic]
         if self._membership is not None and self._membership.is_joining:
@@ -552,11 +420,11 @@ class Consumer(Session):
                         if self._closed:
                             raise ClosedError("the consumer is closed")
         except TimeoutError:
-            log = self._log_names[next(iter(self._unbegun)).topic]
-            members = len(self.cluster.placement(log))
+            topic = self._names[next(iter(self._unbegun)).topic]
+            members = len(self.cluster.placement(topic))
             raise self._too_few(
                 "too few replicas say where a partition begins",
-                log,
+                topic,
                 needed=members - self.cluster.f,
             ) from None
         if self._membership is not None:
@@ -565,30 +433,36 @@ class Consumer(Session):
     async def unsubscribe(self, topic: str) -> None:
         self._wanted.pop(topic, None)
         self._asked.pop(topic, None)
-        log = self._log_of(topic)
         if self._membership is not None:
-            await self._membership.drop(log)
+            await self._membership.drop(topic)
             if not self._membership.topics:
                 self._destination.commands.leave(self._membership.group)
         if self.cluster.contract(topic).is_log:
             for partition in range(self.cluster.contract(topic).partitions):
-                self._drop_queued(log, partition)
-                self._unbegun.discard(Partition(topic_id(log), partition))
-        number = self._destination.unsubscribe(log)
+                self._begins.pop((topic, partition), None)
+                self._drop_queued(topic, partition)
+                self._unbegun.discard(_partition((topic, partition)))
+        number = self._destination.unsubscribe(topic)
         self.driver.wake()
-        await self._answer(number, log, f"to unsubscribe from '{topic}'")
+        await self._answer(number, topic, f"to unsubscribe from '{topic}'")
 
     # Reading
 
     async def poll(self, timeout_s: float | None = None) -> Record | None:
         """The next record, or None if there is none within the time."""
-        if self._progress.handed:
-            self._progress.come_back()
+        self._come_back()
         while not self._records:
             if not await self._more(timeout_s):
                 return None
             self._unpack()
         return self._next_record()
+
+    def _come_back(self) -> None:
+        """The program asks for more, or says so: it is through with what it had."""
+        if self._progress.handed:
+            self._progress.come_back()
+        if self._records:
+            self._progress.reached = self._records[0].offset
 
     def _next_record(self) -> Record:
         record = self._records.popleft()
@@ -602,6 +476,7 @@ class Consumer(Session):
         found = [] if first is None else [first]
         while found and len(found) < count:
             if not self._records:
+                self._pass_gaps()
                 if not self._queue or not self._can_name_publisher or self._is_beginning:
                     break
                 self._unpack()
@@ -620,7 +495,7 @@ class Consumer(Session):
     def _hand_out_open(self) -> None:
         """The program has all of the batch that was taken apart last."""
         if self._open is not None:
-            self._progress.hand_out(*self._open)
+            self._progress.close(self._open.end)
             self._open = None
 
     async def poll_table(
@@ -630,26 +505,37 @@ class Consumer(Session):
         import pyarrow
 
         deliveries = await self.poll_batches(timeout_s, events_max=events_max)
-        tables = [pyarrow.Table.from_batches([b.record_batch()]) for _, b in deliveries]
+        tables = [
+            pyarrow.Table.from_batches([batch.record_batch()]).slice(_skip_of(arrival))
+            for arrival, batch in deliveries
+        ]
         return pyarrow.concat_tables(tables) if tables else None
 
     async def poll_batches(
         self, timeout_s: float | None = None, *, events_max: int = 1_000_000
     ) -> list[tuple[Arrival, Batch]]:
-        """Everything that is here as checked batches, with where each comes from."""
-        self._progress.come_back()
+        """Everything that is here as checked batches, with where each comes from.
+
+        Of the events of an `Entry`, the first `skip` are left out.
+        """
+        if self._open is not None:
+            # The rest of it comes first.
+            skip = self._records[0].index
+            self._queue.put_back(msgspec.structs.replace(self._open, skip=skip))
+            self._close_open()
+        self._come_back()
         if not await self._more(timeout_s):
             return []
         found: list[tuple[Arrival, Batch]] = []
         while self._queue and events_max > 0:
             delivery = self._take()
             opened = self._opened(delivery)
-            if isinstance(delivery, Entry):
-                log = self._log_names[delivery.partition.topic]
-                self._progress.hand_out(log, delivery.partition.number, delivery.offset)
             if opened is not None:
+                if isinstance(delivery, Entry):
+                    self._progress.hand_out(self._place_of(delivery), delivery.end)
                 found.append((delivery, opened))
                 events_max -= opened.count
+            self._pass_gaps()
         return found
 
     def __aiter__(self) -> AsyncIterator[Record]:
@@ -660,6 +546,7 @@ class Consumer(Session):
             # As `poll` has it, without waiting for another coroutine.
             if self._progress.handed:
                 self._progress.come_back()
+            self._progress.reached = self._records[0].offset
             return self._next_record()
         record = await self.poll()
         if record is None:
@@ -691,7 +578,7 @@ class Consumer(Session):
 
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            if isinstance(outcome, Delivery | Entry):
+            if isinstance(outcome, Delivery | Entry | Passed):
                 if self._is_ours(outcome):
                     self._queue.put(outcome)
             else:
@@ -700,35 +587,26 @@ class Consumer(Session):
             self._arrived.set()
         self._pause_or_go_on()
 
-    def _is_ours(self, arrival: Arrival) -> bool:
-        """It is not if another member of the group reads it now, or if it is not validated, and we
-        have just changed to what is."""
-        if not isinstance(arrival, Entry) or not (self._membership or self._turning):
+    def _is_ours(self, arrival: Arrival | Passed) -> bool:
+        """It is not if another member of the group reads it now."""
+        if self._membership is None or isinstance(arrival, Delivery):
             return True
-        log, number = self._log_names[arrival.partition.topic], arrival.partition.number
-        topic = self._topic_of(log)
-        if self._membership is not None:
-            return (log, number) in self._membership.held and log == self._log_of(topic)
-        if (topic, number) not in self._turning or arrival.seal:
-            return True
-        if self._turning[topic, number] is None:
-            self._turning[topic, number] = arrival.origin
-        return False
+        return self._place_of(arrival) in self._membership.held
+
+    def _place_of(self, outcome: Entry | Passed | Begun) -> tuple[str, int]:
+        return self._names[outcome.partition.topic], outcome.partition.number
 
     def _on_news(self, outcome: Outcome) -> None:
         if isinstance(outcome, Answered):
             self._on_answered(outcome)
         elif isinstance(outcome, Begun):
-            self._unbegun.discard(outcome.partition)
-            self._begun.set()
-            if self._membership is not None:
-                log = self._log_names[outcome.partition.topic]
-                self._membership.on_begun((log, outcome.partition.number), outcome.offset)
-        elif isinstance(outcome, Turned):
-            self._on_turned(outcome)
+            self._on_begun(outcome)
         elif isinstance(outcome, Trimmed):
             # Retention took what this consumer had yet to read.
             self.counters["trimmed"] += outcome.count
+            passed = Passed(outcome.partition, outcome.offset + outcome.count)
+            if self._is_ours(passed):
+                self._queue.put(passed)
         elif isinstance(outcome, Skipped):
             self.counters["skipped"] += outcome.count
         elif isinstance(outcome, Topology):
@@ -741,6 +619,15 @@ class Consumer(Session):
         elif isinstance(outcome, Shared) and self._membership is not None and not self._closed:
             self._membership.on_shared(outcome)
 
+    def _on_begun(self, begun: Begun) -> None:
+        self._unbegun.discard(begun.partition)
+        self._begun.set()
+        place = self._place_of(begun)
+        if not isinstance(self._begins.get(place), datetime | None):
+            self._begins[place] = begun.offset
+        if self._membership is not None:
+            self._membership.on_begun(place, begun.offset)
+
     # Parts
 
     async def _more(self, timeout_s: float | None) -> bool:
@@ -750,6 +637,7 @@ class Consumer(Session):
             await self.subscribed()
         if not self._wanted:
             raise LocalProtocolError("subscribe to a topic before reading from it")
+        self._pass_gaps()
         while not self._queue:
             if self._closed:
                 raise ClosedError("the consumer is closed")
@@ -758,10 +646,17 @@ class Consumer(Session):
                 await self._arrival(timeout_s)
             except TimeoutError:
                 return False
+            self._pass_gaps()
         await self._know_publisher()
         if self._membership is not None:
             await self._membership.say_beginnings()
         return bool(self._queue) or await self._more(timeout_s)
+
+    def _pass_gaps(self) -> None:
+        """What comes next of some partitions may be said to be further on."""
+        while passed := self._queue.passed():
+            self._progress.pass_on(self._place_of(passed), passed.offset)
+        self._pause_or_go_on()
 
     @property
     def _is_beginning(self) -> bool:
@@ -793,15 +688,15 @@ class Consumer(Session):
 
     def _tell_what_is_beyond_the_end(self) -> None:
         """Whoever names an offset may wait for it, but should know that it is not there yet."""
-        for (log, partition), offset in list(self._named.items()):
-            reading = self._destination.reading(log, partition)
+        for (topic, partition), offset in list(self._named.items()):
+            reading = self._destination.reading(topic, partition)
             if reading is None or reading.position != offset:
-                del self._named[log, partition]
+                del self._named[topic, partition]
             elif reading.end < offset:
-                del self._named[log, partition]
+                del self._named[topic, partition]
                 _log.warning(
                     "partition %d of '%s' ends at offset %d; waiting for offset %d",
-                    partition, self._topic_of(log), reading.end, offset,
+                    partition, topic, reading.end, offset,
                 )  # fmt: skip
 
     def _take(self) -> Arrival:
@@ -839,8 +734,12 @@ class Consumer(Session):
         """The batch, unless its publisher published something that is none."""
         try:
             return Batch(delivery.payload)
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
+            if not self.counters["malformed"]:
+                _log.warning("a malformed batch is left out, and so are all others: %s", error)
             self.counters["malformed"] += 1
+            if isinstance(delivery, Entry):
+                self._progress.pass_on(self._place_of(delivery), delivery.end)
             return None
 
     def _unpack(self) -> None:
@@ -853,39 +752,27 @@ class Consumer(Session):
             return
         if isinstance(delivery, Entry):
             number, source = delivery.partition.topic, delivery.publisher
-            place: tuple[int, int | None, bytes] = (
-                delivery.partition.number, delivery.offset, delivery.seal,
-            )  # fmt: skip
         else:
             number, source = delivery.stream.topic, delivery.stream.publisher
-            place = (0, None, b"")
         topic, publisher = self._names[number], self.cluster.name_of(source)
-        vouchers = self._voucher_names(delivery.vouchers)
-        batch = (topic, publisher, delivery.sequence), (vouchers, *place)
-        records = _records_of(opened, *batch)
+        records = _records_of(
+            opened, (topic, publisher, delivery.sequence), self._voucher_names(delivery.vouchers),
+            (delivery.partition.number, delivery.offset, self._validates(topic))
+            if isinstance(delivery, Entry) else None,
+        )  # fmt: skip
         wanted = self._wanted.get(topic)
-        if first := self._first_index(delivery):
-            records = islice(records, first, None)
+        if skip := _skip_of(delivery):
+            records = islice(records, skip, None)
         if wanted is not None and not wanted.is_empty:
             records = filter(wanted.matches, records)
         self._records.extend(records)
         if isinstance(delivery, Entry):
-            log = self._log_names[delivery.partition.topic]
-            self._open = log, delivery.partition.number, delivery.offset
-            self._open_origin = delivery.origin
-            if not self._records:
+            if self._records:
+                self._open = delivery
+                self._progress.begin(self._place_of(delivery))
+            else:
                 # Its filter left nothing of it.
-                self._hand_out_open()
-
-    def _first_index(self, delivery: Arrival) -> int:
-        """Which event of a batch is the first that the program has not had."""
-        if not isinstance(delivery, Entry) or not self._begun_with:
-            return 0
-        place = self._log_names[delivery.partition.topic], delivery.partition.number
-        offset, first = self._begun_with.get(place, (-1, 0))
-        if delivery.offset >= offset:
-            self._begun_with.pop(place, None)
-        return first if delivery.offset == offset else 0
+                self._progress.pass_on(self._place_of(delivery), delivery.end)
 
     def _voucher_names(self, vouchers: tuple[NodeId, ...]) -> tuple[str, ...]:
         return tuple(self.cluster.member(replica).name for replica in vouchers)
@@ -894,23 +781,40 @@ class Consumer(Session):
 def _records_of(
     opened: Batch,
     before: tuple[str, str, int],
-    after: tuple[tuple[str, ...], int, int | None, bytes],
+    vouchers: tuple[str, ...],
+    place: tuple[int, int, bool] | None,
 ) -> Iterable[Record]:
-    """The records of a batch, of which all have these first and last fields."""
+    """The records of a batch, of which all have these first and last fields.
+
+    On a log topic, `place` is its partition, its first offset, and whether it was validated.
+    """
     if opened.count < AT_ONCE_EVENTS_MIN:
         topic, publisher, sequence = before
-        vouchers, partition, offset, seal = after
+        partition, offset, validated = (0, None, False) if place is None else place
         return [
             Record(
                 topic, publisher, sequence, index, each.key, each.value, each.headers,
-                each.timestamp_us, each.urgent, vouchers, partition, offset, seal,
+                each.timestamp_us, each.urgent, vouchers, partition,
+                None if offset is None else offset + index, validated,
             )
             for index, each in enumerate(opened.events())
         ]  # fmt: skip
     # All at once, with no step in Python for each of them.
+    fields = *map(repeat, before), range(opened.count), *opened.columns(), repeat(vouchers)
+    if place is None:
+        return map(Record, *fields)
+    partition, offset, validated = place
     return map(
-        Record, *map(repeat, before), range(opened.count), *opened.columns(), *map(repeat, after)
+        Record, *fields, repeat(partition), range(offset, offset + opened.count), repeat(validated)
     )
+
+
+def _skip_of(arrival: Arrival) -> int:
+    return arrival.skip if isinstance(arrival, Entry) else 0
+
+
+def _partition(place: tuple[str, int]) -> Partition:
+    return Partition(topic_id(place[0]), place[1])
 
 
 def _check_options(queue_events: int, lease_s: float) -> None:

@@ -2,15 +2,13 @@
 
 Source: Kabis 2023, section 2.1 (table 2.1) and 2.1.3 (updateTopology).
 
-A validated topic has two logs (docs/decisions/0021): its own, whose batches are signed and agreed
-on by replicas some of which lie, and its companion for everybody else. A client that validates the
-topic uses the former, and one that does not the latter.
+What is published on a validated topic by a client that does not validate it is a basic batch in the
+same log. A client that validates the topic reads the signed batches, and one that does not all.
 """
 
 from collections.abc import Collection
 
 from quorate.core.cluster import Cluster
-from quorate.core.contract import companion_name
 from quorate.core.errors import LocalProtocolError
 
 
@@ -31,11 +29,9 @@ class Modes:
                 )
         return Modes(frozenset(topics))
 
-    def log_of(self, cluster: Cluster, topic: str) -> str:
-        """The log of a topic that a client with these modes uses."""
-        is_validated = self._validated is None or topic in self._validated
-        has_companion = companion_name(topic) in cluster.all_topics
-        return topic if is_validated or not has_companion else companion_name(topic)
+    def validates(self, cluster: Cluster, topic: str) -> bool:
+        is_chosen = self._validated is None or topic in self._validated
+        return is_chosen and cluster.contract(topic).validated
 
 
 def checked_names(topics: Collection[str]) -> list[str]:

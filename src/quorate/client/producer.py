@@ -1,16 +1,16 @@
 """Publishing: events in, receipts out.
 
-Events of one topic gather into a batch until it is full or its linger is over; a batch has
-one receipt, which all its events share. On a log topic with enough batches under way, the next one
-goes on gathering until one of them has its receipt: to send it off would make more batches of the
-same events, and each batch costs everybody a signature, a digest and a place in the order, whatever
-its size.
+Events of one topic gather into a batch until it is full or its linger is over; each of them has a
+receipt of its own. What is published as a batch has one. On a log topic with enough batches under
+way, the next one goes on gathering until one of them has its receipt: to send it off would make
+more batches of the same events, and each batch costs everybody a signature, a digest and a place in
+the order, whatever its size.
 
 A producer pushes back: `send` and `submit` wait while as much is in flight as the contract's
 queues allow, so a slow topic slows its producers and fills no memory.
 
-On a validated topic a producer signs its batches, unless `update_topology` says otherwise: then
-they go to the topic's companion (`modes.py`).
+On a validated topic a producer signs its batches, unless `update_topology` says otherwise
+(`modes.py`). Signed or not, they go the same way, in the order in which they were published.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -36,12 +37,12 @@ from quorate.core.errors import (
     RemoteProtocolError,
 )
 from quorate.core.event import Event
+from quorate.core.header import SALT_BYTES, header_of
 from quorate.core.ids import Lane, NodeId, TopicId, topic_id
 from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
 from quorate.core.table import from_table
-from quorate.crypto.digests import digest
-from quorate.crypto.sids import SALT_BYTES
+from quorate.crypto.digests import payload_digest
 from quorate.protocol import machine
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Answered, Outcome
@@ -72,10 +73,10 @@ _NO_HEADERS: tuple[tuple[str, bytes], ...] = ()
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """The contract of this batch is fulfilled; `guarantee` says what that means.
+    """The contract of so many events is fulfilled; `guarantee` says what that means.
 
-    On a log topic the batch stands at an offset of a partition from now on. What was published on
-    a validated topic without validation has an offset of the topic's companion.
+    They are in batch `sequence`. On a log topic the first of them has `offset` in a partition from
+    now on, and the others follow.
     """
 
     topic: str
@@ -90,33 +91,51 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 class Closed:
     """A batch that is complete and waits for its turn, or for its receipt."""
 
-    __slots__ = ("deadline", "events", "future", "payload", "urgent")
+    __slots__ = ("deadline", "events", "futures", "payload", "sign", "urgent")
 
     def __init__(
         self,
         payload: bytes,
         events: int,
         urgent: bool,
-        future: "asyncio.Future[Receipt]",
+        futures: "list[asyncio.Future[Receipt]]",
         deadline: float,
+        sign: bool,
     ) -> None:
         self.payload = payload
         self.events = events
         self.urgent = urgent
-        self.future = future
+        # One for each event, or one for all.
+        self.futures = futures
         self.deadline = deadline
+        self.sign = sign
+
+    @property
+    def awaited(self) -> "list[asyncio.Future[Receipt]]":
+        return [future for future in self.futures if not future.done()]
+
+    def fail(self, error: Exception) -> None:
+        for future in self.awaited:
+            future.set_exception(error)
+            # That one of them is not looked at is enough to hear of.
+            if future is not self.futures[0]:
+                future.exception()
 
 
 class Outlet:
     """The producer's side of one topic, or of one partition of a log topic."""
 
-    def __init__(self, name: str, stream: Outgoing | LineOutgoing, partition: int = 0) -> None:
+    def __init__(
+        self, name: str, stream: Outgoing | LineOutgoing, partition: int = 0, sign: bool = False
+    ) -> None:
         self.name = name
         self.stream = stream
         self.partition = partition
+        # Whether what is published from now on is signed.
+        self.sign = sign
         self.open = batch.Gathering()
         self.open_bytes = 0
-        self.open_future: asyncio.Future[Receipt] | None = None
+        self.open_futures: list[asyncio.Future[Receipt]] = []
         self.linger: asyncio.Handle | None = None
         # Its linger is over since then, and it waits for its turn while it goes on gathering.
         self.is_overdue = False
@@ -125,10 +144,6 @@ class Outlet:
         self.sent: dict[int, Closed] = {}
         self.is_full = False
         self.room = asyncio.Event()
-        # While the stream is about to be another one: how many batches still go on this one.
-        self.left: int | None = None
-        # The offset behind our last validated batch.
-        self.validated_end = 0
 
     @property
     def takes_unfilled(self) -> bool:
@@ -142,10 +157,9 @@ class Outlet:
         """Tell everybody who waits that nothing more will come."""
         if self.linger is not None:
             self.linger.cancel()
-        if self.open_future is not None:
-            self.open_future.cancel()
-        for closed in (*self.closed, *self.sent.values()):
-            closed.future.cancel()
+        batches = (*self.closed, *self.sent.values())
+        for future in chain(self.open_futures, *(closed.futures for closed in batches)):
+            future.cancel()
         self.is_full = False
         self.room.set()
 
@@ -192,7 +206,6 @@ class Producer(Session):
         self._registering: dict[str, asyncio.Task[None]] = {}
         self._next_partition = 0
         self._modes = Modes()
-        self._changing = asyncio.Lock()
         self._source = Source(
             self.node, topics_of(self.cluster), self._macs, session=1, sealer=self._make_sealer(),
             stores=stores,
@@ -221,22 +234,15 @@ class Producer(Session):
 
     async def _register(self, topic: str) -> None:
         await self._know([topic])
-        log = self._modes.log_of(self.cluster, topic)
-        await self._register_at_replicas(topic, log)
+        number = self._source.register(topic)
+        self.driver.wake()
+        await self._answer(number, topic, f"to register on '{topic}'")
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Register(topic))
             self._keep_lease(LEASE_US)
-        while log != self._modes.log_of(self.cluster, topic):
-            log = self._modes.log_of(self.cluster, topic)
-            await self._register_at_replicas(topic, log)
         # Nobody publishes before it is granted: what is refused would wait for ever.
         if topic not in self._outlets:
-            self._by_id[topic_id(log)] = self._outlets[topic] = self._make_outlets(topic, log)
-
-    async def _register_at_replicas(self, topic: str, log: str) -> None:
-        number = self._source.register(log)
-        self.driver.wake()
-        await self._answer(number, log, f"to register on '{topic}'")
+            self._by_id[topic_id(topic)] = self._outlets[topic] = self._make_outlets(topic)
 
     def _end_registering(self, topic: str, done: "asyncio.Task[None]") -> None:
         del self._registering[topic]
@@ -244,31 +250,32 @@ class Producer(Session):
             # Nobody may be waiting any more, and that is fine.
             done.exception()
 
-    def _make_outlets(self, topic: str, log: str) -> list[Outlet]:
+    def _make_outlets(self, topic: str) -> list[Outlet]:
         contract = self.cluster.topics[topic]
         if not contract.is_log:
             return [Outlet(topic, self._source.stream(topic))]
-        partitions = range(contract.partitions)
-        return [Outlet(topic, self._source.line(log, number), number) for number in partitions]
+        return [self._make_outlet(topic, number) for number in range(contract.partitions)]
+
+    def _make_outlet(self, topic: str, partition: int) -> Outlet:
+        line = self._source.line(topic, partition)
+        return Outlet(topic, line, partition, self._modes.validates(self.cluster, topic))
 
     def _use_new_partitions(self) -> None:
         """Topics that we publish on may have got more partitions."""
         for topic, outlets in self._outlets.items():
             contract = self.cluster.topics[topic]
             if contract.is_log:
-                log = self._modes.log_of(self.cluster, topic)
                 for number in range(len(outlets), contract.partitions):
-                    outlets.append(Outlet(topic, self._source.line(log, number), number))
+                    outlets.append(self._make_outlet(topic, number))
 
     async def unregister(self, topic: str) -> None:
         """Stop publishing on a topic, after what is under way has its receipts."""
         await self.flush(topic)
-        log = self._modes.log_of(self.cluster, topic)
         self._outlets.pop(topic, None)
-        self._by_id.pop(topic_id(log), None)
-        number = self._source.unregister(log)
+        self._by_id.pop(topic_id(topic), None)
+        number = self._source.unregister(topic)
         self.driver.wake()
-        await self._answer(number, log, f"to unregister from '{topic}'")
+        await self._answer(number, topic, f"to unregister from '{topic}'")
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Unregister(topic))
 
@@ -277,71 +284,16 @@ class Producer(Session):
     async def update_topology(self, topics: Collection[str]) -> None:
         """From now on these topics are validated and all others are not (Kabis 2023, 2.1.3).
 
-        What was published before is published as it was asked for then. Where a topic changes, this
-        waits for the receipts of that, and no consumer sees what comes later before it. If they
-        stay out, this raises, and the topic is as before.
+        What was published before is published as it was asked for then, and comes before.
         """
         topics = checked_names(topics)
-        async with self._changing:
-            await self._know(topics)
-            modes = Modes.of(self.cluster, topics)
-            changed = {
-                topic: modes.log_of(self.cluster, topic)
-                for topic in self._outlets
-                if modes.log_of(self.cluster, topic) != self._modes.log_of(self.cluster, topic)
-            }
-            held = [outlet for topic in changed for outlet in self._outlets[topic]]
-            for outlet in held:
+        await self._know(topics)
+        self._modes = Modes.of(self.cluster, topics)
+        for outlet in self._all_outlets():
+            sign = self._modes.validates(self.cluster, outlet.name)
+            if outlet.sign is not sign:
                 self._close_open(outlet)
-                # What comes later waits until it is clear which way it goes.
-                outlet.left = len(outlet.closed)
-            try:
-                for topic, log in changed.items():
-                    await self._end_log(topic, log)
-                self._modes = modes
-                for topic, log in changed.items():
-                    self._begin_log(topic, log)
-            finally:
-                for outlet in held:
-                    outlet.left = None
-                    if not self._closed:
-                        self._pump(outlet)
-
-    async def _end_log(self, topic: str, log: str) -> None:
-        """Wait until all that was published has its place before what comes in this log."""
-        await self._register_at_replicas(topic, log)
-        for outlet in list(self._outlets[topic]):
-            receipts = [closed.future for closed in (*outlet.sent.values(), *outlet.closed)]
-            receipts = receipts[: len(outlet.sent) + (outlet.left or 0)]
-            for receipt in receipts:
-                await await_future(receipt)
-            if outlet.sent:
-                raise QuorumError(
-                    f"a batch on '{topic}' has no receipt, and may still be delivered; the topic "
-                    f"is published on as before",
-                    self._lags(topic),
-                )
-        if log != topic:
-            ended = [outlet for outlet in self._outlets[topic] if outlet.validated_end]
-            await asyncio.gather(*(self._have_marked(log, outlet) for outlet in ended))
-
-    async def _have_marked(self, companion: str, outlet: Outlet) -> None:
-        """Wait until our last validated batch has its place in the companion."""
-        number = self._source.ask_for_marks(companion, outlet.partition, outlet.validated_end)
-        self.driver.wake()
-        try:
-            await self._answer(
-                number, companion, f"where validated batches of '{outlet.name}' stand",
-                needed=self.cluster.f + 1,
-            )  # fmt: skip
-        finally:
-            self._source.marks.take(number)
-            self._forget_answer(number)
-
-    def _begin_log(self, topic: str, log: str) -> None:
-        outlets = self._by_id[topic_id(log)] = self._outlets[topic]
-        for outlet in outlets:
-            outlet.stream = self._source.line(log, outlet.partition)
+                outlet.sign = sign
 
     async def send(
         self,
@@ -354,7 +306,7 @@ class Producer(Session):
         timestamp_us: int | None = None,
         partition: int | None = None,
     ) -> Receipt:
-        """Publish one event and wait for the receipt of its batch.
+        """Publish one event and wait for its receipt.
 
         Events with the same key go to the same partition, unless one is named.
         """
@@ -403,9 +355,10 @@ class Producer(Session):
             size += len(key or b"")
             opened.add(value, timestamp_us, key, tuple(headers))
         outlet.open_bytes = size
-        future = outlet.open_future
-        if future is None:
-            future = self._begin_batch(outlet)
+        future = self._loop.create_future()
+        outlet.open_futures.append(future)
+        if outlet.linger is None:
+            self._begin_batch(outlet)
         if size >= self._batch_bytes or len(opened.values) >= self._batch_events:
             self._close_open(outlet)
         return future
@@ -451,7 +404,7 @@ class Producer(Session):
         """Publish a batch that is encoded already."""
         outlets = self._outlets.get(topic) or await self._registered_outlets(topic)
         outlet = self._chosen(outlets, None, partition)
-        _check_signable(outlet, payload, events)
+        _check_batch(outlet, payload, events)
         if outlet.is_full:
             await self._wait_for_room(outlet)
         self._close_open(outlet)
@@ -461,7 +414,8 @@ class Producer(Session):
         """Wait until everything published so far has its receipt."""
         for outlet in self._all_outlets(topic):
             self._close_open(outlet)
-            waiting = [c.future for c in (*outlet.closed, *outlet.sent.values())]
+            batches = (*outlet.closed, *outlet.sent.values())
+            waiting = [future for closed in batches for future in closed.awaited]
             if waiting:
                 await asyncio.wait(waiting)
 
@@ -559,11 +513,7 @@ class Producer(Session):
         (outlet,) = outlets
         names = tuple(self.cluster.member(replica).name for replica in receipt.replicas)
         for sequence in range(receipt.first, receipt.last + 1):
-            closed = outlet.sent.pop(sequence, None)
-            if closed is not None and not closed.future.done():
-                closed.future.set_result(
-                    Receipt(outlet.name, sequence, closed.events, names, receipt.guarantee)
-                )
+            self._fulfil(outlet, sequence, names, receipt.guarantee, None)
         self._pump(outlet)
 
     def _on_recorded(self, recorded: machine.Recorded) -> None:
@@ -571,23 +521,32 @@ class Producer(Session):
         if outlets is None:
             return
         outlet = outlets[recorded.line.partition]
-        if not isinstance(outlet.stream, LineOutgoing) or outlet.stream.line != recorded.line:
-            # It was published before the topic changed, and nobody waits for it any more.
-            return
-        if outlet.stream.topic.contract.validated:
-            outlet.validated_end = recorded.offset + recorded.count
         names = tuple(self.cluster.member(replica).name for replica in recorded.replicas)
         for at in range(recorded.count):
-            sequence = recorded.first + at
-            closed = outlet.sent.pop(sequence, None)
-            if closed is not None and not closed.future.done():
-                closed.future.set_result(
-                    Receipt(
-                        outlet.name, sequence, closed.events, names, recorded.guarantee,
-                        outlet.partition, recorded.offset + at,
-                    )
-                )  # fmt: skip
+            sequence, offset = recorded.first + at, recorded.offsets[at]
+            self._fulfil(outlet, sequence, names, recorded.guarantee, offset)
         self._pump_lines(outlet)
+
+    def _fulfil(
+        self,
+        outlet: Outlet,
+        sequence: int,
+        replicas: tuple[str, ...],
+        guarantee: str,
+        offset: int | None,
+    ) -> None:
+        closed = outlet.sent.pop(sequence, None)
+        if closed is None:
+            return
+        events = closed.events if len(closed.futures) == 1 else 1
+        for place, future in enumerate(closed.futures):
+            if not future.done():
+                own = None if offset is None else offset + place
+                future.set_result(
+                    Receipt(
+                        outlet.name, sequence, events, replicas, guarantee, outlet.partition, own
+                    )
+                )
 
     def _pump_lines(self, served: Outlet) -> None:
         """Lines share what may be under way: if one was held up, the next in turn goes first."""
@@ -625,15 +584,11 @@ class Producer(Session):
         self._next_partition += 1
         return outlets[self._next_partition % count]
 
-    def _begin_batch(self, outlet: Outlet) -> "asyncio.Future[Receipt]":
-        """The receipt to come of what gathers from now on."""
-        loop = asyncio.get_running_loop()
-        outlet.open_future = loop.create_future()
+    def _begin_batch(self, outlet: Outlet) -> None:
         if self._linger_s:
-            outlet.linger = loop.call_later(self._linger_s, self._end_linger, outlet)
+            outlet.linger = self._loop.call_later(self._linger_s, self._end_linger, outlet)
         else:
-            outlet.linger = loop.call_soon(self._end_linger, outlet)
-        return outlet.open_future
+            outlet.linger = self._loop.call_soon(self._end_linger, outlet)
 
     def _end_linger(self, outlet: Outlet) -> None:
         outlet.is_overdue = True
@@ -643,18 +598,19 @@ class Producer(Session):
 
     def _close_open(self, outlet: Outlet) -> None:
         outlet.is_overdue = False
-        if outlet.open_future is None:
+        if outlet.linger is None:
             return
-        if outlet.linger is not None:
-            outlet.linger.cancel()
-        opened, future = outlet.open, outlet.open_future
-        outlet.open, outlet.open_bytes, outlet.open_future = batch.Gathering(), 0, None
+        outlet.linger.cancel()
+        opened, futures = outlet.open, outlet.open_futures
+        outlet.open, outlet.open_bytes, outlet.open_futures = batch.Gathering(), 0, []
+        outlet.linger = None
+        events = len(opened.values)
         try:
             payload = opened.encode(self._compression)
         except LocalProtocolError as error:
-            future.set_exception(error)
+            Closed(b"", events, False, futures, 0.0, False).fail(error)
             return
-        self._enqueue(outlet, payload, len(opened.values), urgent=False, future=future)
+        self._enqueue(outlet, payload, events, urgent=False, futures=futures)
 
     def _enqueue(
         self,
@@ -662,24 +618,22 @@ class Producer(Session):
         payload: bytes,
         events: int,
         urgent: bool,
-        future: "asyncio.Future[Receipt] | None" = None,
+        futures: "list[asyncio.Future[Receipt]] | None" = None,
     ) -> "asyncio.Future[Receipt]":
-        if future is None:
-            future = self._loop.create_future()
+        if futures is None:
+            futures = [self._loop.create_future()]
         deadline = time.monotonic() + self._timeout_s
-        outlet.closed.append(Closed(payload, events, urgent, future, deadline))
+        outlet.closed.append(Closed(payload, events, urgent, futures, deadline, outlet.sign))
         self._pump(outlet)
-        return future
+        return futures[0]
 
     def _pump(self, outlet: Outlet) -> None:
         """Hand closed batches to the machine while it has room for them."""
         waiting, stream, publish_on = outlet.closed, outlet.stream, self._source.publish_on
-        while waiting and stream.has_room and outlet.left != 0:
+        while waiting and stream.has_room:
             closed = waiting.popleft()
-            if outlet.left is not None:
-                outlet.left -= 1
             if isinstance(stream, LineOutgoing):
-                sequence = stream.add(closed.payload, closed.events)
+                sequence = stream.add(closed.payload, closed.events, sign=closed.sign)
             else:
                 sequence = publish_on(stream, closed.payload, closed.urgent, closed.events)
             outlet.sent[sequence] = closed
@@ -722,8 +676,8 @@ class Producer(Session):
                 self._expire(outlet, closed)
 
     def _expire(self, outlet: Outlet, closed: Closed) -> None:
-        if not closed.future.done():
-            closed.future.set_exception(
+        if closed.awaited:
+            closed.fail(
                 QuorumError(
                     f"a batch on '{outlet.name}' has no receipt after {self._timeout_s:g} s; "
                     f"it may still be delivered",
@@ -747,25 +701,26 @@ class Producer(Session):
 
 def partition_of(key: bytes, partitions: int) -> int:
     """Where events with this key go, of so many partitions."""
-    return int.from_bytes(digest(key)[:8], "little") % partitions
+    return int.from_bytes(payload_digest(key)[:8], "little") % partitions
 
 
-def _check_signable(outlet: Outlet, payload: bytes, events: int) -> None:
-    """What a producer signs is a batch, of so many events as it says."""
-    stream = outlet.stream
-    if not isinstance(stream, LineOutgoing) or not stream.topic.contract.validated:
-        return
+def _check_batch(outlet: Outlet, payload: bytes, events: int) -> None:
+    """What is published is a batch that nobody signed yet, of so many events as it says."""
     try:
         # Of one with event proofs, each event is looked at.
-        is_whole = stream.topic.contract.event_proofs
-        count = batch.Batch(payload).count if is_whole else batch.count_of(payload)
+        stream = outlet.stream
+        is_whole = isinstance(stream, LineOutgoing) and stream.topic.contract.event_proofs
+        header = header_of(payload)
+        if header.is_signed:
+            raise RemoteProtocolError("it says that it is signed")
+        if is_whole:
+            batch.Batch(payload)
     except RemoteProtocolError as error:
+        raise LocalProtocolError(f"no batch to publish on '{outlet.name}': {error}") from None
+    if header.events != events:
         raise LocalProtocolError(
-            f"a payload for '{outlet.name}' that is no batch, and cannot be signed: {error}"
-        ) from None
-    if count != events:
-        raise LocalProtocolError(
-            f"a batch for '{outlet.name}' of {count} events, where {events} are said to be in it"
+            f"a batch for '{outlet.name}' of {header.events} events, where {events} are said to be "
+            f"in it"
         )
 
 

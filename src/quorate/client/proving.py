@@ -1,7 +1,10 @@
-"""Proving: from a place in a validated topic to a file that convinces others.
+"""Proving: from an offset of a Byzantine log topic to a file that convinces others.
 
     proof = await prove("cluster", "bob", "payments", 0, 4711)
     Path("proof.json").write_bytes(proof.render())
+
+The proof is of the event at this offset where the topic has `event_proofs`, and else of the batch
+that covers the offset. If its producer did not sign the batch, the proof says so.
 
 Replicas are asked one after the other for where the batch stands, and for the batch itself. Nothing
 that they say is believed: it has to verify, with the keys of the cluster (`crypto/proofs.py`).
@@ -26,9 +29,9 @@ from quorate.core.errors import (
     RefusedError,
     RemoteProtocolError,
 )
+from quorate.core.header import are_possible, count_of
 from quorate.core.ids import NodeId, member_of, session_of, topic_id
 from quorate.core.ordering import (
-    SEAL_BYTES,
     Absent,
     Chained,
     Entries,
@@ -36,13 +39,23 @@ from quorate.core.ordering import (
     Partition,
     Prove,
     Proven,
+    Wants,
 )
 from quorate.core.quorum import Quorum
-from quorate.crypto.proofs import EventProof, Keys, Proof, ProofError, enough_of, verify
+from quorate.crypto.proofs import (
+    FORMAT,
+    EventProof,
+    Keys,
+    Proof,
+    ProofError,
+    enough_of,
+    parts_of,
+    verify,
+)
 from quorate.crypto.sids import Seal
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Answered, Outcome, Report, Topology
-from quorate.protocol.ordering.placement import stores_of
+from quorate.protocol.ordering.placement import GroupKind, group_of, stores_of
 from quorate.protocol.source import Source
 from quorate.runtime.driver import Handler
 from quorate.runtime.topics import topics_of
@@ -61,17 +74,16 @@ async def prove(
     topic: str,
     partition: int,
     offset: int,
-    event: int | None = None,
     *,
     whole: bool = False,
     timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> Proof:
-    """A proof of what stands there: one event of the batch, or all of it.
+    """A proof of what stands there: the event, or all of the batch that it is in.
 
-    Where the topic has `event_proofs`, all of it is shown only if it is one event, or with `whole`.
+    Where the topic has `event_proofs`, other events are shown only with `whole`.
     """
     async with Prover(cluster, identity) as prover:
-        return await prover.prove(topic, partition, offset, event, whole=whole, timeout_s=timeout_s)
+        return await prover.prove(topic, partition, offset, whole=whole, timeout_s=timeout_s)
 
 
 class Prover(Session):
@@ -89,14 +101,11 @@ class Prover(Session):
         topic: str,
         partition: int,
         offset: int,
-        event: int | None = None,
         *,
         whole: bool = False,
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Proof:
         """As the function of this name."""
-        if event is not None and whole:
-            raise LocalProtocolError("either one event is proved or the whole batch, not both")
         if not 0 <= offset < 2**63:
             raise LocalProtocolError(f"offset {offset}; allowed are 0 to {2**63 - 1}")
         await self._learn(topic)
@@ -108,7 +117,14 @@ class Prover(Session):
                 proof = await self._find(search, timeout_s)
             finally:
                 self._search = None
-        return shown(proof, event, Keys.of(self.cluster), whole=whole)
+        has_neighbours = proof.header is not None and count_of(proof.header) > 1
+        if has_neighbours and self.cluster.contract(topic).event_proofs and not whole:
+            raise LocalProtocolError(
+                f"the producer did not sign the batch that has offset {offset} of '{topic}', so "
+                f"that its {count_of(proof.payload)} events are proved together or not at all; ask "
+                "for the whole batch (--whole)"
+            )
+        return shown(proof, offset, Keys.of(self.cluster), whole=whole)
 
     # Parts
 
@@ -124,10 +140,10 @@ class Prover(Session):
 
     def _check_place(self, topic: str, partition: int) -> None:
         contract = self.cluster.contract(topic)
-        if not contract.validated:
+        if not contract.is_log or group_of(contract) is not GroupKind.BYZANTINE:
             raise LocalProtocolError(
-                f"topic '{topic}' is not validated: nobody signed its batches, and there is "
-                f"nothing to show to others"
+                f"topic '{topic}' is not ordered by replicas that bear liars, and there is nothing "
+                f'to show to others; that takes order = "total" and protection = "byzantine"'
             )
         if not 0 <= partition < contract.partitions:
             raise LocalProtocolError(
@@ -161,7 +177,7 @@ class Prover(Session):
         search.begin(replica, number)
         place, offset = search.partition, search.offset
         self.driver.send(replica, Prove(*place, number, offset))
-        self.driver.send(replica, Follow(*place, number, offset, offset + 1, True))
+        self.driver.send(replica, Follow(*place, number, offset, offset + 1, Wants.ALL))
         try:
             await asyncio.wait_for(search.answered.wait(), REPLICA_TIMEOUT_S)
         except TimeoutError:
@@ -260,10 +276,12 @@ class _Search:
         self._note()
 
     def on_entries(self, sender: NodeId, entries: Entries) -> None:
-        is_ours = entries.partition_of == self.partition and entries.offset == self.offset
-        if sender == self._asked and is_ours:
+        if sender != self._asked or entries.partition_of != self.partition:
+            return
+        first = msgspec.structs.replace(entries, payloads=entries.payloads[:1])
+        if are_possible(first.payloads) and self.offset in range(*first.offsets):
             self._lacks_batch = False
-            self._batches[sender] = msgspec.structs.replace(entries, payloads=entries.payloads[:1])
+            self._batches[sender] = first
             self._note()
 
     def on_absent(self, sender: NodeId, absent: Absent) -> None:
@@ -288,11 +306,9 @@ class _Search:
     def others_than(self, proof: Proof, keys: Keys) -> list[tuple[NodeId, str]]:
         """Who said something that does not go with what was proved."""
         found: list[tuple[NodeId, str]] = []
+        right = proof.publisher, proof.offset, proof.sequence, [proof.payload]
         for replica, entries in self._batches.items():
-            batch = proof.seal + (proof.body or b"")
-            if (entries.publisher, entries.first, entries.payloads) != (
-                proof.publisher, proof.sequence, [batch],
-            ):  # fmt: skip
+            if (entries.publisher, entries.offset, entries.first, entries.payloads) != right:
                 found.append((replica, f"sent another batch than the one at offset {self.offset}"))
         for replica, proven in self._positions.items():
             try:
@@ -314,24 +330,26 @@ class _Search:
 
 def _proof(topic: str, proven: Proven, entries: Entries, keys: Keys) -> Proof:
     """What a position and a batch make together, if that verifies."""
-    (sealed,) = entries.payloads
-    if (entries.publisher, entries.first, entries.time_us) != (
-        proven.publisher, proven.sequence, proven.time_us,
+    (payload,) = entries.payloads
+    if (entries.publisher, entries.offset, entries.first, entries.time_us) != (
+        proven.publisher, proven.start, proven.sequence, proven.time_us,
     ):  # fmt: skip
         raise RemoteProtocolError("it tells of another batch than it, or others, sent")
     checkpoint, size = enough_of(proven.checkpoint, keys)
+    seal, header, body = parts_of(payload)
     proof = Proof(
-        format="quorate proof v1",
+        format=FORMAT,
         cluster=keys.cluster,
         topic=topic,
         partition=proven.partition,
-        offset=proven.offset,
+        offset=proven.start,
         producer=member_of(proven.publisher),
         session=session_of(proven.publisher),
         sequence=proven.sequence,
         time_us=proven.time_us,
-        seal=sealed[:SEAL_BYTES],
-        body=sealed[SEAL_BYTES:],
+        seal=seal,
+        header=header,
+        body=body,
         leaf=proven.leaf,
         tree_size=size,
         path=proven.path,
@@ -345,6 +363,7 @@ def _with_position(proof: Proof, proven: Proven, keys: Keys) -> Proof:
     checkpoint, size = enough_of(proven.checkpoint, keys)
     return msgspec.structs.replace(
         proof,
+        offset=proven.start,
         producer=member_of(proven.publisher),
         session=session_of(proven.publisher),
         sequence=proven.sequence,
@@ -356,31 +375,18 @@ def _with_position(proof: Proof, proven: Proven, keys: Keys) -> Proof:
     )
 
 
-def shown(proof: Proof, event: int | None, keys: Keys, *, whole: bool) -> Proof:
-    """The proof of the whole batch, or of one event of it alone."""
-    seal = Seal.decode(proof.seal)
-    assert proof.body is not None
-    if not seal.has_event_proofs:
-        if event is not None:
-            raise LocalProtocolError(
-                f"the producer of this batch signed no tree of its events, so that none is proved "
-                f"alone: topic '{proof.topic}' has event_proofs = false"
-            )
+def shown(proof: Proof, offset: int, keys: Keys, *, whole: bool) -> Proof:
+    """The proof of the event at this offset alone, if its producer signed a tree of events; else,
+    or if the whole batch is wanted, that of the batch."""
+    if whole or proof.seal is None or not Seal.decode(proof.seal).has_event_proofs:
         return proof
-    if whole:
-        return proof
-    if event is None and seal.events > 1:
-        raise LocalProtocolError(
-            f"topic '{proof.topic}' has event_proofs, and this batch has {seal.events} events: say "
-            f"which one is to be proved, 0 to {seal.events - 1}, or that the whole batch is"
-        )
     try:
-        shown = EventProof.of(proof.body, event or 0)
-        alone = msgspec.structs.replace(proof, body=None, event=shown)
+        found = EventProof.of(proof.payload, offset - proof.offset)
+        alone = msgspec.structs.replace(proof, body=None, event=found)
         verify(alone, keys)
     except (RemoteProtocolError, ProofError) as error:
         raise RefusedError(
-            f"the producer of this batch signed a tree that is not the one of its events, so that "
+            f"the producer of this batch signed events that are not those of the batch, so that "
             f"only the whole batch is proved ({error})"
         ) from None
     return alone

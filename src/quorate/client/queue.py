@@ -5,14 +5,13 @@ there is room again once half of it is empty.
 """
 
 from collections import deque
-from collections.abc import Collection
 from typing import TypeAlias
 
-from quorate.core import batch
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.header import count_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
-from quorate.protocol.machine import Delivery, Entry
+from quorate.protocol.machine import Delivery, Entry, Passed
 
 QUEUE_EVENTS = 100_000
 QUEUE_BYTES = 8 * 1024 * 1024
@@ -29,7 +28,8 @@ class Queue:
         self.bytes = 0
         self._events = 0
         self._events_max = events_max
-        self._arrivals: deque[tuple[Arrival, int]] = deque()
+        # Between them, what comes of a partition is said to be further on.
+        self._arrivals: deque[tuple[Arrival | Passed, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -38,50 +38,49 @@ class Queue:
     def publisher(self) -> NodeId:
         """Whose batch is the next one."""
         arrival, _ = self._arrivals[0]
+        assert not isinstance(arrival, Passed)
         return arrival.publisher if isinstance(arrival, Entry) else arrival.stream.publisher
 
-    def put(self, arrival: Arrival) -> None:
+    def put(self, arrival: Arrival | Passed) -> None:
         count = _count(arrival)
         self._arrivals.append((arrival, count))
         self._events += count
-        self.bytes += len(arrival.payload)
+        self.bytes += _size(arrival)
         self._weigh()
 
     def take(self) -> Arrival:
         arrival, count = self._arrivals.popleft()
+        assert not isinstance(arrival, Passed)
         self._events -= count
         self.bytes -= len(arrival.payload)
         self._weigh()
         return arrival
 
+    def passed(self) -> Passed | None:
+        """Take what comes next, if that is only the word that a partition goes on further on."""
+        if not self._arrivals or not isinstance(self._arrivals[0][0], Passed):
+            return None
+        passed, count = self._arrivals.popleft()
+        self._events -= count
+        self._weigh()
+        assert isinstance(passed, Passed)
+        return passed
+
+    def put_back(self, arrival: Arrival) -> None:
+        """The program has yet to get some of what was taken last."""
+        self._arrivals.appendleft((arrival, 0))
+        self.bytes += len(arrival.payload)
+
     def drop(self, partition: Partition) -> None:
         """Nobody wants to read this partition of a log from here any more."""
-        self._keep(
-            [
-                each
-                for each in self._arrivals
-                if not (isinstance(each[0], Entry) and each[0].partition == partition)
-            ]
-        )
-
-    def drop_unvalidated(self, partitions: Collection[Partition]) -> int | None:
-        """Nobody wants what was read of these without validation; says where in its validated log
-        the first of that stands, if any of it is there."""
-        origins: list[int] = []
-        kept: list[tuple[Arrival, int]] = []
-        for arrival, count in self._arrivals:
-            is_of = isinstance(arrival, Entry) and arrival.partition in partitions
-            if isinstance(arrival, Entry) and is_of and not arrival.seal:
-                origins += [] if arrival.origin is None else [arrival.origin]
-            else:
-                kept.append((arrival, count))
-        self._keep(kept)
-        return origins[0] if origins else None
-
-    def _keep(self, kept: list[tuple[Arrival, int]]) -> None:
+        kept = [
+            (arrival, count)
+            for arrival, count in self._arrivals
+            if isinstance(arrival, Delivery) or arrival.partition != partition
+        ]
         self._arrivals = deque(kept)
         self._events = sum(count for _, count in kept)
-        self.bytes = sum(len(arrival.payload) for arrival, _ in kept)
+        self.bytes = sum(_size(arrival) for arrival, _ in kept)
         self._weigh()
 
     def _weigh(self) -> None:
@@ -89,8 +88,14 @@ class Queue:
         self.is_full = self._events > self._events_max // part or self.bytes > QUEUE_BYTES // part
 
 
-def _count(arrival: Arrival) -> int:
+def _count(arrival: Arrival | Passed) -> int:
+    if isinstance(arrival, Passed):
+        return 1
     try:
-        return batch.count_of(arrival.payload)
+        return count_of(arrival.payload)
     except RemoteProtocolError:
         return 1
+
+
+def _size(arrival: Arrival | Passed) -> int:
+    return 0 if isinstance(arrival, Passed) else len(arrival.payload)

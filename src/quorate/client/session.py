@@ -15,7 +15,6 @@ from typing import Self, TypeAlias
 import msgspec
 
 from quorate.core.cluster import Client, Cluster
-from quorate.core.contract import topic_of
 from quorate.core.control import CONTROL_TOPIC, Command, Renew
 from quorate.core.errors import (
     ClosedError,
@@ -335,9 +334,9 @@ class Session(ABC):
         """What to raise: how many replicas of a topic are there, how many it takes, and why."""
         members = self.cluster.placement(topic)
         if self._is_nobody_there(members):
-            return self._unreached(f"no replica that serves '{topic_of(topic)}'", members)
+            return self._unreached(f"no replica that serves '{topic}'", members)
         if needed is None:
-            is_byzantine = self.cluster.contract_of(topic).protection == "byzantine"
+            is_byzantine = self.cluster.contract(topic).protection == "byzantine"
             needed = Quorum(len(members), self.cluster.f).one_correct if is_byzantine else 1
         up = sum(replica in self.driver.connected_peers for replica in members)
         replicas = "1 replica" if len(members) == 1 else f"{len(members)} replicas"

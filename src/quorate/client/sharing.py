@@ -5,10 +5,10 @@ its order log, so that no replica can hand a partition out twice or forget a com
 is to give a partition up stops reading it, commits how far it came, and says with the same command
 that it has let go: its successor begins exactly there.
 
-An event counts as read when the program comes back for the next one; so after a crash the events
-that it was busy with come again, and none is left out. Where a member begins with what nobody of
-the group has read is said before the program gets any of it, whoever commits the rest: whoever
-comes after would begin later.
+An event counts as read when the program comes back for the next one, or commits; so after a crash
+the events that it was busy with come again, and none is left out. Where a member begins with what
+nobody of the group has read is said before the program gets any of it, whoever commits the rest:
+whoever comes after would begin later.
 """
 
 import asyncio
@@ -38,10 +38,38 @@ class Progress:
         self.handed: dict[Place, int] = {}
         # What it is through with: the offset to go on with.
         self.done: dict[Place, int] = {}
+        # The partition of the batch that it gets event by event now, and where in it the program
+        # was when it came back last.
+        self.open: Place | None = None
+        self.reached: int | None = None
 
-    def hand_out(self, topic: str, partition: int, offset: int) -> None:
-        """The last event of the batch at this offset goes to the program."""
-        self.handed[topic, partition] = offset + 1
+    def hand_out(self, place: Place, end: int) -> None:
+        """All that comes before this offset has gone to the program."""
+        self.handed[place] = end
+
+    def begin(self, place: Place) -> None:
+        """The first event of a batch is about to go to the program."""
+        self.open, self.reached = place, None
+
+    def close(self, offset: int) -> None:
+        """The program gets no more of that batch than what comes before this offset."""
+        self.catch_up()
+        if self.open is not None:
+            self.hand_out(self.open, offset)
+            self.open = None
+
+    def pass_on(self, place: Place, offset: int) -> None:
+        """What comes before this offset, and has not gone to the program, never does."""
+        (self.handed if place in self.handed else self.done)[place] = offset
+
+    def catch_up(self) -> None:
+        """What the program is through with of a batch counts, though it has not had all of it."""
+        if self.open is not None and self.reached is not None:
+            self.done[self.open] = self.reached
+
+    def next_of(self, place: Place) -> int | None:
+        """The first offset that has not gone to the program, if anything has."""
+        return self.handed.get(place, self.done.get(place))
 
     def come_back(self) -> None:
         """The program asks for more: it is through with what it had."""
@@ -52,6 +80,8 @@ class Progress:
     def forget(self, place: Place) -> None:
         self.handed.pop(place, None)
         self.done.pop(place, None)
+        if self.open == place:
+            self.open = None
 
 
 class Reader(Protocol):
@@ -113,15 +143,6 @@ class Member:
         """Ask for a share of this topic too, with the next `join`."""
         self.topics = [*dict.fromkeys((*self.topics, topic))]
         self.is_joining = True
-
-    def change(self, topic: str, other: str) -> None:
-        """Ask for a share of the other one in its place, with the next `join`; nothing more of
-        what is held of this one goes to the program."""
-        self.topics = [*dict.fromkeys(other if name == topic else name for name in self.topics)]
-        self.is_joining = True
-        for place in self.held:
-            if place[0] == topic:
-                self._lose(place)
 
     async def drop(self, topic: str) -> None:
         self.topics = [name for name in self.topics if name != topic]
@@ -261,6 +282,7 @@ class Member:
     async def _say(self, *, of_program: bool) -> None:
         """How far the program is, or only where we began."""
         async with self._committing:
+            self._progress.catch_up()
             done = self._beginnings | (self._progress.done if of_program else {})
             for commit in self._news(done):
                 await self._reader.command(commit)

@@ -59,6 +59,8 @@ def is_bulky(message: object) -> TypeGuard[Bulky]:
 
 def encode_bulk(message: Bulky) -> Bulk:
     lengths = Struct(f"<{len(message.payloads)}I").pack(*map(len, message.payloads))
+    # It stands where a payload does, and no payload is shorter.
+    lengths = lengths.ljust(HEADER_BYTES, b"\0")
     bulk = Bulk(
         _encoder.encode(msgspec.structs.replace(message, payloads=[lengths])), message.payloads
     )
@@ -92,12 +94,13 @@ def decode_bulk(body: memoryview) -> Bulky:
 
 
 def _payloads(packed: list[bytes], data: memoryview) -> list[bytes]:
-    if len(packed) != 1 or not packed[0] or len(packed[0]) % _U32_BYTES:
+    # No length is 0: what follows the last one fills up.
+    count = -(-len(packed[0].rstrip(b"\0")) // _U32_BYTES)
+    if len(packed) != 1 or not count or len(packed[0]) % _U32_BYTES:
         raise RemoteProtocolError("a bulk message without the lengths of its payloads")
-    count = len(packed[0]) // _U32_BYTES
     if count > RUN_BATCHES_MAX:
         raise RemoteProtocolError(f"a run of {count} batches; allowed are 1 to {RUN_BATCHES_MAX}")
-    lengths = Struct(f"<{count}I").unpack(packed[0])
+    lengths = Struct(f"<{count}I").unpack_from(packed[0])
     if min(lengths) < HEADER_BYTES or max(lengths) > SEALED_BYTES_MAX:
         raise RemoteProtocolError(
             f"batches of {min(lengths)} to {max(lengths)} bytes; allowed are {HEADER_BYTES} to "

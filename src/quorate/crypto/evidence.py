@@ -10,7 +10,8 @@ no correct one does. It needs no cluster, no log and nobody's word. There are fo
   (`core.batch.Batch`), or whose tree of events is not the one in its seal. Replicas do not look at
   bodies, so that readers and auditors find it. Nobody signed a basic batch, so that there is no
   evidence of a malformed one;
-- `TwoHeads`: a replica cosigned two heads of one log, of one size and with different roots;
+- `TwoHeads`: a replica cosigned two heads of one log, of one size and with different roots. The
+  log is one that tolerates liars: in any other, one liar makes correct replicas sign what it says;
 - `FalseReceipt`: a store signed that it keeps a batch, and then that it does not have it, although
   by its own words retention has not taken it.
 
@@ -310,7 +311,7 @@ def heads_in_conflict(
     `replicas` has the numbers of the replicas by their names.
     """
     same = (one.head.origin, one.head.size) == (other.head.origin, other.head.size)
-    if not same or one.head.root == other.head.root:
+    if not same or one.head.root == other.head.root or not _bears_liars(one.head.origin):
         return []
     first, second = sorted((one, other), key=lambda checkpoint: checkpoint.head.root)
     theirs = {cosignature.name: cosignature for cosignature in second.cosignatures}
@@ -387,6 +388,11 @@ def _two_heads(evidence: TwoHeads, keys: Keys) -> Proved:
             f"evidence about the log {evidence.origin!a}, which is none of the cluster "
             f"{evidence.cluster!a}"
         )
+    if not _bears_liars(evidence.origin):
+        raise RemoteProtocolError(
+            f"evidence about the log {evidence.origin!a}, which tolerates crashes only: one liar "
+            "makes others sign what it says"
+        )
     for signed in (evidence.one, evidence.other):
         try:
             data = cosigned_bytes(evidence.head(signed), signed.time_s)
@@ -399,6 +405,11 @@ def _two_heads(evidence: TwoHeads, keys: Keys) -> Proved:
         f"{name} signed two heads of the log {evidence.origin!a} with {evidence.size} batches: "
         f"{evidence.one.root.hex()} and {evidence.other.root.hex()}",
     )  # fmt: skip
+
+
+def _bears_liars(origin: str) -> bool:
+    """Whether the log of this name is ordered by replicas of which some may lie."""
+    return origin.endswith("/byzantine")
 
 
 def _false_receipt(evidence: FalseReceipt, keys: Keys) -> Proved:

@@ -11,9 +11,9 @@ The driver asks replicas how far they have come, and for their checkpoints. Then
    (`protocol/auditing/payloads.py`). The commands of the cluster come first: they tell whose key is
    whose.
 
-Digests, spans and payloads stay with the tasks, and go from the first pass to the second through
-Spark. A task holds one range, or one stretch, at a time, so that memory does not grow with the
-history; the driver has a few hundred bytes for each range and each replica in it.
+Descriptors, spans and payloads stay with the tasks, and go from the first pass to the second
+through Spark. A task holds one range, or one stretch, at a time, so that memory does not grow with
+the history; the driver has a few hundred bytes for each range and each replica in it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pyspark import StorageLevel
 from quorate.client.audit import Auditor
 from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC, CONTROL_TOPIC_ID
-from quorate.core.ids import MARKER, NodeId
+from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
 from quorate.crypto.checkpoint import Head
 from quorate.pipeline.piles import gathered, only
@@ -56,7 +56,6 @@ from quorate.protocol.auditing.ranges import (
     broken_lines,
     extracts,
     line_pieces,
-    runs_in,
 )
 from quorate.runtime.loop import loop_factory
 
@@ -78,7 +77,7 @@ class Extent:
     identity: str
     topics: tuple[str, ...] = ()
     slots_per_range: int = 16_384
-    batches_per_stretch: int = 4096
+    events_per_stretch: int = 65_536
 
 
 class Slots(NamedTuple):
@@ -90,7 +89,7 @@ class Slots(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Some batches of a partition, which are read together."""
+    """The batches of a partition that begin in some of its offsets, which are read together."""
 
     topic: int
     partition: int
@@ -105,7 +104,8 @@ class _Tally:
     silent: dict[str, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     undecided: int = 0
-    # Of commands: how many were read, and the keys that they asked for.
+    # Of commands: how many offsets their batches cover that were read, and the keys that they
+    # asked for.
     commands: int = 0
     keys: list[tuple[int, bytes]] = field(default_factory=list)
 
@@ -155,7 +155,7 @@ def audit_stores(spark: SparkSession, extent: Extent) -> AuditReport:
         keys = KnownKeys.of(survey.cluster, *survey.founding)
         commands = survey.topics & {CONTROL_TOPIC_ID}
         for topics in (commands, survey.topics - commands):
-            stretches = order.stretches(topics, extent.batches_per_stretch)
+            stretches = order.stretches(topics, extent.events_per_stretch)
             looked = stretches.mapPartitions(partial(_read, extent, keys))
             tallies += _taken(looked, found)
             keys = _learned(keys, survey, tallies, order.commands_end)
@@ -221,13 +221,13 @@ class _Order:
                 findings.add(accusation(orderers, node, "broken-history", slot, sentence))
 
     def stretches(self, topics: Iterable[int], size: int) -> RDD[tuple[Stretch, Any]]:
-        """What the right history says of these topics, in stretches of so many batches."""
+        """What the right history says of these topics, in stretches of so many offsets."""
         trusted = {each.id for whole in self.wholes.values() for each in whole.trusted}
         wanted = frozenset(topics)
 
         def in_stretch(of: tuple[BranchId, Partition, Run, bytes]) -> tuple[Stretch, Any]:
-            _, partition, run, digests = of
-            return Stretch(*partition, run.offset // size), (run, digests)
+            _, partition, run, descriptors = of
+            return Stretch(*partition, run.offset // size), (run, descriptors)
 
         runs = only(self._facts, "run")
         runs = runs.filter(lambda run: run[0] in trusted and run[1].topic in wanted)
@@ -235,7 +235,7 @@ class _Order:
 
     @property
     def commands_end(self) -> int | None:
-        """How many batches of commands there ever were, if all of them are known."""
+        """The offset after the last command, if the batches of all are known."""
         bounds = [
             each.bounds[partition]
             for whole in self.wholes.values()
@@ -355,7 +355,7 @@ def _walk(
                 yield "lines", ((group, member), piece)
             for number, branch in enumerate(history.branches):
                 branch_id = BranchId(group, start, number)
-                yield from (("run", (branch_id, *each)) for each in runs_in(branch))
+                yield from (("run", (branch_id, *each)) for each in branch.runs())
             for text, nodes in history.shown.items():
                 yield from (("shown", (group, text, node)) for node in nodes)
         tally.silent, tally.notes = auditor.silent, dict.fromkeys(auditor.notes)
@@ -396,9 +396,9 @@ def _ledger(of: tuple[Stretch, Iterable[tuple[Run, bytes]]]) -> Ledger:
     (topic, partition, _), found = of
     runs = sorted(found)
     ledger = Ledger(Partition(topic, partition), runs[0][0].offset)
-    for run, digests in runs:
+    for run, descriptors in runs:
         if run.offset == ledger.end:
-            ledger.add(run, digests)
+            ledger.add(run, descriptors)
     return ledger
 
 
@@ -407,18 +407,14 @@ def _count(tally: _Tally, audit: PartitionAudit, cluster: Cluster) -> None:
     name_of, topic = cluster.name_of, audit.topic
     tally.undecided += len(audit.judge(sum(n not in audit.holdings for n in topic.members)))
     tally.notes |= audit.notes
-    if audit.opaque:
-        tally.notes[f"'{topic.name}' has batches that hold no events"] = None
-    if topic.name == CONTROL_TOPIC:
-        tally.commands += audit.batches
+    if topic.name == CONTROL_TOPIC and audit.batches == audit.ledger.batches:
+        tally.commands += audit.ledger.end - audit.ledger.first
     held = [
         (name_of(node), Checked("replica", each.batches, each.payload_bytes))
         for node, each in audit.holdings.items()
     ]
     published = [
-        (name_of(run.publisher), Checked("client", run.batches))
-        for run in audit.ledger.runs
-        if run.publisher != MARKER
+        (name_of(run.publisher), Checked("client", run.batches)) for run in audit.ledger.runs
     ]
     tally.parties = summed([*tally.parties.items(), *held, *published])
 

@@ -33,6 +33,7 @@ from quorate.protocol.machine import Machine, Outcome, Ready, Report
 from quorate.protocol.misbehaviour import Rewrite, behave
 from quorate.protocol.ordering.records import Deposit, Record
 from quorate.runtime.transport import Transport
+from quorate.storage.errors import RefusedRecordError
 
 PEER_BYTES_MAX = 16 * 1024 * 1024
 # Of what a peer asked for, so much waits for a sync before the machine holds back.
@@ -87,6 +88,7 @@ class Driver:
         name_of: Callable[[NodeId], str] = "node {}".format,
         disk: Disk | None = None,
         on_disk_error: Callable[[Exception], None] | None = None,
+        on_refused: Callable[[int, str], None] | None = None,
         on_deposit: Callable[[list[Deposit]], None] | None = None,
     ) -> None:
         self.machine = machine
@@ -94,6 +96,7 @@ class Driver:
         self.disk_full = ""
         self._disk = disk
         self._on_disk_error = on_disk_error
+        self._on_refused = on_refused
         self._on_deposit = on_deposit
         self._syncer = ThreadPoolExecutor(1, "sync") if disk is not None else None
         self._is_syncing = False
@@ -204,7 +207,15 @@ class Driver:
         now = now_us()
         self.machine.tick(now)
         self._step_all()
-        for delay_us, ready in self.rewrite(self.machine.take(), now):
+        try:
+            wanted = self.machine.take()
+        except Exception:
+            # The group whose mistake it is has stopped, and the others go on.
+            self.counters["internal_errors"] += 1
+            _log.exception("a turn was dropped")
+            self._loop.call_later(DISK_RETRY_S, self.wake)
+            return
+        for delay_us, ready in self.rewrite(wanted, now):
             if delay_us:
                 self._loop.call_later(delay_us / 1e6, self._carry_out, ready)
             else:
@@ -250,30 +261,33 @@ class Driver:
         if ready.deposit and self._on_deposit is not None:
             self._on_deposit(ready.deposit)
         if ready.sync or self._is_syncing:
-            self._write(ready.persist, lambda: self._sync(ready))
+            self._write(ready, lambda: self._sync(ready))
         else:
             # Nothing rests on what need not be synced, so it need not be waited for either. Later
             # records rest on it, whatever becomes of what leaves.
             try:
                 self._release(ready)
             finally:
-                self._write(ready.persist)
+                self._write(ready)
 
-    def _write(self, records: list[Record], then: Callable[[], None] = lambda: None) -> None:
-        """Append these records and go on; if there is no room, as soon as there is."""
+    def _write(self, ready: Ready, then: Callable[[], None] = lambda: None) -> None:
+        """Append its records and go on; if there is no room, as soon as there is."""
         if self._stopped:
             return
-        if records and not self._append(records):
+        if ready.persist and not self._append(ready):
             if self.disk_full:
-                self._loop.call_later(DISK_RETRY_S, self._write, records, then)
+                self._loop.call_later(DISK_RETRY_S, self._write, ready, then)
             return
         then()
 
-    def _append(self, records: list[Record]) -> bool:
+    def _append(self, ready: Ready) -> bool:
         if self._disk is None:
             raise LocalProtocolError("this driver has no disk, and its machine asks for one")
         try:
-            self._disk.append(records)
+            self._disk.append(ready.persist)
+        except RefusedRecordError as error:
+            self._stop_group(ready, error)
+            return self._append(ready)
         except QuorateError as error:
             if not error.retriable:
                 self._fail(error)
@@ -287,6 +301,16 @@ class Driver:
             self.disk_full = ""
             self.wake()
         return True
+
+    def _stop_group(self, ready: Ready, error: RefusedRecordError) -> None:
+        """One group cannot go on. Nothing leaves that may rest on its records; peers ask again."""
+        ready.persist = [
+            record for record in ready.persist if getattr(record, "group", None) != error.group
+        ]
+        ready.send, ready.deliver = [], []
+        if self._on_refused is not None:
+            self._on_refused(error.group, str(error))
+            self.wake()
 
     def _sync(self, ready: Ready) -> None:
         if self._is_syncing:

@@ -12,6 +12,9 @@ nothing. The proof depends on the link security of the cluster:
   Both nonces are in the key, so nothing recorded in one session verifies in another; the names
   and the direction are in it, so nothing can be reflected to its maker.
 
+A Hello has the highest version of the protocol that its sender speaks. Both speak the lower of the two,
+and a program speaks its own version and the one before. Nothing of before version 2 is spoken.
+
 A stranger who opens connections therefore costs little: secrets are computed once per member
 and never per connection, and nothing is answered before a well-formed Hello of a known number.
 """
@@ -30,8 +33,9 @@ from quorate.crypto.macs import NumberedMac, derive_key, numbered_mac
 from quorate.runtime.records import TaggedRecords
 
 MAGIC = b"QRTE"
-# Version 1 had no identity of the cluster.
-VERSION = 2
+# The version that we speak, and the oldest one that we speak with others. Version 1 had no identity
+# of the cluster.
+VERSION, OLDEST = 2, 2
 NONCE_BYTES = 32
 # magic, version, node, digest of the cluster file, nonce
 _HELLO = Struct(f"<4sBQ32s{NONCE_BYTES}s")
@@ -47,9 +51,10 @@ class Hello:
     node: NodeId
     cluster: bytes
     nonce: bytes
+    version: int = VERSION
 
     def pack(self) -> bytes:
-        return _HELLO.pack(MAGIC, VERSION, self.node, self.cluster, self.nonce)
+        return _HELLO.pack(MAGIC, self.version, self.node, self.cluster, self.nonce)
 
 
 class Credentials:
@@ -77,15 +82,16 @@ class Credentials:
 
     def hello(self) -> Hello:
         """Our Hello for one new connection."""
-        return Hello(self.node, self._digest, secrets.token_bytes(NONCE_BYTES))
+        return Hello(self.node, self._digest, secrets.token_bytes(NONCE_BYTES), VERSION)
 
     def check(self, packed: memoryview, *, dialled: NodeId | None) -> Hello:
         """The peer's Hello, if it is one that we may go on with."""
         magic, version, node, cluster, nonce = _HELLO.unpack(packed)
         check_magic(magic)
-        if version != VERSION:
+        if version < OLDEST:
             raise RemoteProtocolError(
-                f"speaks version {version} of the protocol, not {VERSION}; update the older program"
+                f"speaks version {version} of the protocol; allowed are {OLDEST} and later: update "
+                "that program"
             )
         self._check_node(node)
         if cluster != self._digest:
@@ -97,7 +103,7 @@ class Credentials:
             raise AuthenticationError(
                 f"claims to be {self.name(node)} where {self.name(dialled)} was dialled"
             )
-        return Hello(node, cluster, nonce)
+        return Hello(node, cluster, nonce, version)
 
     def _check_node(self, node: NodeId) -> None:
         member = self._members.get(member_of(node))

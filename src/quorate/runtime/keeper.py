@@ -16,7 +16,7 @@ from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import payload_digest
 from quorate.crypto.evidence import render
 from quorate.crypto.identity import Identity
 from quorate.protocol.broker import Broker
@@ -109,6 +109,10 @@ class LogKeeper:
             snapshot_every=self._cluster.snapshot_every,
             deposits=self.outside.payloads is not None,
         )
+        for group, sentence in recovered.skipped.items():
+            _log.error(
+                "the log %s goes on before this: %s", GroupKind(group).name.lower(), sentence
+            )
         if recovered.replayed:
             took_ms = (time.monotonic() - began) * 1000
             _log.info("%s records replayed in %.0f ms", recovered.replayed, took_ms)
@@ -163,6 +167,7 @@ class LogKeeper:
                     "snapshot": group.transfer.covered if group.transfer else 0,
                     "started_over": group.transfer.count if group.transfer else 0,
                     "evidence": _evidence(group),
+                    "stopped": group.stopped,
                 }
                 for number, group in groups.items()
             },
@@ -193,7 +198,7 @@ class LogKeeper:
         state = steward.control.state
         return {
             "revision": state.revision,
-            "digest": digest(msgspec.msgpack.encode(state)).hex(),
+            "digest": payload_digest(msgspec.msgpack.encode(state)).hex(),
             "sessions": len(state.sessions),
             "groups": {
                 name: msgspec.to_builtins(steward.control.describe_group(name))
@@ -207,8 +212,9 @@ class LogKeeper:
             log = {"log": GroupKind(number).name.lower()}
             yield "log_batches", log, group.log.tree.size
             yield "log_signed_batches", log, group.cosigning.size if group.cosigning else 0
-            yield "log_missing_batches", log, group.filling.count
+            yield "log_missing_events", log, group.filling.count
             yield "log_regency", log, group.consensus.regency
+            yield "log_stopped", log, bool(group.stopped)
         yield from self.outside.samples()
 
     def _trim(self, broker: Broker) -> None:

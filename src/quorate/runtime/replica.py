@@ -102,6 +102,7 @@ class ReplicaProcess:
             name_of=cluster.name_of,
             disk=self.keeper.store if self.keeper is not None else None,
             on_disk_error=self._on_disk_error,
+            on_refused=self._on_refused,
             on_deposit=self.keeper.outside.deposit if self.keeper is not None else None,
         )
         if self.keeper is not None:
@@ -151,6 +152,11 @@ class ReplicaProcess:
         self._disk_error = error
         if self._until is not None:
             self._until.set()
+
+    def _on_refused(self, group: int, sentence: str) -> None:
+        ordering = self.broker.ordering
+        if ordering is not None and group in ordering.groups:
+            ordering.groups[group].stop(f"the disk refused a record: {sentence}")
 
     # What others may ask
 
@@ -232,6 +238,9 @@ class ReplicaProcess:
             return "disk full"
         if self.misbehaviour != "none":
             return "misbehaving"
+        groups = self.broker.ordering.groups if self.broker.ordering is not None else {}
+        if any(group.stopped for group in groups.values()):
+            return "log stopped"
         return "store in trouble" if self._store_trouble() else "ok"
 
     def _store_trouble(self) -> str:

@@ -15,6 +15,7 @@ from quorate.protocol.ordering.records import (
     DIGEST_BYTES,
     Certified,
     Decided,
+    Disowned,
     Dropped,
     Held,
     Installed,
@@ -51,12 +52,14 @@ class Slot:
 class Kept:
     """What is kept of one partition: batches from `start` on, and the chain behind the last."""
 
-    __slots__ = ("chain", "slots", "start")
+    __slots__ = ("chain", "group", "slots", "start")
 
     def __init__(self, start: int = 0, chain: Digest = CHAIN_START) -> None:
         self.start = start
         self.slots: list[Slot] = []
         self.chain = chain
+        # Who writes here; nobody did yet.
+        self.group = -1
 
     @property
     def end(self) -> int:
@@ -254,6 +257,8 @@ class SimStore:
                 self._held.pop(Line(record.publisher, record.topic, record.partition), None)
             elif isinstance(record, Decided):
                 self._place(record)
+            elif isinstance(record, Disowned):
+                self._disown(record)
             elif isinstance(record, Certified):
                 self._certified[record.group] = record
             elif isinstance(record, Installed):
@@ -277,6 +282,7 @@ class SimStore:
             kept = self._partitions.setdefault(partition, Kept())
             if placed.offset != kept.end:
                 raise LocalProtocolError(f"offset {placed.offset}, but {kept.end} is next")
+            kept.group = decided.group
             for at, (offset, end) in enumerate(pairwise(placed.offsets)):
                 held = self._held.get(line, {}).pop(placed.first + at, None)
                 slot = Slot(placed, at, offset, end, decided.time_us, kept.chain)
@@ -285,6 +291,12 @@ class SimStore:
                 kept.chain = slot.after
                 self._places[*line, slot.sequence] = slot
                 tree.leaves.append(placed.leaves[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES])
+
+    def _disown(self, disowned: Disowned) -> None:
+        partition = Partition(disowned.topic, disowned.partition)
+        kept = self._partitions.get(partition)
+        if kept is not None and kept.group == disowned.group:
+            del self._partitions[partition]
 
     def _start_over(self, installed: Installed) -> None:
         """As `DiskStore` does: everything that this group had before is void."""

@@ -10,14 +10,21 @@ from pathlib import Path
 
 import msgspec
 
-from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import SEQUENCE_MAX
 from quorate.core.ordering import Partition
 from quorate.protocol.ordering.log import LogState
-from quorate.protocol.ordering.records import Decided, Dropped, Installed, Placed, Voted
+from quorate.protocol.ordering.records import (
+    Decided,
+    Disowned,
+    Dropped,
+    Installed,
+    Placed,
+    Voted,
+)
 from quorate.storage.absents import Absents, Gap
 from quorate.storage.checkpoint import Checkpoint
 from quorate.storage.columns import Column
+from quorate.storage.errors import RefusedRecordError
 from quorate.storage.files import Files, sync_directory
 from quorate.storage.groups import Group, GroupState
 from quorate.storage.heads import Entry, HeldHead, MovedHead
@@ -80,7 +87,9 @@ class Derived:
         )
 
     def refuse_gaps(self, entries: Iterable[Entry]) -> None:
-        """A decision that leaves out a slot, a leaf or an offset must not even be written."""
+        """A decision that leaves out a slot, a leaf or an offset must not even be written, nor one
+        that names a partition of another group."""
+        owners: dict[tuple[int, int], int] = {}
         slots: dict[int, int] = {}
         leaves: dict[int, int] = {}
         ends: dict[tuple[int, int], int] = {}
@@ -88,6 +97,8 @@ class Derived:
             if isinstance(entry, Installed):
                 self._refuse_going_back(entry, slots.get(entry.group))
                 state = _state_of(entry)
+                for target in state.partitions:
+                    self._refuse_others(entry, target, owners)
                 slots[entry.group], leaves[entry.group] = entry.slot + 1, state.size
                 ends |= {target: now.end for target, now in state.partitions.items()}
             if not isinstance(entry, Decided):
@@ -95,10 +106,12 @@ class Derived:
             group = self.group(entry.group)
             slot = slots.get(entry.group, group.next_slot)
             if slot is not None and entry.slot != slot:
-                raise _gap("slot", entry.slot, slot)
+                raise _gap(entry.group, "slot", entry.slot, slot)
+            for placed in entry.placed:
+                self._refuse_others(entry, (placed.topic, placed.partition), owners)
             slots[entry.group] = entry.slot + 1
             leaf = leaves.get(entry.group, group.tiles.leaves)
-            leaves[entry.group] = self._refuse_placed(entry.placed, leaf, ends)
+            leaves[entry.group] = self._refuse_placed(entry, leaf, ends)
 
     def note(self, frame: Frame) -> bool:
         """Remember from where on a group must be replayed; says whether this record must."""
@@ -126,6 +139,8 @@ class Derived:
             self._apply_moved(head, frame.payloads_at)
         elif isinstance(head, Installed):
             self._apply_installed(head)
+        elif isinstance(head, Disowned):
+            self._apply_disowned(head)
 
     def trim(self, index: Index, number: int) -> None:
         """Give up what stands before this batch."""
@@ -205,7 +220,9 @@ class Derived:
                 places = self._without(places, placed.lacking)
             news.setdefault(target, []).append((placed, places))
         for target, batches in news.items():
-            index = self.indexes.get(target) or self._add_index(IndexState(*target))
+            index = self.indexes.get(target) or self._add_index(
+                IndexState(*target, head.group, head.slot)
+            )
             number = index.end
             for placed, places in batches:
                 for low, high in absent_runs(places):
@@ -229,13 +246,24 @@ class Derived:
         for line, goes_on in state.lines.items():
             self.forget(line, goes_on.next)
         for partition, now in state.partitions.items():
-            index = self.indexes.get(partition) or self._add_index(IndexState(*partition))
+            index = self.indexes.get(partition) or self._add_index(
+                IndexState(*partition, head.group, head.slot)
+            )
             self._retire(index.columns)
             self.trim(index, index.end)
             self._absents.forget(*partition)
             index = self._add_index(index.state_behind(now.batches, now.end))
             if now.batches:
                 index.begin_with(now.chain)
+
+    def _apply_disowned(self, head: Disowned) -> None:
+        """What a group wrote there was never its to write; whoever's it is begins anew."""
+        index = self.indexes.get((head.topic, head.partition))
+        if index is not None and index.group == head.group:
+            self._retire(index.columns)
+            self.trim(index, index.end)
+            self._absents.forget(head.topic, head.partition)
+            del self.indexes[index.partition]
 
     def _retire(self, columns: Iterable[Column]) -> None:
         self._void.update(path for column in columns for path in column.files())
@@ -264,20 +292,34 @@ class Derived:
         self.usage.remove(present(index.move(number + trimmed, kept)))
         self.patches += len(kept) // PLACE_BYTES
 
-    def _refuse_placed(
-        self, batches: Iterable[Placed], leaf: int, ends: dict[tuple[int, int], int]
-    ) -> int:
+    def _refuse_others(
+        self,
+        entry: Decided | Installed,
+        target: tuple[int, int],
+        owners: dict[tuple[int, int], int],
+    ) -> None:
+        index = self.indexes.get(target)
+        owner = owners.setdefault(target, entry.group if index is None else index.group)
+        if owner != entry.group:
+            since = "" if index is None else f" since its slot {index.since}"
+            raise RefusedRecordError(
+                entry.group,
+                f"slot {entry.slot} of group {entry.group} has batches of partition {target[1]} of "
+                f"topic {target[0]}, which group {owner} writes{since}",
+            )
+
+    def _refuse_placed(self, entry: Decided, leaf: int, ends: dict[tuple[int, int], int]) -> int:
         """Says which leaf is next."""
-        for placed in batches:
+        for placed in entry.placed:
             target = (placed.topic, placed.partition)
             end = ends.get(target)
             if end is None:
                 index = self.indexes.get(target)
                 end = 0 if index is None else index.end_offset
             if placed.offset != end:
-                raise _gap("offset", placed.offset, end)
+                raise _gap(entry.group, "offset", placed.offset, end)
             if placed.leaf != leaf:
-                raise _gap("leaf", placed.leaf, leaf)
+                raise _gap(entry.group, "leaf", placed.leaf, leaf)
             ends[target] = end + sum(events_of(placed.descriptors))
             leaf += placed.count
         return leaf
@@ -316,8 +358,8 @@ class Derived:
     def _refuse_going_back(self, entry: Installed, slot: int | None) -> None:
         slot = self.group(entry.group).next_slot if slot is None else slot
         if slot is not None and entry.slot < slot:
-            raise LocalProtocolError(
-                f"a snapshot of slot {entry.slot} is installed, but {slot} is next"
+            raise RefusedRecordError(
+                entry.group, f"a snapshot of slot {entry.slot} is installed, but {slot} is next"
             )
 
     def _columns(self) -> list[Column]:
@@ -333,5 +375,5 @@ def _part(places: bytes, first: int, end: int) -> bytes:
     return places[first * PLACE_BYTES : end * PLACE_BYTES]
 
 
-def _gap(what: str, found: int, expected: int) -> LocalProtocolError:
-    return LocalProtocolError(f"{what} {found} is decided, but {expected} is next")
+def _gap(group: int, what: str, found: int, expected: int) -> RefusedRecordError:
+    return RefusedRecordError(group, f"{what} {found} is decided, but {expected} is next")

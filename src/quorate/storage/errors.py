@@ -3,7 +3,7 @@
 import errno
 from os import PathLike
 
-from quorate.core.errors import QuorateError
+from quorate.core.errors import LocalProtocolError, QuorateError
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -16,6 +16,17 @@ class DiskFullError(StorageError):
     """There is no room. Nothing half-written stays, and writing works again when there is some."""
 
     retriable = True
+
+
+class RefusedRecordError(LocalProtocolError):
+    """A record that does not follow on what its group has on disk, or takes what others have.
+
+    Nothing was written. The store goes on, and that group cannot.
+    """
+
+    def __init__(self, group: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.group = group
 
 
 def explained(error: OSError, path: str | PathLike[str], deed: str) -> StorageError:

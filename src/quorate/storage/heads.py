@@ -12,7 +12,14 @@ import msgspec
 
 from quorate.core.ids import NodeId, TopicId
 from quorate.core.ids import Sequence as SequenceNumber
-from quorate.protocol.ordering.records import Decided, Dropped, Held, Installed, Voted
+from quorate.protocol.ordering.records import (
+    Decided,
+    Disowned,
+    Dropped,
+    Held,
+    Installed,
+    Voted,
+)
 from quorate.storage.formats import Format
 
 
@@ -53,8 +60,8 @@ class MovedHead(msgspec.Struct, frozen=True, gc=False, tag="moved"):
     lengths: list[int]
 
 
-Entry: TypeAlias = Held | Dropped | Moved | Voted | Decided | Installed
-Head: TypeAlias = HeldHead | Dropped | MovedHead | Voted | Decided | Installed | Synced
+Entry: TypeAlias = Held | Dropped | Disowned | Moved | Voted | Decided | Installed
+Head: TypeAlias = HeldHead | Dropped | Disowned | MovedHead | Voted | Decided | Installed | Synced
 
 _decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
 decode_head = _decoder.decode

@@ -63,6 +63,9 @@ class IndexState(msgspec.Struct, frozen=True, array_like=True):
 
     topic: int
     number: int
+    # The group that writes here, and after which of its slots it began to.
+    group: int
+    since: int
     # The first batch that is kept, its offset, and the offset after the last one.
     start: int = 0
     start_offset: int = 0
@@ -85,6 +88,7 @@ class Index:
 
     def __init__(self, files: Files, directory: str, state: IndexState, chunk_entries: int) -> None:
         self.partition = Partition(state.topic, state.number)
+        self.group, self.since = state.group, state.since
         self.start, self._begun = state.start, state.begun
         self.start_offset, self.end_offset = state.start_offset, state.end_offset
         self.bytes_held, self.absent = state.bytes_held, state.absent
@@ -111,6 +115,8 @@ class Index:
         )
         return IndexState(
             *self.partition,
+            self.group,
+            self.since,
             start=number,
             start_offset=offset,
             end_offset=offset,
@@ -131,6 +137,8 @@ class Index:
         patches = {at: place for at, place in self._patches.items() if at >= self.start}
         return IndexState(
             *self.partition,
+            self.group,
+            self.since,
             self.start,
             self.start_offset,
             self.end_offset,

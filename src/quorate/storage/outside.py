@@ -14,6 +14,7 @@ Rules:
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -117,7 +118,7 @@ class OutsideStore(DiskStore):
     def recover(self) -> Recovered:
         recovered = super().recover()
         records = self._recovered(recovered.records)
-        return Recovered(recovered.snapshots, records, recovered.replayed)
+        return replace(recovered, records=records)
 
     # Parts
 

@@ -26,6 +26,8 @@ class Recovered:
     snapshots: dict[int, Snapshot]
     records: Iterator[Replayed]
     replayed: int
+    # Why the first record that was skipped of a group does not fit, by group.
+    skipped: dict[int, str]
 
 
 def recovered_records(

@@ -25,6 +25,7 @@ from quorate.core.ordering import Line, Partition
 from quorate.protocol.ordering.records import (
     Certified,
     Decided,
+    Disowned,
     Installed,
     Placed,
     Record,
@@ -49,7 +50,7 @@ from quorate.storage.checkpoint import (
 from quorate.storage.cleaning import Cleaned, Cleaner
 from quorate.storage.columns import CHUNK_ENTRIES
 from quorate.storage.derived import Derived
-from quorate.storage.errors import DiskFullError, StorageError
+from quorate.storage.errors import DiskFullError, RefusedRecordError, StorageError
 from quorate.storage.files import Files, lock_directory, make_directory
 from quorate.storage.formats import Format
 from quorate.storage.heads import SEGMENTS, Entry
@@ -59,6 +60,7 @@ from quorate.storage.pointers import POINTERS
 from quorate.storage.reading import payloads_from, spots, stretches, surplus_end
 from quorate.storage.recovery import Recovered, recovered_records
 from quorate.storage.reserve import RESERVE_BYTES, Reserve
+from quorate.storage.segments import Frame
 from quorate.storage.witness import WITNESSES
 
 FsyncPolicy: TypeAlias = Literal["always", "interval", "never"]
@@ -103,6 +105,7 @@ class DiskStore:
         self._owed_certified: dict[int, Certified] = {}
         self._wanted: list[int] = []
         self._replayed = 0
+        self._skipped: dict[int, str] = {}
         index_directory = directory / "index"
         make_directory(index_directory)
         with ExitStack() as stack:
@@ -162,6 +165,10 @@ class DiskStore:
         self._derived.refuse_gaps(entries)
         self._append(entries)
         self._owed |= snapshots
+        if any(isinstance(entry, Disowned) for entry in entries):
+            # Whoever writes there next writes into the same files, which no checkpoint may have.
+            with suppress(DiskFullError):
+                self.checkpoint()
         if self._owed or self._derived.patches > _PATCHES_MAX:
             with suppress(DiskFullError):
                 self._save_owed()
@@ -198,7 +205,7 @@ class DiskStore:
             self._journal.segments, list(self._derived.pending), wanted, self._derived.is_needed
         )
         snapshots = {group: each.snapshot for group, each in saved.items()}
-        return Recovered(snapshots, records, self._replayed)
+        return Recovered(snapshots, records, self._replayed, self._skipped)
 
     # Reading
 
@@ -429,12 +436,25 @@ class DiskStore:
         """Apply what came after the checkpoint, and note what the machines must hear again."""
         for frame in self._journal.replay(self._replay_start(checkpoint)):
             self._replayed += 1
+            if frame.position >= checkpoint.position and self._skips(frame):
+                continue
             if self._derived.note(frame):
                 self._wanted.append(frame.position)
                 if isinstance(frame.head, Installed):
                     self._begin_with(frame.head, frame.position)
             if frame.position >= checkpoint.position:
                 self._derived.apply(frame)
+
+    def _skips(self, frame: Frame) -> bool:
+        """Whether a record would be refused if it were written today."""
+        if not isinstance(frame.head, Decided | Installed):
+            return False
+        try:
+            self._derived.refuse_gaps([frame.head])
+        except RefusedRecordError as error:
+            self._skipped.setdefault(error.group, str(error))
+            return True
+        return False
 
     def _begin_with(self, installed: Installed, position: int) -> None:
         """The crash came before the snapshot had its file."""

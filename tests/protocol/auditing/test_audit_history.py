@@ -1,11 +1,13 @@
 """The order that replicas tell is computed again, and whoever tells another one is named."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from histories import ALICE, BOB, COSIGNERS, ORIGIN, Scribe, orderers
+from histories import ALICE, BOB, COSIGNERS, ORIGIN, Scribe, batch, orderers
+from quorate.core.header import HEADER_BYTES, SIGNED, header_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Slot
 from quorate.crypto.evidence import Keys, parse, render, verify_evidence
@@ -14,10 +16,21 @@ from quorate.protocol.auditing.history import History, Judgement, credible_end
 from quorate.protocol.ordering.value import Value
 
 
+def batches(number: int, second: str = "A{}") -> dict[NodeId, list[bytes]]:
+    """Three batches with two, one and three events."""
+    of_alice = [batch(b"a%d" % number, 2), batch(second.format(number).encode())]
+    return {ALICE: of_alice, BOB: [batch(b"b%d" % number, 3)]}
+
+
 def scribe(slots: int = 5) -> Scribe:
     made = Scribe()
     for number in range(slots):
-        made.slot({ALICE: [b"a%d" % number, b"A%d" % number], BOB: [b"b%d" % number]})
+        made.slot(
+            {
+                ALICE: [batch(b"a%d" % number, 2), batch(b"A%d" % number)],
+                BOB: [batch(b"b%d" % number, 3)],
+            }
+        )
     return made
 
 
@@ -70,20 +83,36 @@ def test_what_stands_where_follows_from_the_slots() -> None:
     assert trusted is not None
     (ledger,) = trusted.ledgers().values()
 
-    assert (ledger.first, ledger.end) == (0, 6)
+    assert (ledger.first, ledger.end, ledger.batches) == (0, 12, 6)
+    assert [*ledger.offsets] == [0, 2, 3, 6, 8, 9, 12]
     assert [(run.offset, run.publisher, run.first, run.batches) for run in ledger.runs] == [
         (0, ALICE, 1, 2),
-        (2, BOB, 1, 1),
-        (3, ALICE, 3, 2),
-        (5, BOB, 2, 1),
+        (3, BOB, 1, 1),
+        (6, ALICE, 3, 2),
+        (9, BOB, 2, 1),
     ]
+
+
+def test_an_offset_inside_a_batch_leads_to_that_batch() -> None:
+    walks, truth = Walks(), scribe(2)
+
+    walks.tell(0, by=truth)
+    trusted = walks.judge().trusted
+    assert trusted is not None
+    (ledger,) = trusted.ledgers().values()
+
+    assert [ledger.at(offset) for offset in range(13)] == [0, 0, 1, 2, 2, 2, 3, 3, 4, 5, 5, 5, 5]
+    assert [ledger.floor(offset) for offset in (0, 1, 5, 11, 12, 99)] == [0, 0, 3, 9, 12, 12]
+    assert ledger.run_of(4) == (ledger.runs[2], 3)
 
 
 def test_a_replica_that_lags_behind_agrees_as_far_as_it_is() -> None:
     walks, truth = Walks(), scribe()
     behind = Scribe()
     for slot in range(2):
-        behind.slot({ALICE: [b"a%d" % slot, b"A%d" % slot], BOB: [b"b%d" % slot]})
+        behind.slot(
+            {ALICE: [batch(b"a%d" % slot, 2), batch(b"A%d" % slot)], BOB: [batch(b"b%d" % slot, 3)]}
+        )
 
     walks.tell(3, by=behind)
     walks.tell(0, 1, 2, by=truth)
@@ -113,14 +142,16 @@ def test_a_history_without_its_beginning_is_confirmed_by_what_was_signed_later()
     assert judgement.signed == 15
     assert judgement.trusted is not None
     (ledger,) = judgement.trusted.ledgers().values()
-    assert (ledger.first, ledger.end) == (6, 15)
+    assert (ledger.first, ledger.end, ledger.batches) == (12, 30, 9)
     assert walks.kinds == []
 
 
 def test_a_fork_is_found_at_its_slot_and_who_contradicts_a_checkpoint_is_named() -> None:
     walks, truth, forked = Walks(), scribe(), scribe(2)
     for number in range(2, 5):
-        forked.slot({ALICE: [b"a%d" % number, b"other"], BOB: [b"b%d" % number]})
+        forked.slot(
+            {ALICE: [batch(b"a%d" % number, 2), batch(b"other")], BOB: [batch(b"b%d" % number, 3)]}
+        )
 
     # The liar is asked first: what it says must not become the measure for others.
     walks.tell(3, by=forked, signed=False)
@@ -136,8 +167,8 @@ def test_a_fork_is_found_at_its_slot_and_who_contradicts_a_checkpoint_is_named()
 def test_a_fork_behind_the_last_checkpoint_is_laid_on_the_fewer() -> None:
     walks, truth, forked = Walks(), scribe(3), scribe(3)
     signed = truth.checkpoint()
-    truth.slot({ALICE: [b"right"]})
-    forked.slot({ALICE: [b"wrong"]})
+    truth.slot({ALICE: [batch(b"right")]})
+    forked.slot({ALICE: [batch(b"wrong")]})
 
     for replica, tells in ((0, truth), (1, forked), (2, truth), (3, truth)):
         walks.history.begin(replica, tells.walked(checkpoints=[signed]))
@@ -150,8 +181,8 @@ def test_a_fork_behind_the_last_checkpoint_is_laid_on_the_fewer() -> None:
 
 def test_a_fork_in_halves_without_signatures_names_nobody_and_is_found() -> None:
     walks, truth, forked = Walks(), scribe(3), scribe(3)
-    truth.slot({ALICE: [b"right"]})
-    forked.slot({ALICE: [b"wrong"]})
+    truth.slot({ALICE: [batch(b"right")]})
+    forked.slot({ALICE: [batch(b"wrong")]})
 
     walks.tell(0, 1, by=truth, signed=False)
     walks.tell(2, 3, by=forked, signed=False)
@@ -163,8 +194,8 @@ def test_a_fork_in_halves_without_signatures_names_nobody_and_is_found() -> None
 
 def test_followers_have_no_voice_in_what_is_right() -> None:
     walks, truth, forked = Walks(), scribe(3), scribe(3)
-    truth.slot({ALICE: [b"right"]})
-    forked.slot({ALICE: [b"wrong"]})
+    truth.slot({ALICE: [batch(b"right")]})
+    forked.slot({ALICE: [batch(b"wrong")]})
 
     walks.tell(4, 5, 6, by=forked, signed=False)
     walks.tell(0, 1, by=truth, signed=False)
@@ -176,7 +207,7 @@ def test_followers_have_no_voice_in_what_is_right() -> None:
 
 def test_two_replicas_with_one_lie_share_a_branch() -> None:
     walks, truth, forked = Walks(), scribe(3), scribe(2)
-    forked.slot({ALICE: [b"wrong"]})
+    forked.slot({ALICE: [batch(b"wrong")]})
 
     walks.tell(0, by=truth)
     walks.tell(1, 2, by=forked, signed=False)
@@ -198,7 +229,7 @@ def test_a_line_with_a_gap_is_found() -> None:
     sentences = [finding.sentence for finding in walks.found]
     assert ("broken-history", "r0") in walks.kinds
     assert any("orders batch 5 of client 1000" in sentence for sentence in sentences)
-    assert any("offset 6" in sentence and "3 is the next" in sentence for sentence in sentences)
+    assert any("offset 12" in sentence and "6 is the next" in sentence for sentence in sentences)
 
 
 def test_a_line_that_goes_back_is_found() -> None:
@@ -212,7 +243,7 @@ def test_a_line_that_goes_back_is_found() -> None:
 
 
 def test_a_line_does_not_begin_in_the_middle() -> None:
-    walks, truth = Walks(), Scribe().slot({ALICE: [b"one"]})
+    walks, truth = Walks(), Scribe().slot({ALICE: [batch(b"one")]})
     later = altered(truth.slots[0], lambda v: v._replace(spans=(v.spans[0]._replace(first=7),)))
     truth.slots[0] = later
 
@@ -222,11 +253,38 @@ def test_a_line_does_not_begin_in_the_middle() -> None:
     assert "begins client 1000" in walks.found[0].sentence
 
 
-def test_digests_that_are_not_those_of_the_value_are_found() -> None:
+def shifted(slot: Slot) -> Slot:
+    return msgspec.structs.replace(slot, offsets=[offset + 1 for offset in slot.offsets])
+
+
+def with_header(slot: Slot, **fields: int) -> Slot:
+    """The same, but the header of its first batch says something else."""
+    header = header_of(slot.descriptors)._replace(**fields).encode()
+    return msgspec.structs.replace(slot, descriptors=header + slot.descriptors[HEADER_BYTES:])
+
+
+def with_content(slot: Slot) -> Slot:
+    wrong = slot.descriptors[:-1] + bytes([slot.descriptors[-1] ^ 1])
+    return msgspec.structs.replace(slot, descriptors=wrong)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_content,
+        lambda slot: with_header(slot, events=1),
+        lambda slot: with_header(slot, kind=SIGNED),
+        lambda slot: with_header(slot, plain_bytes=64),
+        lambda slot: with_header(slot, headers=1),
+    ],
+    ids=["digest", "count", "kind", "size", "headers"],
+)
+def test_descriptors_that_are_not_those_of_the_value_are_found(
+    change: Callable[[Slot], Slot],
+) -> None:
     walks, truth = Walks(), scribe(3)
     signed = truth.checkpoint()
-    wrong = truth.slots[1].digests[:-1] + bytes([truth.slots[1].digests[-1] ^ 1])
-    right, truth.slots[1] = truth.slots[1], msgspec.structs.replace(truth.slots[1], digests=wrong)
+    right, truth.slots[1] = truth.slots[1], change(truth.slots[1])
     walks.history.begin(0, truth.walked(checkpoints=[signed]))
     truth.slots[1] = right
     for replica in (1, 2, 3):
@@ -234,14 +292,32 @@ def test_digests_that_are_not_those_of_the_value_are_found() -> None:
 
     judgement = walks.judge()
 
-    assert walks.kinds == [("broken-history", "r0"), ("other-history", "r0")]
+    assert {*walks.kinds} == {("broken-history", "r0"), ("other-history", "r0")}
     assert "do not lead to what its value names" in walks.found[0].sentence
+    assert judgement.agreeing == (1, 2, 3)
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_a_replica_that_tells_shifted_offsets_is_named(is_signed: bool) -> None:
+    walks, truth = Walks(), scribe(3)
+    signed = [truth.checkpoint()] if is_signed else []
+    right, truth.slots[1] = truth.slots[1], shifted(truth.slots[1])
+    walks.history.begin(0, truth.walked(checkpoints=signed))
+    truth.slots[1] = right
+    for replica in (1, 2, 3):
+        walks.history.begin(replica, truth.walked(checkpoints=signed))
+
+    judgement = walks.judge()
+
+    assert {*walks.kinds} == {("broken-history", "r0"), ("other-history", "r0")}
+    assert "puts batches at offset 7" in walks.found[0].sentence
+    assert "where 6 is the next" in walks.found[0].sentence
     assert judgement.agreeing == (1, 2, 3)
 
 
 def test_time_that_goes_back_is_found() -> None:
     walks, truth = Walks(), scribe(2)
-    truth.slot({ALICE: [b"early"]}, time_us=5)
+    truth.slot({ALICE: [batch(b"early")]}, time_us=5)
 
     walks.tell(0, by=truth)
     walks.judge()
@@ -254,10 +330,13 @@ def test_time_that_goes_back_is_found() -> None:
     "change",
     [
         lambda slot: msgspec.structs.replace(slot, value=b"nonsense"),
-        lambda slot: msgspec.structs.replace(slot, digests=slot.digests[:-32]),
+        lambda slot: msgspec.structs.replace(slot, descriptors=slot.descriptors[:-48]),
         lambda slot: msgspec.structs.replace(slot, offsets=[]),
+        lambda slot: with_header(slot, events=0),
+        lambda slot: with_header(slot, version=1),
+        lambda slot: with_header(slot, plain_bytes=1),
     ],
-    ids=["value", "digests", "offsets"],
+    ids=["value", "descriptors", "offsets", "no events", "version", "no room for its events"],
 )
 def test_a_slot_that_cannot_be_one_ends_the_walk_of_whoever_told_it(
     change: Callable[[Slot], Slot],
@@ -340,7 +419,7 @@ def test_a_root_that_a_quorum_signed_and_nobody_tells_is_found() -> None:
 
 def test_a_checkpoint_between_two_slots_is_nobodys_history() -> None:
     walks, truth = Walks(), scribe(2)
-    middle = Scribe().slot({ALICE: [b"a0", b"A0"]})
+    middle = Scribe().slot({ALICE: [batch(b"a0", 2), batch(b"A0")]})
 
     walks.history.begin(0, truth.walked(checkpoints=[middle.checkpoint()]))
     walks.judge()
@@ -381,7 +460,7 @@ def test_a_checkpoint_of_another_log_is_found() -> None:
 
 def test_who_signed_two_heads_of_one_size_is_named_with_evidence_that_verifies() -> None:
     walks, truth, forked = Walks(), scribe(2), scribe(1)
-    forked.slot({ALICE: [b"other", b"others"], BOB: [b"another"]})
+    forked.slot({ALICE: [batch(b"other"), batch(b"others")], BOB: [batch(b"another")]})
 
     walks.history.begin(0, truth.walked(checkpoints=[truth.checkpoint((0, 1, 2))]))
     walks.history.begin(3, forked.walked(checkpoints=[forked.checkpoint((1, 2, 3))]))
@@ -398,3 +477,42 @@ def test_who_signed_two_heads_of_one_size_is_named_with_evidence_that_verifies()
         assert finding.evidence is not None
         proved = verify_evidence(parse(render(finding.evidence)), keys)
         assert proved.name == finding.who
+
+
+# Where crashes only are tolerated, one liar makes correct replicas tell what it says (N3)
+
+
+def crash_walks() -> Walks:
+    walks = Walks()
+    origin = ORIGIN.replace("byzantine", "crash")
+    walks.history = History(
+        replace(orderers(), group=0, name="crash", members=(0, 1, 2), quorum=2, origin=origin),
+        walks.findings,
+    )
+    return walks
+
+
+def test_a_fork_of_a_log_that_tolerates_crashes_is_found_and_nobody_is_named() -> None:
+    walks, truth, deceived = crash_walks(), scribe(2), scribe(1)
+    deceived.slot({ALICE: [b"told to r1 alone"]})
+
+    walks.tell(0, 2, by=truth, signed=False)
+    walks.tell(1, by=deceived, signed=False)
+    walks.judge()
+
+    assert walks.kinds == [("fork", "")]
+    assert "tolerates crashes only" in walks.found[0].sentence
+
+
+def test_what_a_liar_and_whom_it_deceived_signed_names_nobody_either() -> None:
+    walks, truth, deceived = crash_walks(), scribe(2), scribe(1)
+    deceived.slot({ALICE: [b"other", b"others"], BOB: [b"another"]})
+    origin = walks.history.orderers.origin
+
+    walks.history.begin(2, truth.walked(checkpoints=[truth.checkpoint((0, 2), origin=origin)]))
+    shown = [deceived.checkpoint((0, 1), origin=origin)]
+    walks.history.begin(1, deceived.walked(checkpoints=shown))
+    walks.judge()
+
+    assert {(finding.kind, finding.who) for finding in walks.found} == {("fork", "")}
+    assert all(finding.evidence is None for finding in walks.found)

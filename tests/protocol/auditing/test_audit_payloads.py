@@ -1,6 +1,6 @@
 """Payloads from every replica are held against what was agreed, and what is missing is found."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 import msgspec
@@ -11,6 +11,7 @@ from histories import (
     HERE,
     TOPIC,
     Scribe,
+    batch,
     entries_of,
     name_of,
     orderers,
@@ -20,36 +21,47 @@ from histories import (
 from quorate.core.batch import encode_one
 from quorate.core.control import PutClient, encode_command
 from quorate.core.event import Event
-from quorate.core.ordering import Entries, Receipts, Refusal, SignedReceipt
+from quorate.core.header import HEADER_BYTES, header_of
+from quorate.core.ordering import Absent, Entries, Receipts, Refusal, SignedReceipt
 from quorate.crypto import receipts as signing
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor, digest
 from quorate.crypto.events import events_root
 from quorate.crypto.evidence import Keys, parse, render, verify_evidence
 from quorate.crypto.sids import Place, sealed
 from quorate.protocol.auditing.findings import Finding, Findings
 from quorate.protocol.auditing.history import History
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
-from quorate.protocol.ordering.backlog import MARK
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.value import CHAIN_START, chained
 from stage import topic
 
 KEYS = Keys("demo", {1000: "alice", 1001: "bob"}, {m: (public_of(m),) for m in (1000, 1001)})
-PLAIN = {"order": "total", "protection": "byzantine"}
+PLAIN: dict[str, object] = {"order": "total", "protection": "byzantine"}
 SEALED = {**PLAIN, "validated": True}
 PROVED = {**SEALED, "event_proofs": True}
 
 
-def bare(text: str) -> bytes:
-    return encode_one(None, text.encode(), (), 5, False)
+def bare(text: str, events: int = 1) -> bytes:
+    return batch(text.encode(), events)
+
+
+def with_header(payload: bytes, **fields: int) -> bytes:
+    """The same bytes under a header that says something else."""
+    return header_of(payload)._replace(**fields).encode() + payload[HEADER_BYTES:]
 
 
 def signed(
     text: str, sequence: int, *, member: int = 1000, partition: int = 0, events: int = 1
 ) -> bytes:
-    """A batch of one event that alice signed, or somebody in her name."""
+    """A batch that alice signed, or somebody in her name."""
+    return signed_payload(bare(text, events), sequence, member=member, partition=partition)
+
+
+def signed_payload(
+    payload: bytes, sequence: int, *, member: int = 1000, partition: int = 0
+) -> bytes:
     return sealed(
-        Place.of("demo", TOPIC, partition, ALICE), sequence, bare(text), events=events, time_us=7,
+        Place.of("demo", TOPIC, partition, ALICE), sequence, payload, time_us=7,
         public_key=public_of(member), sign=secret_of(member).sign,
     )  # fmt: skip
 
@@ -59,7 +71,7 @@ def proved(text: str, sequence: int, *, of: str | None = None) -> bytes:
     salt = sha256(text.encode()).digest()
     root = events_root(salt, [Event(None, (of or text).encode(), timestamp_us=5)])
     return sealed(
-        Place.of("demo", TOPIC, 0, ALICE), sequence, salt + bare(text), events=1, time_us=7,
+        Place.of("demo", TOPIC, 0, ALICE), sequence, bare(text), salt=salt, time_us=7,
         root=root, public_key=public_of(1000), sign=secret_of(1000).sign,
     )  # fmt: skip
 
@@ -83,10 +95,14 @@ class Shelf:
             topic(self.contract, TOPIC), trusted.ledgers()[HERE], self.keys, self.findings, name_of
         )
 
-    def holds(self, replica: int, start: int = 0, end: int | None = None) -> Holding:
-        end = len(self.payloads) if end is None else end
-        self.audit.holdings[replica] = Holding(start, start, end)
-        return self.audit.holdings[replica]
+    def holds(self, replica: int, start: int = 0) -> Holding:
+        return self.audit.begin(replica, start)
+
+    def lacks(self, replica: int, events: int) -> Holding:
+        """It does not have the batches of the next events."""
+        holding = self.audit.holdings.get(replica) or self.holds(replica)
+        self.audit.lack(replica, Absent(*HERE, holding.cursor, holding.cursor + events))
+        return holding
 
     def brings(self, replica: int, entries: Entries | None = None) -> None:
         if replica not in self.audit.holdings:
@@ -103,7 +119,7 @@ class Shelf:
 
 
 def test_what_all_replicas_bring_is_counted_once_and_checked_each_time() -> None:
-    shelf = Shelf([bare("one"), bare("two")])
+    shelf = Shelf([bare("one"), bare("two", 3)])
 
     for replica in (0, 1, 2, 3):
         shelf.brings(replica)
@@ -111,22 +127,75 @@ def test_what_all_replicas_bring_is_counted_once_and_checked_each_time() -> None
     size = sum(map(len, shelf.payloads))
     audit = shelf.audit
     assert shelf.kinds == []
-    assert (audit.batches, audit.events, audit.payload_bytes) == (2, 2, size)
+    assert (audit.batches, audit.events, audit.payload_bytes) == (2, 4, size)
     assert audit.checked_bytes == 4 * size
     assert audit.producers == [1000]
     assert audit.judge(silent=0) == []
 
 
 def test_a_replica_that_sends_other_bytes_is_named_and_nobody_else() -> None:
-    shelf = Shelf([bare("one"), bare("two"), bare("three")])
+    shelf = Shelf([bare("one", 3), bare("two"), bare("three", 2)])
 
     shelf.brings(0)
     shelf.brings(1, entries_of([shelf.payloads[0], bare("TWO"), shelf.payloads[2]]))
     shelf.brings(2)
 
     assert shelf.kinds == [("altered-payload", "r1")]
-    assert shelf.found[0].where.offset == 1
+    assert shelf.found[0].where.offset == 3
     assert "its disk or its link" not in shelf.found[0].sentence
+
+
+@pytest.mark.parametrize(
+    "header", [{"events": 1}, {"headers": 1}, {"plain_bytes": 99}, {"kind": 1}], ids=str
+)
+def test_a_replica_that_serves_a_changed_header_is_named(header: dict[str, int]) -> None:
+    shelf = Shelf([bare("one", 3), bare("two"), bare("three", 2)])
+
+    shelf.brings(0, entries_of([with_header(shelf.payloads[0], **header), *shelf.payloads[1:]]))
+
+    assert shelf.kinds == [("altered-payload", "r0")]
+    assert shelf.found[0].where.offset == 0
+    assert shelf.audit.holdings[0].is_done
+    assert (shelf.audit.batches, shelf.audit.events) == (2, 3)
+
+
+@pytest.mark.parametrize("offset", [0, 2, 4])
+def test_a_replica_that_serves_shifted_offsets_is_named(offset: int) -> None:
+    """Whether another batch begins there or none."""
+    shelf = Shelf([bare("one", 3), bare("two", 2)])
+    shelf.brings(1, entries_of(shelf.payloads[:1]))
+
+    shelf.audit.check(1, entries_of(shelf.payloads[1:], first=2, offset=offset))
+
+    assert shelf.kinds == [("wrong-position", "r1")]
+    assert shelf.found[0].where.offset == offset
+
+
+def test_a_replica_that_begins_with_another_batch_is_named() -> None:
+    shelf = Shelf([bare("one", 2), bare("two", 2)])
+
+    shelf.brings(1, entries_of(shelf.payloads[1:], first=2))
+
+    assert shelf.kinds == [("wrong-position", "r1")]
+
+
+def test_a_replica_that_sends_more_than_was_agreed_on_is_named() -> None:
+    shelf = Shelf([bare("one", 2)])
+
+    shelf.brings(1, entries_of([*shelf.payloads, bare("more")]))
+
+    assert shelf.kinds == [("wrong-position", "r1")]
+    assert shelf.audit.holdings[1].is_done
+
+
+def test_what_comes_twice_is_counted_once_and_is_no_finding() -> None:
+    shelf = Shelf([bare("one", 2), bare("two", 3)])
+
+    for _ in range(2):
+        shelf.brings(0)
+
+    assert shelf.kinds == []
+    assert shelf.audit.holdings[0].batches == 2
 
 
 def test_bytes_that_do_not_fit_their_own_message_are_told_apart() -> None:
@@ -141,11 +210,11 @@ def test_bytes_that_do_not_fit_their_own_message_are_told_apart() -> None:
 
 
 def test_the_right_one_of_two_payloads_still_counts() -> None:
-    shelf = Shelf([bare("one"), bare("two")])
+    shelf = Shelf([bare("one", 4), bare("two")])
 
-    shelf.brings(1, entries_of([bare("ONE"), bare("two")]))
+    shelf.brings(1, entries_of([bare("ONE", 4), bare("two")]))
 
-    assert (shelf.audit.batches, shelf.audit.audited_from) == (1, 1)
+    assert (shelf.audit.batches, shelf.audit.audited_from) == (1, 4)
 
 
 @pytest.mark.parametrize("wrong", [{"publisher": ALICE + 1}, {"first": 2}, {"time_us": 9}], ids=str)
@@ -155,6 +224,22 @@ def test_a_replica_that_says_another_line_stands_there_is_named(wrong: dict[str,
     shelf.brings(2, entries_of(shelf.payloads, **wrong))  # type: ignore[arg-type]
 
     assert shelf.kinds == [("wrong-position", "r2")]
+
+
+def test_where_crashes_only_are_tolerated_what_fits_its_own_message_is_held_against_nobody() -> (
+    None
+):
+    """A liar may have told it so. What its disk alters does not fit what it says itself."""
+    shelf = Shelf([bare("one")], contract={"order": "total", "protection": "crash"})
+    damaged = msgspec.structs.replace(entries_of(shelf.payloads), payloads=[bare("ONE")])
+
+    shelf.brings(0, entries_of([bare("ONE")]))
+    shelf.brings(1, entries_of(shelf.payloads, first=2))
+    shelf.brings(2, damaged)
+
+    assert shelf.kinds == [
+        ("altered-payload", ""), ("wrong-position", ""), ("altered-payload", "r2"),
+    ]  # fmt: skip
 
 
 def test_a_thousand_lies_are_one_row_with_a_few_examples() -> None:
@@ -168,43 +253,44 @@ def test_a_thousand_lies_are_one_row_with_a_few_examples() -> None:
     assert shelf.findings.named == ["r1"]
 
 
-def test_a_batch_that_holds_no_events_is_no_lie_where_nobody_looks() -> None:
-    shelf = Shelf([b"junk"])
+def test_a_basic_batch_that_is_malformed_is_a_note_and_nobodys_lie() -> None:
+    for contract in (PLAIN, SEALED):
+        shelf = Shelf([with_header(bare("one", 2), events=3), bare("two", 2)], contract)
+
+        shelf.brings(0)
+
+        assert shelf.kinds == []
+        assert [*shelf.audit.notes] == ["'t' has basic batches that are malformed"]
+        assert (shelf.audit.batches, shelf.audit.events) == (2, 2)
+
+
+def test_a_signed_batch_on_a_topic_where_nobody_signs_is_found() -> None:
+    shelf = Shelf([signed("one", 1)])
 
     shelf.brings(0)
 
-    assert shelf.kinds == []
-    assert (shelf.audit.opaque, shelf.audit.events) == (1, 0)
-
-
-def test_marks_of_validated_batches_are_no_events_and_nobody_published_them() -> None:
-    shelf = Shelf([MARK, bare("basic")])
-    shelf.audit.topic = replace(shelf.audit.topic, companion_of="t")
-
-    shelf.brings(0)
-
-    assert (shelf.audit.opaque, shelf.audit.events, shelf.audit.batches) == (0, 1, 2)
+    assert shelf.kinds == [("bad-seal", "")]
 
 
 # Validated topics
 
 
-def test_seals_that_hold_are_counted_by_their_events() -> None:
-    shelf = Shelf([signed("one", 1), signed("two", 2)], SEALED)
+def test_signed_and_basic_batches_are_counted_by_their_events() -> None:
+    shelf = Shelf([signed("one", 1, events=3), bare("two", 2), signed("three", 3)], SEALED)
 
     shelf.brings(0)
 
     assert shelf.kinds == []
-    assert shelf.audit.events == 2
+    assert (shelf.audit.batches, shelf.audit.events, shelf.audit.signed_events) == (3, 6, 4)
 
 
 @pytest.mark.parametrize(
     "payload",
     [
-        bare("one"),
+        with_header(bare("one"), kind=1),
         signed("one", 2),
         signed("one", 1, partition=1),
-        signed("one", 1)[:120] + bytes(56) + bare("one"),
+        signed("one", 1)[:180] + bytes(56) + bare("one"),
     ],
     ids=["no seal", "another number", "another partition", "no signature"],
 )
@@ -216,12 +302,19 @@ def test_a_batch_in_the_log_that_its_producer_did_not_sign_is_found(payload: byt
     assert shelf.kinds == [("bad-seal", "")]
 
 
-def test_a_seal_that_lies_about_its_events_is_held_against_its_producer() -> None:
-    shelf = Shelf([signed("one", 1, events=2)], SEALED)
+@pytest.mark.parametrize("fields", [{"events": 2}, {"headers": 1}, {"plain_bytes": 64}], ids=str)
+def test_a_signed_batch_that_is_malformed_is_evidence_against_its_producer(
+    fields: dict[str, int],
+) -> None:
+    shelf = Shelf([signed_payload(with_header(bare("one"), **fields), 1), bare("two", 3)], SEALED)
 
     shelf.brings(0)
 
-    assert shelf.kinds == [("false-seal", "alice")]
+    assert shelf.kinds == [("malformed", "alice")]
+    assert (shelf.audit.batches, shelf.audit.events, shelf.audit.signed_events) == (2, 3, 0)
+    evidence = shelf.found[0].evidence
+    assert evidence is not None
+    assert verify_evidence(parse(render(evidence)), KEYS).name == "alice"
 
 
 def test_a_tree_of_events_that_is_right_is_no_finding() -> None:
@@ -238,7 +331,7 @@ def test_a_tree_of_other_events_is_held_against_the_producer_who_signed_it() -> 
 
     shelf.brings(0)
 
-    assert shelf.kinds == [("false-seal", "alice")]
+    assert shelf.kinds == [("malformed", "alice")]
     evidence = shelf.found[0].evidence
     assert evidence is not None
     assert verify_evidence(parse(render(evidence)), KEYS).name == "alice"
@@ -326,7 +419,7 @@ def test_a_payload_that_one_store_has_is_not_missing() -> None:
     shelf = Shelf([bare("one"), bare("two")])
 
     for replica in (0, 1, 2):
-        shelf.holds(replica).lack(2)
+        shelf.lacks(replica, 2)
     shelf.brings(3)
 
     assert shelf.audit.judge(silent=0) == []
@@ -335,34 +428,52 @@ def test_a_payload_that_one_store_has_is_not_missing() -> None:
 
 
 def test_a_payload_that_nobody_has_is_a_gap() -> None:
-    shelf = Shelf([bare("one"), bare("two"), bare("three")])
+    shelf = Shelf([bare("one", 2), bare("two", 3), bare("three")])
 
     for replica in (0, 1, 2, 3):
-        holding = shelf.holds(replica)
-        shelf.audit.check(replica, entries_of(shelf.payloads[:1]))
-        holding.lack(1)
+        shelf.brings(replica, entries_of(shelf.payloads[:1]))
+        shelf.lacks(replica, 3)
         before = entries_of(shelf.payloads[:2]).after
-        shelf.audit.check(replica, entries_of(shelf.payloads[2:], first=3, offset=2, before=before))
+        shelf.audit.check(replica, entries_of(shelf.payloads[2:], first=3, offset=5, before=before))
 
     assert shelf.audit.judge(silent=0) == []
     assert shelf.kinds == [("gap", "")]
-    assert shelf.found[0].where.offset == 1
-    assert "batch 1 of partition 0" in shelf.found[0].sentence
+    assert shelf.found[0].where.offset == 2
+    assert "offsets 2 to 4 of partition 0" in shelf.found[0].sentence
+    assert (shelf.audit.holdings[0].batches, shelf.audit.holdings[0].lacking) == (2, 1)
+
+
+@pytest.mark.parametrize(("end", "cursor"), [(0, 2), (1, 2), (2, 2), (3, 5), (5, 5), (99, 6)])
+def test_what_a_replica_does_not_have_is_whole_batches(end: int, cursor: int) -> None:
+    """Whatever it says where they end."""
+    shelf = Shelf([bare("one", 2), bare("two", 3), bare("three")])
+
+    holding = shelf.lacks(0, end)
+
+    assert (holding.cursor, holding.absent) == (cursor, [(0, cursor)])
+    assert holding.lacking == {2: 1, 5: 2, 6: 3}[cursor]
+
+
+@pytest.mark.parametrize(("begin", "start"), [(0, 0), (1, 0), (2, 2), (4, 2), (6, 6), (99, 6)])
+def test_a_replica_is_read_from_the_batch_that_has_its_first_offset(begin: int, start: int) -> None:
+    shelf = Shelf([bare("one", 2), bare("two", 3), bare("three")])
+
+    assert shelf.holds(0, begin).cursor == start
 
 
 def test_what_the_retention_of_enough_stores_took_is_no_gap() -> None:
-    shelf = Shelf([bare("one"), bare("two")])
+    shelf = Shelf([bare("one", 2), bare("two")])
 
-    for replica, start in ((0, 1), (1, 1), (2, 0), (3, 0)):
-        holding = shelf.holds(replica, start)
+    for replica, start in ((0, 2), (1, 2), (2, 0), (3, 0)):
+        shelf.holds(replica, start)
         if not start:
-            holding.lack(1)
+            shelf.lacks(replica, 2)
         before = entries_of(shelf.payloads[:1]).after
-        shelf.audit.check(replica, entries_of(shelf.payloads[1:], first=2, offset=1, before=before))
+        shelf.audit.check(replica, entries_of(shelf.payloads[1:], first=2, offset=2, before=before))
 
     assert shelf.audit.judge(silent=0) == []
     assert shelf.kinds == []
-    assert shelf.audit.audited_from == 1
+    assert shelf.audit.audited_from == 2
 
 
 def test_what_one_alone_says_its_retention_took_is_a_gap() -> None:
@@ -370,7 +481,7 @@ def test_what_one_alone_says_its_retention_took_is_a_gap() -> None:
 
     shelf.holds(0, 2)
     for replica in (1, 2, 3):
-        shelf.holds(replica).lack(2)
+        shelf.lacks(replica, 2)
     shelf.audit.judge(silent=0)
 
     assert shelf.kinds == [("gap", "")]
@@ -380,7 +491,7 @@ def test_what_somebody_silent_may_have_is_left_open() -> None:
     shelf = Shelf([bare("one"), bare("two")])
 
     for replica in (0, 1, 2):
-        shelf.holds(replica).lack(2)
+        shelf.lacks(replica, 2)
 
     assert shelf.audit.judge(silent=1) == [Missing(0, 2, gone=0, silent=1)]
     assert shelf.kinds == []
@@ -392,7 +503,7 @@ def test_what_somebody_did_not_send_to_the_end_is_left_open() -> None:
     shelf.holds(0)
     shelf.audit.check(0, entries_of(shelf.payloads[:1]))
     for replica in (1, 2, 3):
-        shelf.holds(replica).lack(2)
+        shelf.lacks(replica, 2)
 
     assert shelf.audit.judge(silent=0) == [Missing(1, 2, gone=0, silent=1)]
 
@@ -412,9 +523,7 @@ def receipts_of(shelf: Shelf, store: int, *, signed_by: int | None = None) -> Re
     statement = signing.Receipt(Place.of("demo", TOPIC, 0, ALICE), 1, 2, chain)
     signature = secret_of((store if signed_by is None else signed_by) + 1).sign(statement.encode())
     receipt = SignedReceipt(store, 1, 2, chain, signature, contents[1])
-    return Receipts(
-        ALICE, *HERE, 0, 1, challenge.time_us, challenge.digest, CHAIN_START, [receipt], []
-    )
+    return Receipts(ALICE, *HERE, 0, 1, challenge.time_us, contents[0], CHAIN_START, [receipt], [])
 
 
 def refusal_of(shelf: Shelf, store: int, *, start: int = 0) -> Refusal:
@@ -430,16 +539,16 @@ def store_shelf() -> Shelf:
     names = {**KEYS.names, **{number: name for name, number in numbers.items()}}
     public = {number: (public_of(number + 1),) for number in STORES}
     keys = KnownKeys(Keys("demo", names, {**KEYS.keys, **public}), {"alice": 1000, **numbers})
-    return Shelf([signed("one", 1), signed("two", 2)], SEALED, keys)
+    return Shelf([signed("one", 1, events=3), signed("two", 2)], SEALED, keys)
 
 
 def test_stores_are_suspected_of_what_belongs_to_them_and_they_do_not_have() -> None:
     shelf = store_shelf()
 
-    shelf.holds(FIRST).lack(1)
+    shelf.lacks(FIRST, 1)
     shelf.brings(SECOND)
     shelf.brings(THIRD)
-    shelf.holds(LAST).lack(2)
+    shelf.lacks(LAST, 4)
 
     assert shelf.audit.suspects() == [(FIRST, 0)]
 
@@ -449,10 +558,10 @@ def test_all_are_suspected_of_what_fewer_have_than_signed_for_it() -> None:
 
     shelf.brings(FIRST)
     for replica in (SECOND, THIRD, LAST):
-        shelf.holds(replica).lack(2)
+        shelf.lacks(replica, 4)
 
     suspected = shelf.audit.suspects()
-    assert suspected == [(r, at) for r in sorted((SECOND, THIRD, LAST)) for at in (0, 1)]
+    assert suspected == [(r, at) for r in sorted((SECOND, THIRD, LAST)) for at in (0, 3)]
     assert shelf.audit.witnesses(0) == [SECOND, THIRD, LAST]
 
 
@@ -461,7 +570,7 @@ def test_whoever_is_silent_may_be_the_one_who_signed() -> None:
 
     shelf.brings(FIRST)
     for replica in (THIRD, LAST):
-        shelf.holds(replica).lack(2)
+        shelf.lacks(replica, 4)
 
     assert shelf.audit.suspects() == []
 
@@ -471,7 +580,7 @@ def test_a_follower_signs_for_nothing_and_is_held_to_nothing() -> None:
 
     for replica in STORES:
         shelf.brings(replica)
-    shelf.holds(4).lack(2)
+    shelf.lacks(4, 4)
 
     assert shelf.audit.suspects() == []
     assert shelf.audit.judge(silent=0) == []
@@ -481,9 +590,7 @@ def test_nobody_is_suspected_of_what_retention_took() -> None:
     shelf = store_shelf()
 
     for replica in STORES:
-        holding = shelf.holds(replica)
-        holding.lack(2)
-        holding.kept_from = 2
+        shelf.lacks(replica, 4).kept_from = 4
 
     assert shelf.audit.suspects() == []
 
@@ -500,6 +607,15 @@ def test_a_receipt_and_a_refusal_prove_what_a_store_did() -> None:
     evidence = shelf.found[0].evidence
     assert evidence is not None
     assert verify_evidence(parse(render(evidence)), shelf.keys.certain).number == FIRST
+
+
+def test_a_store_is_asked_for_a_batch_by_any_of_its_offsets() -> None:
+    shelf = store_shelf()
+
+    asked = [shelf.audit.challenge(offset) for offset in range(4)]
+
+    assert [(each.offset, each.sequence) for each in asked] == [(0, 1)] * 3 + [(3, 2)]
+    assert [each.descriptor for each in asked[2:]] == [*map(descriptor, shelf.payloads)]
 
 
 def test_a_receipt_that_a_store_did_not_sign_proves_nothing() -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histories import ALICE, BOB, Scribe, orderers
+from histories import ALICE, BOB, Scribe, batch, orderers
+from quorate.core.header import HEADER_BYTES, header_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Slot
 from quorate.protocol.auditing.findings import Findings
@@ -20,7 +21,6 @@ from quorate.protocol.auditing.ranges import (
     broken_lines,
     extracts,
     line_pieces,
-    runs_in,
 )
 
 SLOTS = 6
@@ -28,10 +28,20 @@ SLOTS = 6
 Tales = Mapping[NodeId, Scribe]
 
 
+def batches(number: int, second: str = "A{}") -> dict[NodeId, list[bytes]]:
+    of_alice = [batch(b"a%d" % number, 2), batch(second.format(number).encode())]
+    return {ALICE: of_alice, BOB: [batch(b"b%d" % number)]}
+
+
 def scribe(slots: int = SLOTS) -> Scribe:
     made = Scribe()
     for number in range(slots):
-        made.slot({ALICE: [b"a%d" % number, b"A%d" % number], BOB: [b"b%d" % number]})
+        made.slot(
+            {
+                ALICE: [batch(b"a%d" % number, 2), batch(b"A%d" % number)],
+                BOB: [batch(b"b%d" % number)],
+            }
+        )
     return made
 
 
@@ -87,7 +97,13 @@ def altered(tale: Scribe, at: int, change: Callable[[Slot], Slot]) -> Scribe:
 
 
 def with_wrong_digest(slot: Slot) -> Slot:
-    return msgspec.structs.replace(slot, digests=bytes([slot.digests[0] ^ 1]) + slot.digests[1:])
+    wrong = slot.descriptors[:-1] + bytes([slot.descriptors[-1] ^ 1])
+    return msgspec.structs.replace(slot, descriptors=wrong)
+
+
+def with_wrong_count(slot: Slot) -> Slot:
+    header = header_of(slot.descriptors)._replace(events=1).encode()
+    return msgspec.structs.replace(slot, descriptors=header + slot.descriptors[HEADER_BYTES:])
 
 
 def with_wrong_offset(slot: Slot) -> Slot:
@@ -98,7 +114,9 @@ def forked(at: int) -> Scribe:
     """Another history from this slot on, which is sound in itself."""
     made = scribe(at - 1)
     for number in range(at - 1, SLOTS):
-        made.slot({ALICE: [b"a%d" % number, b"other"], BOB: [b"b%d" % number]})
+        made.slot(
+            {ALICE: [batch(b"a%d" % number, 2), batch(b"other")], BOB: [batch(b"b%d" % number)]}
+        )
     return made
 
 
@@ -111,15 +129,16 @@ def without_slot(at: int) -> Scribe:
 
 def with_early_slot(at: int) -> Scribe:
     made = scribe(at - 1)
-    made.slot({ALICE: [b"early"]}, time_us=5)
+    made.slot({ALICE: [batch(b"early")]}, time_us=5)
     while len(made.slots) < SLOTS:
-        made.slot({ALICE: [b"late"]}, time_us=5)
+        made.slot({ALICE: [batch(b"late")]}, time_us=5)
     return made
 
 
 LIES: dict[str, Callable[[int], Scribe]] = {
     "nothing": lambda _: scribe(),
     "digest": lambda at: altered(scribe(), at, with_wrong_digest),
+    "count": lambda at: altered(scribe(), at, with_wrong_count),
     "fork": forked,
     "behind": scribe,
 }
@@ -212,7 +231,7 @@ def test_what_stands_where_is_the_same_in_ranges() -> None:
     history.begin(0, scribe().walked())
     (ledger,) = history.branches[0].ledgers().values()
 
-    runs = [*runs_in(history.branches[0])]
+    runs = [*history.branches[0].runs()]
 
     assert [run for _, run, _ in runs] == ledger.runs
-    assert b"".join(digests for *_, digests in runs) == ledger.digests
+    assert b"".join(descriptors for *_, descriptors in runs) == ledger.descriptors

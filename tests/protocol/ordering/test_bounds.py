@@ -3,12 +3,13 @@
 import pytest
 
 from council import A, B, Council, T, payload_of, span_of, value_of
+from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.ordering import Decision, Line, Retrieved
 from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering import retrieval
 from quorate.protocol.ordering.catching_up import DECISIONS_AHEAD_MAX, EARLY_BYTES_MAX
 from quorate.protocol.ordering.value import Span
-from stage import event
+from stage import described, event
 
 LIAR = 3
 LARGE = event(bytes(600))
@@ -26,18 +27,23 @@ def kept_bytes(council: Council) -> int:
 def test_what_a_replica_says_of_slots_ahead_is_bounded_in_bytes(field: str) -> None:
     council = Council(byzantine=(LIAR,))
     size = EARLY_BYTES_MAX // 8
+    batches, topic = (size // 32, T) if field == "descriptors" else (32, CONTROL_TOPIC_ID)
+    commands = [] if field == "descriptors" else [bytes(size // 32)] * 32
+    value = value_of(Span(A, topic, 0, 1, batches, bytes(32)))
     for slot in range(2, DECISIONS_AHEAD_MAX):
-        many = bytes(size)
-        descriptors, commands = (many, []) if field == "descriptors" else (b"", [many])
-        council.say(LIAR, [0], Decision(council.number, slot, b"", descriptors, commands))
+        decision = Decision(council.number, slot, value, described(b"") * batches, commands)
+        council.say(LIAR, [0], decision)
     assert size < kept_bytes(council) <= EARLY_BYTES_MAX
 
 
 def test_a_replica_that_repeats_itself_takes_no_more_room() -> None:
     council = Council(byzantine=(LIAR,))
-    for _ in range(20):
-        council.say(LIAR, [0], Decision(council.number, 2, b"", bytes(EARLY_BYTES_MAX // 2)))
-    council.say(LIAR, [0], Decision(council.number, 3, b"", bytes(EARLY_BYTES_MAX // 2)))
+    value = value_of(Span(A, CONTROL_TOPIC_ID, 0, 1, 128, bytes(32)))
+    commands = [bytes(4090)] * 127
+    commands.append(bytes(EARLY_BYTES_MAX // 2 - len(value) - 128 * 32 - 127 * 4090))
+    for slot in (*[2] * 20, 3):
+        decision = Decision(council.number, slot, value, bytes(128 * 32), commands)
+        council.say(LIAR, [0], decision)
     assert kept_bytes(council) == EARLY_BYTES_MAX
 
 

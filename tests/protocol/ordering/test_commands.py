@@ -35,12 +35,12 @@ from quorate.protocol.control.machine import Control
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.machine import Ready
 from quorate.protocol.ordering.commands import Commands
-from quorate.protocol.ordering.group import SLOT_COMMANDS_MAX
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Decided, Placed, Store, Stretch
 from quorate.protocol.ordering.replica import Ordering
+from quorate.protocol.ordering.territory import SLOT_COMMANDS_MAX
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chain_of
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX, Outbox
 from quorate.sim.disks import SimDisk

@@ -39,12 +39,12 @@ from quorate.core.ordering import (
     Write,
 )
 from quorate.crypto.digests import digest
-from quorate.protocol.ordering import backlog, snapshots
+from quorate.protocol.ordering import backlog, snapshots, territory
 from quorate.protocol.ordering import group as module
 from quorate.protocol.ordering.clocks import CLOCK_AHEAD_US_MAX
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.records import Decided, Held, Snapshot, Voted
-from quorate.protocol.ordering.value import CHAIN_START, Value, chain_of, value_digest
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chain_of, value_digest
 from stage import described, event, opened
 
 LIAR = 3
@@ -273,14 +273,12 @@ def test_a_replica_that_missed_a_request_asks_the_others_and_believes_f_plus_1()
         b"",
         value_of(span_of(A, 1, b"a1")) + b"x",
         value_of(span_of(A, 1, b"a1")._replace(publisher=77)),
-        value_of(span_of(A, 1, b"a1")._replace(topic=77)),
-        value_of(span_of(A, 1, b"a1")._replace(partition=1)),
         value_of(span_of(A, 1, b"a1"), time_us=WALL_US + CLOCK_AHEAD_US_MAX + 1),
         value_of(span_of(A, 1, b"a1"), time_us=-1),
     ],
     ids=[
-        "no value", "more than a value", "an unknown publisher", "an unknown topic",
-        "an unknown partition", "from the future", "before the beginning",
+        "no value", "more than a value", "an unknown publisher", "from the future",
+        "before the beginning",
     ],
 )  # fmt: skip
 def test_a_proposal_that_may_not_be_is_not_written_and_its_leader_is_reported(
@@ -294,10 +292,24 @@ def test_a_proposal_that_may_not_be_is_not_written_and_its_leader_is_reported(
     assert {report.node for report in council.reports(by=1)} == {0}
 
 
+@pytest.mark.parametrize(
+    "span",
+    [span_of(A, 1, b"a1")._replace(topic=77), span_of(A, 1, b"a1")._replace(partition=1)],
+    ids=["topic", "partition"],
+)
+def test_a_proposal_for_what_is_not_known_yet_waits_and_nobody_is_reported(span: Span) -> None:
+    council = Council(byzantine=(0,))
+    council.publish(A, 1)
+    council.say(0, (1, 2, 3), Propose(council.number, 1, 1, value_of(span)))
+    council.settle()
+    assert council.messages(Write) == []
+    assert council.reports(by=1) == []
+
+
 def test_a_proposal_of_more_than_a_slot_orders_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "SLOT_BATCHES_MAX", 2)
+    monkeypatch.setattr(territory, "SLOT_BATCHES_MAX", 2)
     council = Council(byzantine=(0,))
     for publisher in (A, B):
         council.publish(publisher, 1, b"1", b"2")

@@ -1,10 +1,18 @@
 """A reader believes f + 1 replicas, takes payloads from one, and is not held up by any."""
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from chamber import Chamber
+from council import VALIDATED
+from quorate.core.batch import Batch
+from quorate.core.header import is_signed
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import (
     BEGIN_US,
@@ -33,7 +41,10 @@ from quorate.protocol.ordering.reading import (
     Reading,
     Search,
 )
-from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of
+from quorate.protocol.ordering.validation import Validation
+from quorate.protocol.ordering.value import CHAIN_START, chained, leaves_of, offsets_of
+from quorate.sim.sealing import CLUSTER
+from seals import batch_of_values, sealed_batch
 from stage import Outlook, event, framed, opened, topic
 
 T = topic_id("t")
@@ -49,23 +60,34 @@ class Book:
         self.payloads = [*map(framed, payloads)]
         self._time_step_us = time_step_us
         descriptors = [*map(descriptor, self.payloads)]
+        # Where each batch begins, and the end.
+        self.offsets = offsets_of(0, descriptors)
         leaves = [
             leaf
-            for offset, content in enumerate(descriptors)
-            for leaf in leaves_of(LINE, offset + 1, offset, self._time_us(offset), [content])
+            for at, content in enumerate(descriptors)
+            for leaf in leaves_of(LINE, at + 1, self.offsets[at], self._time_us(at), [content])
         ]
         self.chains = [CHAIN_START, *chained(CHAIN_START, leaves)]
 
-    def entries(self, start: int, end: int) -> Entries:
+    def entries(self, start: int, end: int, wants: Wants = Wants.ALL) -> Entries:
+        """The batches from one number up to but without another, as this reader wants them."""
         payloads = [*self.payloads[start:end]]
+        bare = [at for at, each in enumerate(payloads) if not is_signed(each)]
+        if wants is Wants.ALL:
+            bare = []
+        for at in bare:
+            payloads[at] = descriptor(payloads[at])
         before, after = self.chains[start], self.chains[start + len(payloads)]
-        return Entries(*LINE, start, start + 1, self._time_us(start), before, after, payloads)
+        offset, time_us = self.offsets[start], self._time_us(start)
+        return Entries(*LINE, offset, start + 1, time_us, before, after, payloads, bare)
 
-    def _time_us(self, offset: int) -> int:
-        return 5 + offset * self._time_step_us
+    def _time_us(self, at: int) -> int:
+        return 5 + at * self._time_step_us
 
-    def chained(self, offset: int) -> Chained:
-        return Chained(T, 0, offset, self.chains[offset], 0, 0, len(self.payloads))
+    def chained(self, at: int, start: int = 0) -> Chained:
+        """The chain before a batch; those before `start` are gone."""
+        begin = self.offsets[start]
+        return Chained(T, 0, self.offsets[at], self.chains[at], begin, begin, self.offsets[-1])
 
 
 TRUE = Book(b"1", b"2", b"3", b"4")
@@ -75,11 +97,21 @@ FALSE = Book(b"1", b"x", b"y", b"z")
 class Desk:
     """A reader, and the replicas that it can reach."""
 
-    def __init__(self, table: dict[str, object] = BYZANTINE, offset: int = 0, f: int = 1) -> None:
+    def __init__(
+        self,
+        table: dict[str, object] = BYZANTINE,
+        offset: int = 0,
+        f: int = 1,
+        *,
+        validates: bool = False,
+    ) -> None:
         self.look = Outlook()
         self.topic = topic(table, f=f)
         self.connected = set(self.topic.members)
-        self.reading = Reading(self.topic, Partition(T, 0), offset, self.look.outbox)
+        validation = Validation(CLUSTER, [self.topic], {}) if validates else None
+        self.reading = Reading(
+            self.topic, Partition(T, 0), offset, self.look.outbox, validation=validation
+        )
         self.reading.begin(self.connected)
         self.reports: list[tuple[NodeId, str]] = []
 
@@ -1080,3 +1112,122 @@ def test_of_other_topics_nobody_is_told() -> None:
     desk.absent(desk.lead, 0)
 
     assert complaints(desk) == {}
+
+
+# Readers that begin inside a batch
+
+# How many events, and whether they are signed.
+BATCHES = st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=8)
+
+
+def unsigned(batches: list[tuple[int, bool]]) -> list[bytes]:
+    return [
+        batch_of_values(*(b"%d.%d" % (number, at) for at in range(events)))
+        for number, (events, _) in enumerate(batches)
+    ]
+
+
+def book_of(batches: list[tuple[int, bool]]) -> Book:
+    return Book(
+        *(
+            sealed_batch(1000, number, payload) if is_to_be_signed else payload
+            for number, ((_, is_to_be_signed), payload) in enumerate(
+                zip(batches, unsigned(batches), strict=True), 1
+            )
+        )
+    )
+
+
+def events_from(book: Book, offset: int, *, validates: bool) -> list[tuple[int, bytes]]:
+    """What a reader that begins there is to be given, with the offset of each event."""
+    return [
+        (at, value)
+        for begin, payload in zip(book.offsets, book.payloads, strict=False)
+        for at, value in enumerate(Batch(payload).values(), begin)
+        if at >= offset and (is_signed(payload) or not validates)
+    ]
+
+
+def events_in(outcomes: Iterable[object]) -> list[tuple[int, bytes]]:
+    return [
+        (entry.offset + at, value)
+        for entry in outcomes
+        if isinstance(entry, Entry)
+        for at, value in enumerate(Batch(entry.payload).values())
+        if at >= entry.skip
+    ]
+
+
+@given(BATCHES, st.booleans(), st.data())
+def test_wherever_a_reader_begins_it_reads_the_same_events_at_the_same_offsets(
+    batches: list[tuple[int, bool]], validates: bool, data: st.DataObject
+) -> None:
+    """However a lead cuts up what it sends, and whatever retention took before."""
+    # Given batches, of which retention took some, and a reader that begins anywhere
+    book, count = book_of(batches), len(batches)
+    kept = data.draw(st.integers(0, count), label="batches that are gone")
+    offset = data.draw(st.integers(0, book.offsets[-1]), label="where it begins")
+    cuts = data.draw(st.sets(st.integers(1, count)), label="where entries are cut")
+    words = data.draw(st.sets(st.integers(0, count)), label="of which chains others tell")
+    desk, outcomes = Desk(VALIDATED, offset, validates=validates), list[object]()
+
+    def answer(replica: NodeId, follow: Follow) -> None:
+        begin = max(book.offsets[kept], follow.offset)
+        first = min(bisect_right(book.offsets, begin) - 1, count)
+        if follow.wants is not Wants.CHAIN:
+            assert (follow.wants is Wants.SIGNED) is validates
+            if follow.offset < book.offsets[kept]:
+                desk.absent(replica, follow.offset, book.offsets[kept] - follow.offset)
+            else:
+                pieces = [each for each in sorted({first, count, *cuts}) if each >= first]
+                for start, end in data.draw(st.permutations([*pairwise(pieces)])):
+                    entries = book.entries(start, end, follow.wants)
+                    desk.reading.on_entries(replica, entries, desk.connected)
+        for at in sorted({*words, count}):
+            if at >= first:
+                desk.reading.on_chained(replica, book.chained(at, kept), desk.connected)
+
+    # When replicas answer all that it asks
+    for _ in range(10):
+        ready = desk.take()
+        outcomes += ready.deliver
+        for replica, message in ready.send:
+            if isinstance(message, Follow):
+                answer(replica, message)
+
+    # Then it reads what everybody reads, from there on.
+    begin = max(offset, book.offsets[kept])
+    assert events_in(outcomes) == events_from(book, begin, validates=validates)
+    assert desk.reading.position == book.offsets[-1]
+    gone = [(each.offset, each.count) for each in outcomes if isinstance(each, Trimmed)]
+    assert gone == ([(offset, begin - offset)] if offset < begin else [])
+    assert desk.reports == []
+
+
+@settings(max_examples=25)
+@given(BATCHES, st.booleans(), st.booleans(), st.data())
+def test_replicas_give_whoever_begins_anywhere_the_same_events_at_the_same_offsets(
+    batches: list[tuple[int, bool]], validates: bool, has_restarted: bool, data: st.DataObject
+) -> None:
+    """From memory, and from disk after a restart; what is decided later follows."""
+    book, chamber = book_of(batches), Chamber()
+    now = data.draw(st.integers(0, len(batches)), label="batches that are there before")
+    offset = data.draw(st.integers(0, book.offsets[now]), label="where it begins")
+
+    def publish(first: int, end: int) -> None:
+        for (_, sign), payload in [*zip(batches, unsigned(batches), strict=True)][first:end]:
+            chamber.publish_as(1000, payload, sign=sign)
+
+    publish(0, now)
+    for replica in list(chamber.seats) if has_restarted else ():
+        chamber.reboot(replica)
+    chamber.run(1)
+    reader = chamber.reader(offset=offset, validate=validates)
+    publish(now, len(batches))
+    chamber.run(5)
+
+    assert events_in(chamber.read()) == events_from(book, offset, validates=validates)
+    reading = reader.reading("t", 0)
+    assert reading is not None
+    assert reading.position == book.offsets[-1]
+    assert chamber.reports() == []

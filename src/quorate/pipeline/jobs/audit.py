@@ -43,9 +43,10 @@ class AuditConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
     # Where a row for each party is written, with what was found; nowhere if nothing is named.
     report: str = ""
     format: Literal["parquet", "json"] = "parquet"
-    # Of replicas: so many slots are walked by a task at a time, and so many batches read.
+    # Of replicas: so many slots are walked by a task at a time, and the batches of so many events
+    # read.
     slots_per_range: Annotated[int, Meta(ge=1)] = 16_384
-    batches_per_stretch: Annotated[int, Meta(ge=1)] = 4096
+    events_per_stretch: Annotated[int, Meta(ge=1)] = 65_536
 
 
 def audit(pipes: Pipes, config: AuditConfig) -> AuditReport:
@@ -64,7 +65,7 @@ def audit(pipes: Pipes, config: AuditConfig) -> AuditReport:
         pipes.identity,
         config.topics,
         config.slots_per_range,
-        config.batches_per_stretch,
+        config.events_per_stretch,
     )
     return audit_stores(pipes.spark, extent)
 

@@ -3,9 +3,9 @@
 Source: RFC 6962; DESIGN sections 3 and 6 (audit); Kabis 2023, section 3.4.
 
 Each replica is walked on its own (`ordering/walking.py`). What it tells becomes a *branch*: from
-values, digests and offsets all else is computed as replicas do it, and nothing is taken on their
-word. In a branch lines have no gaps, their chains lead to what values name, partitions have no
-gaps either, and time does not go back. Replicas that tell the same share a branch; one that
+values, descriptors and offsets all else is computed as replicas do it, and nothing is taken on
+their word. In a branch lines have no gaps, their chains lead to what values name, partitions have
+no gaps either, and time does not go back. Replicas that tell the same share a branch; one that
 differs in a slot gets a branch of its own, which is a fork.
 
 A checkpoint that a quorum signed says which branch is right: the one whose tree has its root at
@@ -15,25 +15,36 @@ A history may begin late, since old slots are not kept for ever. Then the tree b
 slot is a replica's word, which a later checkpoint confirms or does not.
 """
 
+from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
+from quorate.core.header import DESCRIPTOR_BYTES, count_of
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of
 from quorate.core.ordering import Line, Partition, Slot, Walked
-from quorate.crypto.checkpoint import Checkpoint, Cosigner, OtherKeysError
+from quorate.crypto.checkpoint import Checkpoint, Cosigner, Head, OtherKeysError
 from quorate.crypto.checkpoint import read as read_checkpoint
+from quorate.crypto.digests import cut, digest_of
 from quorate.crypto.evidence import heads_in_conflict
 from quorate.crypto.merkle import Tree
 from quorate.protocol.auditing.findings import Finding, Findings, Where
 from quorate.protocol.ordering.log import LINES_PER_MEMBER_MAX
-from quorate.protocol.ordering.records import DIGEST_BYTES, cut
-from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, leaves_of
+from quorate.protocol.ordering.placement import GroupKind
+from quorate.protocol.ordering.value import (
+    CHAIN_START,
+    Span,
+    Value,
+    chained,
+    leaves_of,
+    offsets_of,
+)
 
 FIRST_SLOT = 1
+CRASHES_ONLY = "this log tolerates crashes only, and somebody lied"
 # Of a branch that makes no sense at all, so much is told.
 FAULTS_MAX = 16
 
@@ -56,6 +67,11 @@ class Orderers:
     needed: int
     # Replicas that were added later have the same history, and no voice.
     followers: tuple[NodeId, ...] = ()
+
+    @property
+    def may_be_deceived(self) -> bool:
+        """Whether one of these that lies makes correct ones tell, and sign, what it says."""
+        return self.group == GroupKind.CRASH
 
     def voices(self, replicas: Iterable[NodeId]) -> int:
         return sum(replica in self.members for replica in replicas)
@@ -82,7 +98,10 @@ class Opening(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Consecutive batches of a line, as one slot put them into a partition."""
+    """Consecutive batches of a line, as one slot put them into a partition.
+
+    The offset is that of the first event.
+    """
 
     offset: int
     publisher: NodeId
@@ -92,31 +111,56 @@ class Run(NamedTuple):
 
 
 class Ledger:
-    """What was agreed to stand in one partition, from the first offset that is known."""
+    """What was agreed to stand in one partition, from the first offset that is known.
 
-    __slots__ = ("_offsets", "digests", "first", "partition", "runs")
+    Its batches are numbered from 0; each covers the offsets of its events.
+    """
+
+    __slots__ = ("_numbers", "descriptors", "offsets", "partition", "runs")
 
     def __init__(self, partition: Partition, first: int) -> None:
-        self.partition, self.first = partition, first
-        self.digests = bytearray()
+        self.partition = partition
+        self.descriptors = bytearray()
+        # Where each batch begins, and the offset after the last.
+        self.offsets = array("Q", [first])
         self.runs: list[Run] = []
-        self._offsets: list[int] = []
+        # The first batch of each run.
+        self._numbers: list[int] = []
+
+    @property
+    def first(self) -> int:
+        return self.offsets[0]
 
     @property
     def end(self) -> int:
-        return self.first + len(self.digests) // DIGEST_BYTES
+        return self.offsets[-1]
 
-    def add(self, run: Run, digests: bytes) -> None:
+    @property
+    def batches(self) -> int:
+        return len(self.offsets) - 1
+
+    def add(self, run: Run, descriptors: bytes) -> None:
+        self._numbers.append(self.batches)
         self.runs.append(run)
-        self._offsets.append(run.offset)
-        self.digests += digests
+        self.descriptors += descriptors
+        self.offsets.extend(offsets_of(run.offset, cut(descriptors))[1:])
 
-    def digests_of(self, offset: int, batches: int) -> bytes:
-        at = (offset - self.first) * DIGEST_BYTES
-        return bytes(self.digests[at : at + batches * DIGEST_BYTES])
+    def at(self, offset: int) -> int:
+        """Which batch has this offset; the first or the last if none has."""
+        return min(max(bisect_right(self.offsets, offset), 1), self.batches) - 1
 
-    def run_at(self, offset: int) -> Run:
-        return self.runs[bisect_right(self._offsets, offset) - 1]
+    def floor(self, offset: int) -> int:
+        """Where the batch begins that has this offset; no further than the end."""
+        return self.end if offset >= self.end else self.offsets[self.at(offset)]
+
+    def descriptors_of(self, number: int, batches: int = 1) -> bytes:
+        at = number * DESCRIPTOR_BYTES
+        return bytes(self.descriptors[at : at + batches * DESCRIPTOR_BYTES])
+
+    def run_of(self, number: int) -> tuple[Run, int]:
+        """The run that a batch is of, and the number of its first batch."""
+        at = bisect_right(self._numbers, number) - 1
+        return self.runs[at], self._numbers[at]
 
 
 class Branch:
@@ -175,22 +219,26 @@ class Branch:
         """Go on with this; `RemoteProtocolError` if it cannot be a slot, and none can follow."""
         number, value = self.end, Value.decode(slot.value)
         batches = sum(span.batches for span in value.spans)
-        if len(slot.digests) != batches * DIGEST_BYTES or len(slot.offsets) != len(value.spans):
+        lengths = len(slot.descriptors), len(slot.offsets)
+        if lengths != (batches * DESCRIPTOR_BYTES, len(value.spans)):
             raise RemoteProtocolError(
-                f"{batches} batches in {len(value.spans)} spans, with {len(slot.digests)} bytes of "
-                f"digests and {len(slot.offsets)} offsets"
+                f"{batches} batches in {len(value.spans)} spans, with {lengths[0]} bytes of "
+                f"descriptors and {lengths[1]} offsets"
             )
+        contents = cut(slot.descriptors)
+        for descriptor in contents:
+            count_of(descriptor)
         first_us, last_us = self.times_us or (value.time_us, value.time_us)
         if value.time_us < last_us:
             self._fault(number, back_in_time(last_us, value.time_us))
         self.times_us = first_us, value.time_us
         at = 0
         for span, offset in zip(value.spans, slot.offsets, strict=True):
-            digests = cut(slot.digests[at : at + span.batches * DIGEST_BYTES])
-            at += span.batches * DIGEST_BYTES
-            self._go_on_with_line(number, span, digests)
-            self._go_on_with_partition(number, span, offset)
-            for leaf in leaves_of(span.line, span.first, offset, value.time_us, digests):
+            descriptors = contents[at : at + span.batches]
+            at += span.batches
+            self._go_on_with_line(number, span, [*map(digest_of, descriptors)])
+            self._go_on_with_partition(number, span, offset, offsets_of(offset, descriptors)[-1])
+            for leaf in leaves_of(span.line, span.first, offset, value.time_us, descriptors):
                 self.tree.append(leaf)
         self.slots.append(slot)
         self.sizes.append(self.tree.size)
@@ -199,16 +247,21 @@ class Branch:
     def ledgers(self) -> dict[Partition, Ledger]:
         """What stands where."""
         found: dict[Partition, Ledger] = {}
+        for partition, run, descriptors in self.runs():
+            ledger = found.setdefault(partition, Ledger(partition, run.offset))
+            if run.offset == ledger.end:
+                ledger.add(run, descriptors)
+        return found
+
+    def runs(self) -> Iterator[tuple[Partition, Run, bytes]]:
+        """What it puts where, with the descriptors."""
         for slot in self.slots:
             value, at = Value.decode(slot.value), 0
             for span, offset in zip(value.spans, slot.offsets, strict=True):
-                partition, size = span.line.target, span.batches * DIGEST_BYTES
-                ledger = found.setdefault(partition, Ledger(partition, offset))
+                size = span.batches * DESCRIPTOR_BYTES
                 run = Run(offset, span.publisher, span.first, span.batches, value.time_us)
-                if offset == ledger.end:
-                    ledger.add(run, slot.digests[at : at + size])
+                yield span.line.target, run, slot.descriptors[at : at + size]
                 at += size
-        return found
 
     def _go_on_with_line(self, slot: int, span: Span, digests: list[Digest]) -> None:
         known, member = self.lines.get(span.line), member_of(span.publisher)
@@ -225,12 +278,12 @@ class Branch:
             self._fault(slot, fault)
         self.lines[span.line] = span.end, span.chain
 
-    def _go_on_with_partition(self, slot: int, span: Span, offset: int) -> None:
+    def _go_on_with_partition(self, slot: int, span: Span, offset: int, end: int) -> None:
         partition = span.line.target
         first, due = self.bounds.get(partition, (offset, 0 if self.is_whole else offset))
         if offset != due:
             self._fault(slot, wrong_offset(partition, offset, due))
-        self.bounds[partition] = first, offset + span.batches
+        self.bounds[partition] = first, end
 
     def _fault(self, slot: int, sentence: str) -> None:
         if len(self.faults) < FAULTS_MAX:
@@ -260,7 +313,7 @@ def broken_line(
         fault = f"orders batch {span.first} of {_named(span.line)} where {known[0]} is the next"
         before = None
     if before is not None and chained(before, digests)[-1] != span.chain:
-        fault = f"has digests of {_named(span.line)} that do not lead to what its value names"
+        fault = f"has descriptors of {_named(span.line)} that do not lead to what its value names"
     return fault
 
 
@@ -501,11 +554,18 @@ class History:
         signed = [each.checkpoint for each in self._signed.values()]
         for at, one in enumerate(signed):
             for other in signed[at + 1 :]:
+                self._find_fork(one.head, other.head)
                 for evidence in heads_in_conflict(orderers.cluster, one, other, numbers):
                     who = orderers.name_of(evidence.replica)
                     sentence = f"{who} signed two heads with {evidence.size} batches"
                     where = Where(orderers.name)
                     self._findings.add(Finding("two-heads", who, where, sentence, evidence))
+
+    def _find_fork(self, one: Head, other: Head) -> None:
+        """Two heads of one size, where those who signed them are not to blame for it."""
+        if self.orderers.may_be_deceived and one.size == other.size and one.root != other.root:
+            sentence = f"two heads with {one.size} batches were signed, and {CRASHES_ONLY}"
+            self._findings.add(Finding("fork", "", Where(self.orderers.name), sentence))
 
     def _accuse(self, replica: NodeId, kind: str, slot: int | None, what: str) -> None:
         self._findings.add(accusation(self.orderers, replica, kind, slot, what))
@@ -548,11 +608,14 @@ def judge_divergence(
     elif orderers.voices(found.right) >= orderers.one_correct > orderers.voices(tellers):
         why = f"that {orderers.names(found.right)} tell"
     else:
+        why = ""
+    if not why or orderers.may_be_deceived:
+        what = CRASHES_ONLY if orderers.may_be_deceived else "nothing signed tells who is right"
         sentence = (
-            f"{orderers.names(found.right)} and {orderers.names(tellers)} decided slot {fork} "
-            "differently, and nothing signed tells who is right"
+            f"{orderers.names(found.right)} and {orderers.names(tellers)} decided slot {at} "
+            f"differently, and {what}"
         )
-        findings.add(Finding("fork", "", Where(orderers.name, fork), sentence))
+        findings.add(Finding("fork", "", Where(orderers.name, at), sentence))
         return
     for replica in tellers:
         what = f"is not of the history {why}"
@@ -564,7 +627,8 @@ def accusation(
 ) -> Finding:
     who = orderers.name_of(replica)
     subject = who if slot is None else f"slot {slot} of {who}"
-    return Finding(kind, who, Where(orderers.name, slot), f"{subject} {what}")
+    named = "" if orderers.may_be_deceived else who
+    return Finding(kind, named, Where(orderers.name, slot), f"{subject} {what}")
 
 
 def unserved(orderers: Orderers, signed: Signed) -> Finding:

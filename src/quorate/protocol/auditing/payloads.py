@@ -2,16 +2,18 @@
 
 Source: DESIGN section 6 (audit); Kabis 2023, sections 3.3 and 3.4.
 
-A ledger (`history.py`) has the digest of every batch, and who published it as which number. A
-replica's payloads must have these digests and say the same of where they belong. What is right is
-looked into once, whoever sent it: on validated topics at seal, number of events and tree of
-events. What is wrong may still be signed: then its producer signed two batches under one number,
-and both seals prove it.
+A ledger (`history.py`) has the descriptor of every batch, and who published it as which number. A
+replica's payloads must have these descriptors and say the same of where they belong. What is right
+is looked into once, whoever sent it: whether it is what its header says, and of a signed batch also
+at its seal and its tree of events. What is wrong may still be signed: then its producer signed two
+batches under one number, and both seals prove it.
 
 Rules:
 - a payload that is not there is nobody's lie: large ones are with few replicas, and retention takes
   old ones. Only what nobody has is missing, and only if fewer replicas than must have had it say
   that their retention took it, and nobody is left who did not answer;
+- a batch that is malformed delivers nothing. If its producer signed it, that is evidence; of a
+  basic batch it is a note, since nobody else can check who published it;
 - a store that signed for a batch and does not have it is asked to sign that too. Both together
   prove what it did (`ordering/challenges.py`);
 - whose key a seal has is known from the cluster as it is, as it began, and from the commands in
@@ -22,29 +24,36 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
-from quorate.core.batch import Batch, count_of
+from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC_ID, PutClient, decode_command
 from quorate.core.errors import QuorateError, RemoteProtocolError
-from quorate.core.ids import MARKER, Digest, MemberId, NodeId, member_of
-from quorate.core.ordering import SEAL_BYTES, Challenge, Entries, Line, Receipts, Refusal
+from quorate.core.header import SEAL_BYTES, is_signed
+from quorate.core.ids import Digest, MemberId, NodeId, member_of
+from quorate.core.ordering import (
+    DIGEST_BYTES,
+    Absent,
+    Challenge,
+    Entries,
+    Line,
+    Receipts,
+    Refusal,
+)
 from quorate.crypto import receipts as signing
-from quorate.crypto.digests import digest, seal_digest
+from quorate.crypto.digests import descriptor, digest_of, seal_descriptor
 from quorate.crypto.events import check_events
 from quorate.crypto.evidence import (
     Evidence,
     FalseReceipt,
-    FalseSeal,
     Keys,
+    Malformed,
     TwoSeals,
     verify_evidence,
 )
 from quorate.crypto.sids import Checked, Place, Seal, check_seal
 from quorate.protocol.auditing.findings import Finding, Findings, Where
 from quorate.protocol.auditing.history import Ledger
-from quorate.protocol.ordering.backlog import MARK
 from quorate.protocol.ordering.placement import stores_of
-from quorate.protocol.ordering.records import DIGEST_BYTES, cut
 from quorate.protocol.ordering.value import chained, leaves_of
 from quorate.protocol.topic import Topic
 
@@ -101,7 +110,9 @@ class KnownKeys:
 class Holding:
     """What one replica has of one partition, as far as it was read."""
 
-    __slots__ = ("absent", "cursor", "end", "kept_from", "payload_bytes", "start")
+    __slots__ = (
+        "absent", "batches", "cursor", "end", "kept_from", "lacking", "payload_bytes", "start"
+    )  # fmt: skip
 
     def __init__(self, kept_from: int, start: int, end: int) -> None:
         # Before this nothing is kept, it says.
@@ -109,7 +120,8 @@ class Holding:
         # It is read between these.
         self.start, self.end = start, max(start, end)
         self.cursor = start
-        self.payload_bytes = 0
+        # How many batches it has brought, right or wrong, and how many it does not have.
+        self.batches = self.lacking = self.payload_bytes = 0
         # What it does not have, from one offset to before another, in order.
         self.absent: list[tuple[int, int]] = []
 
@@ -117,19 +129,10 @@ class Holding:
     def is_done(self) -> bool:
         return self.cursor >= self.end
 
-    @property
-    def batches(self) -> int:
-        """How many it has brought, right or wrong."""
-        return self.cursor - self.start - self.lacking
-
-    @property
-    def lacking(self) -> int:
-        return sum(end - start for start, end in self.absent)
-
-    def lack(self, batches: int) -> None:
-        """It does not have the next ones."""
-        start, end = self.cursor, min(self.cursor + max(1, batches), self.end)
-        self.cursor = end
+    def lack(self, end: int, batches: int) -> None:
+        """It does not have the next ones, which are so many."""
+        start, self.cursor = self.cursor, end
+        self.lacking += batches
         if self.absent and self.absent[-1][1] == start:
             start = self.absent.pop()[0]
         self.absent.append((start, end))
@@ -147,7 +150,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Consecutive batches whose payloads nobody who answered has.
+    """Offsets of consecutive batches whose payloads nobody who answered has.
 
     So many say that their retention took them, and so many have not answered.
     """
@@ -177,7 +180,7 @@ class SealAudit:
         *,
         event_proofs: bool | None = None,
     ) -> int | None:
-        """How many events a batch has that was ordered here; None if its seal does not hold.
+        """How many events a batch delivers that was ordered here; None if its seal does not hold.
 
         Whether it has a tree of events is looked at where it is known that it has to, or must not.
         """
@@ -195,9 +198,9 @@ class SealAudit:
             return check_events(payload)
         except RemoteProtocolError as error:
             who = self._name_of(place.producer)
-            evidence = FalseSeal.of(place, sequence, payload)
+            evidence = Malformed.of(place, sequence, payload)
             proof = evidence if evidence is not None and self._keys.holds(evidence) else None
-            self._find("false-seal", who, place, offset, f"{who} signed {error}", proof)
+            self._find("malformed", who, place, offset, f"{who} signed {error}", proof)
             return 0
 
     def _check_key(self, place: Place, offset: int, seal: Seal) -> None:
@@ -243,19 +246,19 @@ class PartitionAudit:
         self.topic, self.ledger = topic, ledger
         self.sources = (*topic.members, *followers)
         self.holdings: dict[NodeId, Holding] = {}
-        self.events = self.batches = self.payload_bytes = 0
+        self.batches = self.payload_bytes = 0
+        # How many events its batches deliver, and how many of these their producers signed.
+        self.events = self.signed_events = 0
         # With all copies.
         self.checked_bytes = 0
-        # Batches that are no batches of events, where nobody promised that they are.
-        self.opaque = 0
         self._keys, self._findings, self._name_of = keys, findings, name_of
         self._is_validated = topic.contract.validated
         self._seals_check = SealAudit(keys, findings, name_of)
-        count = ledger.end - ledger.first
-        self._seen = bytearray(count)
+        # By the numbers that batches have in the ledger, like all that follows.
+        self._seen = bytearray(ledger.batches)
         # Of what was right, so that what contradicts it can be proved.
-        self._seals = bytearray(count * SEAL_BYTES if self._is_validated else 0)
-        # What producers signed and nobody agreed on, by offset.
+        self._seals = bytearray(ledger.batches * SEAL_BYTES if self._is_validated else 0)
+        # What producers signed and nobody agreed on.
         self._rivals: dict[int, bytes] = {}
 
     @property
@@ -264,118 +267,152 @@ class PartitionAudit:
 
     @property
     def producers(self) -> list[MemberId]:
-        publishers = {run.publisher for run in self.ledger.runs} - {MARKER}
-        return sorted({member_of(publisher) for publisher in publishers})
+        return sorted({member_of(run.publisher) for run in self.ledger.runs})
 
     @property
     def audited_from(self) -> int | None:
         """The first offset of which a payload was seen."""
         at = self._seen.find(1)
-        return None if at < 0 else self.ledger.first + at
+        return None if at < 0 else self.ledger.offsets[at]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a payload of every batch was seen that there ever was."""
+        return self.ledger.first == 0 and self.batches == self.ledger.batches
 
     # Payloads
 
+    def begin(self, replica: NodeId, kept_from: int) -> Holding:
+        """A replica is read from where it keeps something, it says."""
+        start = self.ledger.floor(kept_from)
+        self.holdings[replica] = Holding(start, start, self.ledger.end)
+        return self.holdings[replica]
+
+    def lack(self, replica: NodeId, absent: Absent) -> None:
+        """A replica does not have the next batch, and perhaps some more."""
+        ledger, holding = self.ledger, self.holdings[replica]
+        first = ledger.at(holding.cursor)
+        through = max(first, ledger.at(min(absent.end, holding.end) - 1))
+        holding.lack(ledger.offsets[through + 1], through + 1 - first)
+
     def check(self, replica: NodeId, entries: Entries) -> None:
-        """What a replica says stands at these offsets, all of which the ledger has."""
+        """What a replica says stands at this offset, if the ledger has it.
+
+        What it was not asked for, since it begins elsewhere than its last batch ended, may have
+        come twice; but it must stand there.
+        """
+        ledger, holding = self.ledger, self.holdings[replica]
         payloads, offset = entries.payloads, entries.offset
-        digests = [*map(digest, payloads)]
-        size = sum(map(len, payloads))
-        self.checked_bytes += size
-        holding = self.holdings[replica]
-        holding.payload_bytes += size
-        holding.cursor = offset + len(payloads)
-        if not self._stands_as_agreed(entries):
-            self._accuse(replica, "wrong-position", offset, "says that another line stands there")
+        if not ledger.first <= offset < ledger.end:
             return
-        agreed = self.ledger.digests_of(offset, len(payloads))
-        if b"".join(digests) == agreed:
-            self._look_into(offset, payloads)
+        number, is_next = ledger.at(offset), offset == holding.cursor and not holding.is_done
+        if is_next:
+            size = sum(map(len, payloads))
+            self.checked_bytes += size
+            holding.payload_bytes += size
+            brought = min(len(payloads), ledger.batches - number)
+            holding.batches += brought
+            holding.cursor = ledger.offsets[number + brought]
+        if not self._stands_as_agreed(number, entries):
+            what = "says that another line stands, or that another batch begins,"
+            self._accuse(replica, "wrong-position", offset, what, is_its_word=True)
+            return
+        if not is_next:
+            return
+        contents = [*map(descriptor, payloads)]
+        if b"".join(contents) == ledger.descriptors_of(number, len(payloads)):
+            self._look_into(number, payloads)
             return
         # Of large payloads a link protects what they hash to, and not themselves.
-        is_its_word = self._fits_itself(entries, digests)
+        is_its_word = self._fits_itself(entries, contents)
         what = "sends other bytes than were agreed on"
         if not is_its_word:
             what += ", and than it says itself (its disk or its link alters them),"
-        for at, found in enumerate(digests):
-            if found == agreed[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
-                self._look_into(offset + at, payloads[at : at + 1])
+        for at, (found, payload) in enumerate(zip(contents, payloads, strict=True), number):
+            if found == ledger.descriptors_of(at):
+                self._look_into(at, [payload])
             else:
-                self._accuse(replica, "altered-payload", offset + at, what)
-                self._look_for_rival(offset + at, payloads[at])
+                self._accuse(
+                    replica, "altered-payload", ledger.offsets[at], what, is_its_word=is_its_word
+                )
+                self._look_for_rival(at, payload)
 
-    def _stands_as_agreed(self, entries: Entries) -> bool:
-        offset, end = entries.offset, entries.offset + len(entries.payloads)
-        while offset < end:
-            run = self.ledger.run_at(offset)
-            sequence = run.first + offset - run.offset
-            said = entries.publisher, entries.first + offset - entries.offset, entries.time_us
-            if said != (run.publisher, sequence, run.time_us):
+    def _stands_as_agreed(self, number: int, entries: Entries) -> bool:
+        """Whether a batch begins there, and those are the lines that these batches are of."""
+        ledger, end = self.ledger, number + len(entries.payloads)
+        if entries.offset != ledger.offsets[number] or end > ledger.batches:
+            return False
+        at = number
+        while at < end:
+            run, first = ledger.run_of(at)
+            said = entries.publisher, entries.first + at - number, entries.time_us
+            if said != (run.publisher, run.first + at - first, run.time_us):
                 return False
-            offset = run.offset + run.batches
+            at = first + run.batches
         return True
 
-    def _look_into(self, offset: int, payloads: Sequence[bytes]) -> None:
+    def _look_into(self, first: int, payloads: Sequence[bytes]) -> None:
         """These are what was agreed on; each is looked into once."""
-        at = offset - self.ledger.first
-        for number, payload in enumerate(payloads, at):
+        for number, payload in enumerate(payloads, first):
             if self._seen[number]:
                 continue
             self._seen[number] = 1
             self.batches += 1
             self.payload_bytes += len(payload)
-            if self._is_validated:
-                self._look_into_sealed(self.ledger.first + number, payload)
+            if is_signed(payload):
+                self._look_into_signed(number, payload)
             else:
-                self._look_into_bare(payload)
+                self._look_into_basic(payload)
 
-    def _look_into_bare(self, payload: bytes) -> None:
-        if self.topic.companion_of and payload == MARK:
-            # It stands for a validated batch.
-            return
+    def _look_into_basic(self, payload: bytes) -> None:
         try:
-            self.events += count_of(payload)
+            self.events += Batch(payload).count
             if self.topic.id == CONTROL_TOPIC_ID:
                 self._keys.learn(payload)
         except QuorateError:
-            # Whoever publishes on such a topic may publish anything.
-            self.opaque += 1
+            self.notes[f"'{self.topic.name}' has basic batches that are malformed"] = None
 
-    def _look_into_sealed(self, offset: int, payload: bytes) -> None:
-        place, sequence = self._place(offset)
+    def _look_into_signed(self, number: int, payload: bytes) -> None:
+        (place, sequence), offset = self._place(number), self.ledger.offsets[number]
+        if not self._is_validated:
+            what = "what was ordered is a signed batch, on a topic that is not validated"
+            self._find("bad-seal", "", offset, what)
+            return
         looked = self._seals_check.look(
             place, sequence, offset, payload, event_proofs=self.topic.contract.event_proofs
         )
         if looked is None:
             return
-        at = (offset - self.ledger.first) * SEAL_BYTES
+        at = number * SEAL_BYTES
         self._seals[at : at + SEAL_BYTES] = payload[:SEAL_BYTES]
         self.events += looked
+        self.signed_events += looked
 
-    def _fits_itself(self, entries: Entries, digests: list[Digest]) -> bool:
+    def _fits_itself(self, entries: Entries, contents: list[bytes]) -> bool:
         """Whether these payloads are those that the message is about."""
         line = Line(entries.publisher, *self.ledger.partition)
-        leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, digests)
+        leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, contents)
         return chained(entries.before, leaves)[-1] == entries.after
 
-    def _look_for_rival(self, offset: int, payload: bytes) -> None:
+    def _look_for_rival(self, number: int, payload: bytes) -> None:
         """What is wrong may be signed all the same, and as what was agreed on."""
         seal = payload[:SEAL_BYTES]
-        if not self._is_validated or seal_digest(seal) == self.ledger.digests_of(offset, 1):
+        if not self._is_validated or seal_descriptor(seal) == self.ledger.descriptors_of(number):
             # Other bytes behind the seal that was agreed on are no second seal.
             return
-        place, sequence = self._place(offset)
+        place, sequence = self._place(number)
         try:
             check_seal(place, sequence, Seal.decode(payload), self._seals_check.checked)
         except RemoteProtocolError:
             return
-        self._rivals.setdefault(offset, seal)
+        self._rivals.setdefault(number, seal)
 
-    def _place(self, offset: int) -> tuple[Place, int]:
-        run, partition = self.ledger.run_at(offset), self.ledger.partition
+    def _place(self, number: int) -> tuple[Place, int]:
+        (run, first), partition = self.ledger.run_of(number), self.ledger.partition
         place = Place.of(
             self._keys.certain.cluster, self.topic.name, partition.number, run.publisher
         )
-        return place, run.first + offset - run.offset
+        return place, run.first + number - first
 
     # Receipts
 
@@ -396,7 +433,7 @@ class PartitionAudit:
             holding = self.holdings.get(replica)
             if holding is None:
                 continue
-            offsets = islice(_offsets_in(holding.absent), ABSENT_LOOKED_AT_MAX)
+            offsets = islice(self._offsets_in(holding.absent), ABSENT_LOOKED_AT_MAX)
             few = (
                 offset
                 for offset in offsets
@@ -416,26 +453,29 @@ class PartitionAudit:
 
     def challenge(self, offset: int) -> Challenge:
         """Give this batch, or sign that it is not there."""
-        run = self.ledger.run_at(offset)
-        sequence, content = run.first + offset - run.offset, self.ledger.digests_of(offset, 1)
-        partition = self.ledger.partition
-        return Challenge(run.publisher, *partition, offset, sequence, run.time_us, content)
+        ledger, number = self.ledger, self.ledger.at(offset)
+        run, first = ledger.run_of(number)
+        return Challenge(
+            run.publisher, *ledger.partition, ledger.offsets[number], run.first + number - first,
+            run.time_us, ledger.descriptors_of(number),
+        )  # fmt: skip
 
     def has_signed(self, store: NodeId, receipts: Receipts) -> bool:
         """Whether these are about a batch as it was agreed on, with one that this store signed."""
         challenge = self.challenge(receipts.offset)
         said = receipts.publisher, receipts.sequence, receipts.digest
-        if said != (challenge.publisher, challenge.sequence, challenge.digest):
+        if said != (challenge.publisher, challenge.sequence, digest_of(challenge.descriptor)):
             return False
         return any(receipt.store == store for receipt in receipts.receipts)
 
     def refused(self, store: NodeId, receipts: Receipts, refusal: Refusal) -> None:
         """A store signed that it does not have a batch: see what its receipts are worth."""
-        place, sequence = self._place(refusal.offset)
+        number = self.ledger.at(refusal.offset)
+        place, sequence = self._place(number)
+        content = digest_of(self.ledger.descriptors_of(number))
         statement = signing.Refusal(
-            place, sequence, self.ledger.digests_of(refusal.offset, 1), refusal.offset,
-            refusal.start, refusal.time_us,
-        )  # fmt: skip
+            place, sequence, content, refusal.offset, refusal.start, refusal.time_us
+        )
         for each in receipts.receipts:
             if each.store != store:
                 continue
@@ -446,13 +486,19 @@ class PartitionAudit:
                 statement,
                 refusal.signature,
                 receipts.before,
-                tuple(cut(each.behind)),
+                tuple(_digests_in(each.behind)),
             )
             if self._keys.holds(evidence):
                 who = self._name_of(store)
                 sentence = f"{who} signed that it stores batch {sequence}, and that it does not"
                 self._find("false-receipt", who, refusal.offset, sentence, evidence)
                 return
+
+    def _offsets_in(self, ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
+        """Where each batch in these ranges begins."""
+        for start, end in ranges:
+            for number in range(self.ledger.at(start), self.ledger.at(end - 1) + 1):
+                yield self.ledger.offsets[number]
 
     def _holders(self, offset: int) -> int:
         return sum(holding.has(offset) for holding in self.holdings.values())
@@ -461,10 +507,10 @@ class PartitionAudit:
 
     def judge(self, silent: int) -> list[Missing]:
         """When all has come that will: who signed twice, and what nobody has."""
-        for offset, rival in self._rivals.items():
-            at = (offset - self.ledger.first) * SEAL_BYTES
+        for number, rival in self._rivals.items():
+            at, offset = number * SEAL_BYTES, self.ledger.offsets[number]
             agreed = bytes(self._seals[at : at + SEAL_BYTES])
-            place, sequence = self._place(offset)
+            place, sequence = self._place(number)
             if agreed == _NO_SEAL:
                 continue
             evidence = TwoSeals.of(place, sequence, Seal.decode(agreed), Seal.decode(rival))
@@ -488,10 +534,10 @@ class PartitionAudit:
                 continue
             last = missing.end - 1
             is_one = missing.start == last
-            batches = f"batch {last}" if is_one else f"batches {missing.start} to {last}"
+            offsets = f"offset {last}" if is_one else f"offsets {missing.start} to {last}"
             self._find(
                 "gap", "", missing.start,
-                f"nobody has the payload of {batches} of partition "
+                f"nobody has the payload of {offsets} of partition "
                 f"{self.ledger.partition.number} of '{self.topic.name}', which {stores} stores had",
             )  # fmt: skip
         return found
@@ -511,10 +557,15 @@ class PartitionAudit:
             )
             yield Missing(start, stop, gone, silent + behind)
 
-    def _accuse(self, replica: NodeId, kind: str, offset: int, what: str) -> None:
+    def _accuse(
+        self, replica: NodeId, kind: str, offset: int, what: str, *, is_its_word: bool
+    ) -> None:
+        """Where crashes only are tolerated, what a replica says may be what a liar told it."""
         who = self._name_of(replica)
+        is_deceived = is_its_word and self.topic.contract.protection == "crash"
         partition = f"partition {self.ledger.partition.number} of '{self.topic.name}'"
-        self._find(kind, who, offset, f"{who} {what} at offset {offset} of {partition}")
+        sentence = f"{who} {what} at offset {offset} of {partition}"
+        self._find(kind, "" if is_deceived else who, offset, sentence)
 
     def _find(
         self, kind: str, who: str, offset: int, sentence: str, evidence: Evidence | None = None
@@ -523,6 +574,5 @@ class PartitionAudit:
         self._findings.add(Finding(kind, who, where, sentence, evidence))
 
 
-def _offsets_in(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
-    for start, end in ranges:
-        yield from range(start, end)
+def _digests_in(data: bytes) -> Iterator[Digest]:
+    return (data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES))

@@ -35,7 +35,6 @@ from quorate.protocol.auditing.history import (
     History,
     Opening,
     Orderers,
-    Run,
     Signed,
     accusation,
     back_in_time,
@@ -46,8 +45,6 @@ from quorate.protocol.auditing.history import (
     wrong_offset,
 )
 from quorate.protocol.ordering.log import LINES_PER_MEMBER_MAX
-from quorate.protocol.ordering.records import DIGEST_BYTES
-from quorate.protocol.ordering.value import Value
 
 
 class BranchId(NamedTuple):
@@ -137,17 +134,6 @@ def line_pieces(history: History, slot: int) -> Iterator[tuple[MemberId, LinePie
         branch_id = BranchId(history.orderers.group, slot, number)
         for member, of_member in ends.items():
             yield member, LinePiece(branch_id, tuple(openings.get(member, ())), of_member)
-
-
-def runs_in(branch: Branch) -> Iterator[tuple[Partition, Run, bytes]]:
-    """What a branch puts where, with the digests."""
-    for slot in branch.slots:
-        value, at = Value.decode(slot.value), 0
-        for span, offset in zip(value.spans, slot.offsets, strict=True):
-            size = span.batches * DIGEST_BYTES
-            run = Run(offset, span.publisher, span.first, span.batches, value.time_us)
-            yield span.line.target, run, slot.digests[at : at + size]
-            at += size
 
 
 def _differing(branch: Branch, heads: Iterable[Head]) -> Iterator[tuple[Head, int]]:

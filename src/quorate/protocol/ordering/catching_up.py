@@ -14,10 +14,10 @@ all of those.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from quorate.core.control import CONTROL_TOPIC_ID
-from quorate.core.header import are_possible
+from quorate.core.header import DESCRIPTOR_BYTES, are_possible
 from quorate.core.ids import NodeId
 from quorate.core.ordering import AskPart, Decision, Standing
 from quorate.crypto.digests import cut, descriptor
@@ -26,9 +26,11 @@ from quorate.protocol.ordering.clocks import Clocks
 from quorate.protocol.ordering.commands import Commands
 from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.leader_change import LeaderChange
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.pace import Pace
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.records import Store
+from quorate.protocol.ordering.territory import Territory
 from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.value import Value, value_digest
 from quorate.protocol.outbox import Outbox
@@ -59,9 +61,14 @@ class CatchingUp:
         store: Store,
         outbox: Outbox,
         pace: Pace,
+        territory: Territory,
+        stop: Callable[[str], None],
     ) -> None:
         # What others say was decided, by slot.
         self.said: dict[int, dict[NodeId, Decision]] = {}
+        # Who says that the current slot has a value which this group never decides.
+        self._refused: tuple[int, dict[NodeId, bytes]] = (0, {})
+        self._territory, self._stop = territory, stop
         self._roster, self._others = roster, roster.others
         self._consensus, self._change = consensus, change
         self._backlog, self._commands, self._clocks = backlog, commands, clocks
@@ -148,6 +155,9 @@ class CatchingUp:
             return
         if not slot <= decision.slot < slot + DECISIONS_AHEAD_MAX:
             return
+        if refusal := self._refusal(decision):
+            self._refuse(sender, decision, refusal)
+            return
         if decision.slot > slot and not self._may_wait(sender, decision):
             return
         self.said.setdefault(decision.slot, {})[sender] = decision
@@ -159,6 +169,32 @@ class CatchingUp:
             pass
         if self._consensus.slot > slot and not self.said:
             self.say_standing(self._others)
+
+    def _refusal(self, decision: Decision) -> str:
+        """Why no correct replica says this; empty if one may."""
+        if refusal := self._territory.refusal(decision.value):
+            return refusal
+        spans = Value.decode(decision.value).spans
+        batches = sum(span.batches for span in spans)
+        commands = sum(span.batches for span in spans if span.topic == CONTROL_TOPIC_ID)
+        are_too_many = len(decision.commands) > commands
+        is_too_large = any(len(each) > INLINE_BYTES_MAX for each in decision.commands)
+        if len(decision.descriptors) != batches * DESCRIPTOR_BYTES or are_too_many or is_too_large:
+            return f"{batches} batches, with other descriptors or commands"
+        return ""
+
+    def _refuse(self, sender: NodeId, decision: Decision, refusal: str) -> None:
+        """One voice is reported; of f + 1 that say the same one is correct, and it is so."""
+        self._outbox.report(sender, "bad-decision", refusal)
+        slot = self._consensus.slot
+        if decision.slot != slot or sender not in self._roster.members:
+            return
+        if self._refused[0] != slot:
+            self._refused = slot, {}
+        said = self._refused[1]
+        said[sender] = decision.value
+        if list(said.values()).count(decision.value) >= self._roster.one_correct:
+            self._stop(f"slot {slot} was decided with {refusal}")
 
     def _may_wait(self, sender: NodeId, decision: Decision) -> bool:
         """Whether there is room for what is said of a slot ahead; if not, it is said again."""
@@ -182,8 +218,9 @@ class CatchingUp:
                     if decision.value == value:
                         self._learn(decision)
                 self._consensus.decided_elsewhere(value)
-                break
-        return self._consensus.slot > slot
+                if self._consensus.slot > slot:
+                    return True
+        return False
 
     def _learn(self, decision: Decision) -> None:
         """Take the contents of a decided value from whoever told us of it."""
@@ -191,7 +228,10 @@ class CatchingUp:
         if not are_possible(descriptors):
             return
         commands = iter(decision.commands)
-        for span in Value.decode(decision.value).spans:
+        spans = Value.decode(decision.value).spans
+        if not self._territory.knows(span.line.target for span in spans):
+            return
+        for span in spans:
             waiting = self._backlog.line(span.line)
             contents = descriptors[at : at + span.batches]
             payloads: list[bytes | None] = [None] * span.batches

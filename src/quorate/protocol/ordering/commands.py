@@ -6,16 +6,18 @@ enough. A replica that restarts carries out again what its last snapshot does no
 disk; whoever lags behind is told the commands together with the slot.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import DamagedError
+from quorate.core.ids import TopicId
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.digests import cut, descriptor
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.control.state import ControlState
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.records import Decided, Placed, Store
+from quorate.protocol.topic import Topic, by_id, topics_of
 
 READ_BYTES_MAX = 1024 * 1024
 
@@ -82,6 +84,12 @@ class Commands:
         if self._steward is not None and state is not None:
             self._steward.start_over(state)
         self.needed_from = self._snapshot_end = self._log.partition(_CONTROL).end
+
+    def topic_of_in(self, state: ControlState | None) -> Callable[[TopicId], Topic | None] | None:
+        """Topics by number as this state has them, in the group whose state they are part of."""
+        if self._steward is None or state is None:
+            return None
+        return by_id(topics_of(self._steward.control.from_state(state).cluster)).get
 
     def _placed_in(self, decided: Decided) -> list[Placed]:
         if self._steward is None:

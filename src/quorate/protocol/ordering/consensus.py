@@ -25,7 +25,7 @@ Invariants:
 - what is kept is bounded: votes for three slots and two regencies, one of each replica.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from quorate.core.ids import Digest, NodeId
@@ -57,6 +57,9 @@ class Application(Protocol):
 
     def can_apply(self, value: bytes) -> bool:
         """Does this replica have what it takes to carry a decision out?"""
+
+    def refusal(self, value: bytes) -> str:
+        """Why this value is never decided here; empty if it may be."""
 
     def apply(self, slot: int, value: bytes) -> None:
         """This value is decided, and it is this slot's turn."""
@@ -200,6 +203,10 @@ class Consensus:
         self._move_to(regency)
         self.bound = {}
         self._persist(self.promises[self.slot], [])
+
+    def refusal(self, values: Iterable[bytes]) -> str:
+        """Why one of these values is never decided in this group; empty if all may be."""
+        return next(filter(None, map(self._application.refusal, values)), "")
 
     def synchronise(self, bound: Mapping[int, Digest], free_from: int, values: list[bytes]) -> None:
         """The leader of this regency has shown what it may do."""

@@ -20,7 +20,8 @@ whatever the age of the head. What was signed with a former key is dropped, and 
 it: replicas sign, and hear of such a change, at different times.
 
 Invariants:
-- a correct replica signs one head per size: whether it carries a line follows from its slot;
+- a correct replica signs one head per size: whether it carries a line follows from its slot, and
+  after it started over it signs no size that its log had before, whatever the log is now;
 - a checkpoint that is made here has no signature of a key that was known to be replaced;
 - what is kept is bounded: a few heads that lack signatures, and the last checkpoint.
 """
@@ -78,12 +79,22 @@ class Notary(Protocol):
 class Cosigning:
     """One replica's part in signing the heads of its group's log."""
 
-    def __init__(self, me: NodeId, group: int, quorum: int, notary: Notary, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        me: NodeId,
+        group: int,
+        quorum: int,
+        notary: Notary,
+        outbox: Outbox,
+        signs_above: int = 0,
+    ) -> None:
         # The last checkpoint, as others may read it.
         self.checkpoint = ""
         self.size = 0
         # The size of the last head that we signed.
         self.signed = 0
+        # Heads of this size or less were signed before this replica started over, if at all.
+        self.signs_above = signs_above
         self._me, self._group, self._quorum = me, group, quorum
         self._notary = notary
         self._outbox = outbox
@@ -114,7 +125,7 @@ class Cosigning:
         if line:
             self._awaited, self._on_awaited = size, then
         self.signed = max(self.signed, size)
-        if self._notary.is_replaced:
+        if self._notary.is_replaced or size <= self.signs_above:
             return
         head = Head(self._notary.origin, size, root, (line,) if line else ())
         time_s = max(0, time_us // SECOND_US)
@@ -151,6 +162,13 @@ class Cosigning:
         # A quorum has signed it: nobody needs our signature.
         self.signed = max(self.signed, size)
         self._forget_old()
+
+    def start_over(self, size: int) -> None:
+        """Our log, which had so many batches, goes on from a state that others signed."""
+        self.signs_above = max(self.signs_above, size)
+        self.signed, self._mine = self.size, None
+        self._heads.clear()
+        self._said.clear()
 
     def stop_waiting(self) -> None:
         """Nobody wants the checkpoint any more of the head that is waited for."""

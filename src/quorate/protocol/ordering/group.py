@@ -17,6 +17,7 @@ with a reason and f that lie, to change the leader.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 
@@ -58,7 +59,7 @@ from quorate.protocol.ordering.leader_change import LeaderChange, Signer
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting
 from quorate.protocol.ordering.log import SEAL_EVERY_US, Content, LogState, OrderLog
 from quorate.protocol.ordering.pace import PACE, Pace
-from quorate.protocol.ordering.placement import Roster
+from quorate.protocol.ordering.placement import GroupKind, Roster
 from quorate.protocol.ordering.proving import Proving
 from quorate.protocol.ordering.readers import Readers
 from quorate.protocol.ordering.receipts import Receipting
@@ -66,6 +67,7 @@ from quorate.protocol.ordering.records import (
     DIGEST_BYTES,
     Certified,
     Decided,
+    Disowned,
     Held,
     Installed,
     Named,
@@ -77,17 +79,18 @@ from quorate.protocol.ordering.records import (
 from quorate.protocol.ordering.retrieval import Retrieval
 from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.snapshots import Snapshots
+from quorate.protocol.ordering.territory import (
+    SLOT_BATCHES_MAX,
+    SLOT_BYTES_MAX,
+    SLOT_COMMANDS_MAX,
+    Territory,
+    TopicOf,
+)
 from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import SPANS_MAX, Span, Value, value_digest
 from quorate.protocol.ordering.walking import Walking
 from quorate.protocol.outbox import Outbox
-
-# A slot orders up to so much.
-SLOT_BATCHES_MAX = 4096
-SLOT_BYTES_MAX = 16 * 1024 * 1024
-# Of commands fewer: whoever lags behind is told them all in one message.
-SLOT_COMMANDS_MAX = 1024
 
 
 class Group:
@@ -102,12 +105,14 @@ class Group:
         store: Store,
         may_append: MayAppend,
         is_open: IsOpen,
+        topic_of: TopicOf,
         wall_us: WallClock,
         outbox: Outbox,
         validation: Validation,
         state: LogState | None = None,
         steward: Steward | None = None,
         regency: int = 1,
+        signs_above: int = 0,
         pace: Pace = PACE,
         rooms: Rooms = ROOMS,
         snapshot_every: int = SNAPSHOT_EVERY,
@@ -116,6 +121,9 @@ class Group:
         """`deposits`: large payloads of validated topics go to a store outside."""
         self.members = roster.members
         self.counters: Counter[str] = Counter()
+        # Why this group is silent until a restart; empty if it is not.
+        self.stopped = ""
+        self.territory = Territory(GroupKind(roster.number), topic_of)
         self.roster, self._others = roster, roster.others
         self._store, self._outbox, self._pace = store, outbox, pace
         self._validation = validation
@@ -144,25 +152,28 @@ class Group:
         self.retrieval = Retrieval(
             roster, log, self.backlog, self.commands, self.readers, store, outbox, pace
         )
-        self._hand_on(notary)
+        self._hand_on(notary, signs_above)
         # When a slot was decided last, and how many batches that ordered.
         self._progress_us = 0
         self._last_batches = 0
         # The slot that is being voted on, and since when.
         self._voted_slot, self._voted_since_us = 0, 0
 
-    def _hand_on(self, notary: Notary | None) -> None:
+    def _hand_on(self, notary: Notary | None, signs_above: int) -> None:
         """The parts that sign, write down and tell what was decided."""
         roster, log, store, outbox = self.roster, self.log, self._store, self._outbox
         self.cosigning: Cosigning | None = None
         self.transfer: Transfer | None = None
         if notary is not None:
             quorum, believed = roster.rules.quorum, roster.rules.voices_to_believe
-            self.cosigning = Cosigning(roster.me, roster.number, quorum, notary, outbox)
+            self.cosigning = Cosigning(
+                roster.me, roster.number, quorum, notary, outbox, signs_above
+            )
             self.transfer = Transfer(
                 roster.number, roster.members, self._others, quorum=quorum,
                 offers_needed=believed, notary=notary, cosigning=self.cosigning, store=store,
-                outbox=outbox, undecided=lambda: self.consensus.slot, install=self._install,
+                outbox=outbox, undecided=lambda: self.consensus.slot, may_install=self._may_install,
+                install=self._install,
             )  # fmt: skip
             self.transfer.resume(log, signs=roster.takes_part)
         self.proving = Proving(roster.number, log, store, self.cosigning, outbox)
@@ -174,16 +185,16 @@ class Group:
         self.catching_up = CatchingUp(
             roster, self.consensus, self.change, backlog=self.backlog, commands=self.commands,
             clocks=self.clocks, transfer=self.transfer, store=store, outbox=outbox,
-            pace=self._pace,
+            pace=self._pace, territory=self.territory, stop=self.stop,
         )  # fmt: skip
 
     # Recovery
 
     def restore(self, records: list[Record]) -> None:
         """What the disk has from before, behind the snapshot, in the order of writing."""
-        for record in records:
-            if isinstance(record, Decided) and record.group == self.roster.number:
-                self._replay(record)
+        self._replay_decided(records)
+        if self.stopped:
+            return
         if self.log.state.slot >= self.consensus.slot:
             self.consensus.jump(self.log.state.slot + 1, self.log.state.last)
         for record in records:
@@ -199,6 +210,19 @@ class Group:
             if partition in self.log.state.partitions:
                 self.filling.miss(partition, offset, self._store.behind(partition, offset, batches))
 
+    def _replay_decided(self, records: list[Record]) -> None:
+        if refusal := self.territory.refusal_of_state(self.log.state):
+            self._stop_at_disk(f"its state on disk has {refusal}", self.log.state.partitions)
+        for record in records:
+            if not isinstance(record, Decided) or record.group != self.roster.number:
+                continue
+            if refusal := self.territory.refusal(record.value):
+                targets = [Partition(each.topic, each.partition) for each in record.placed]
+                self._stop_at_disk(f"slot {record.slot} on disk has {refusal}", targets)
+            if self.stopped:
+                return
+            self._replay(record)
+
     def _replay(self, decided: Decided) -> None:
         value = Value.decode(decided.value)
         contents = [Content(cut(placed.descriptors), placed.lacking) for placed in decided.placed]
@@ -207,10 +231,34 @@ class Group:
         # It was signed then, if it was due.
         self.log.is_seal_due()
 
+    def stop(self, reason: str) -> None:
+        """Be silent from now on: what was decided cannot be applied. A restart tries again."""
+        if not self.stopped:
+            self.stopped = reason
+            self._outbox.report(self.roster.me, "stopped", reason)
+
+    def _stop_at_disk(self, reason: str, partitions: Iterable[Partition]) -> None:
+        """What the disk has of this group cannot be, and does not stand in the way of others."""
+        self.stop(reason)
+        for each in self.territory.foreign(partitions):
+            self._outbox.persist(Disowned(self.roster.number, *each), sync=False)
+
+    def _may_install(self, sender: NodeId, state: LogState) -> bool:
+        """Whether our log may come to this state, as far as the control log has told us."""
+        topic_of = self.commands.topic_of_in(state.control)
+        if refusal := self.territory.refusal_of_state(state, topic_of):
+            self._outbox.report(sender, "forgery", f"a state with {refusal}")
+            return False
+        return self.territory.knows(state.partitions, topic_of)
+
     def _install(self, certified: Certified, state: LogState) -> None:
         """Start over with this state, which is ahead of ours (`transfer.py`)."""
         regency = self.consensus.regency
-        installed = Installed(certified.group, certified.slot, certified.state, regency)
+        assert self.cosigning is not None
+        self.cosigning.start_over(self.log.tree.size)
+        installed = Installed(
+            certified.group, certified.slot, certified.state, regency, self.cosigning.signs_above
+        )
         if displaced := self.backlog.displaced():
             self.consensus.keep_displaced(displaced, certified.slot + 1)
         self._outbox.persist(installed)
@@ -458,31 +506,44 @@ class Group:
         if not self.clocks.allow(decoded.time_us, self.log.state.time_us):
             self._outbox.report(self.consensus.leader, "bad-clock", f"time {decoded.time_us}")
             return False
-        if not self._fits_a_slot(decoded.spans):
-            self._outbox.report(self.consensus.leader, "bad-proposal", "of more than a slot orders")
+        if self._is_refused(value):
             return False
         # Each span is looked at, so that all that is missing is asked for.
         acceptable = [self._is_span_acceptable(span) for span in decoded.spans]
         return all(acceptable)
 
-    def _fits_a_slot(self, spans: tuple[Span, ...]) -> bool:
-        """Whether those who lag behind can be told all that is in it."""
-        commands = [span.batches for span in spans if self.commands.are_on(span.line)]
-        batches = sum(span.batches for span in spans)
-        return batches <= SLOT_BATCHES_MAX and sum(commands) <= SLOT_COMMANDS_MAX
+    def _is_refused(self, value: bytes) -> bool:
+        refusal = self.territory.refusal(value)
+        if refusal:
+            self._outbox.report(self.consensus.leader, "bad-proposal", refusal)
+        return bool(refusal)
+
+    def _is_known(self, spans: Iterable[Span]) -> bool:
+        return self.territory.knows(span.line.target for span in spans)
 
     def _is_span_acceptable(self, span: Span) -> bool:
         if self.backlog.may_append(span.line) and self.backlog.is_open(span.line):
             return self.retrieval.is_acceptable(span)
-        self._outbox.report(self.consensus.leader, "bad-proposal", "of a line that may not be")
+        if self._is_known([span]):
+            self._outbox.report(self.consensus.leader, "bad-proposal", "of a line that may not be")
         return False
 
     def is_available(self, value: bytes) -> bool:
-        available = [self.retrieval.is_available(span) for span in Value.decode(value).spans]
+        if self._is_refused(value):
+            return False
+        spans = Value.decode(value).spans
+        if not self._is_known(spans):
+            return False
+        available = [self.retrieval.is_available(span) for span in spans]
         return all(available)
 
     def can_apply(self, value: bytes) -> bool:
+        if refusal := self.territory.refusal(value):
+            self.stop(f"slot {self.consensus.slot} was decided with {refusal}")
+            return False
         spans = Value.decode(value).spans
+        if not self._is_known(spans):
+            return False
         for span in spans:
             if not self.retrieval.is_applicable(span):
                 self.retrieval.want(span)
@@ -505,7 +566,18 @@ class Group:
             if waiting.matches(span) and None in waiting.payloads[: span.batches]
         ]
 
+    def refusal(self, value: bytes) -> str:
+        return self.territory.refusal(value)
+
     def apply(self, slot: int, value: bytes) -> None:
+        try:
+            self._apply(slot, value)
+        except Exception as error:
+            # Some of it may have taken effect, and nothing must take effect twice.
+            self.stop(f"slot {slot} cannot be applied: {error!r}")
+            raise
+
+    def _apply(self, slot: int, value: bytes) -> None:
         decoded = Value.decode(value)
         lines = [self.backlog.line(span.line) for span in decoded.spans]
         contents = []

@@ -161,6 +161,10 @@ class LeaderChange:
         is_mine = leader_of(consensus.members, data.regency) == consensus.me
         if not is_mine or data.regency < consensus.regency or not self._is_sound(sender, data):
             return
+        if refusal := consensus.refusal(data.values):
+            # Others would be bound to it, on the word of this one.
+            self._outbox.report(sender, "bad-state", refusal)
+            return
         earlier = self._states.get(sender)
         if earlier is None or earlier.regency < data.regency:
             self._states[sender] = data

@@ -156,10 +156,10 @@ class OrderLog:
         """The state after this slot is to be signed, whatever its number."""
         self.state.wanted_slot = self.state.slot
 
-    def snapshot(self, regency: int = 1) -> Snapshot:
+    def snapshot(self, regency: int = 1, signs_above: int = 0) -> Snapshot:
         """All of it, after the last slot that was applied: the same bytes at every replica."""
         state = msgspec.msgpack.encode(self.state)
-        return Snapshot(self.group, self.state.slot, state, regency)
+        return Snapshot(self.group, self.state.slot, state, regency, signs_above)
 
     def _place(self, slot: int, span: Span, time_us: int, content: Content) -> Placed:
         descriptors = content.descriptors

@@ -69,6 +69,14 @@ class Dropped(msgspec.Struct, frozen=True, gc=False, tag="dropped"):
     partition: int
 
 
+class Disowned(msgspec.Struct, frozen=True, gc=False, tag="disowned"):
+    """What this group wrote of this partition was never its to write, and is void."""
+
+    group: int
+    topic: TopicId
+    partition: int
+
+
 class Named(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Consecutive batches of one publisher, by their descriptors, which are laid end to end."""
 
@@ -170,6 +178,8 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False, tag="snapshot"):
     state: bytes
     # In which regency this replica was: it must not go back behind that.
     regency: int = 1
+    # It signs no head of so many batches or fewer: it may have signed others of these sizes.
+    signs_above: int = 0
 
 
 class Certified(msgspec.Struct, frozen=True, gc=False, tag="certified"):
@@ -195,13 +205,14 @@ class Installed(msgspec.Struct, frozen=True, gc=False, tag="installed"):
     slot: int
     state: bytes
     regency: int
+    signs_above: int = 0
 
     @property
     def snapshot(self) -> Snapshot:
-        return Snapshot(self.group, self.slot, self.state, self.regency)
+        return Snapshot(self.group, self.slot, self.state, self.regency, self.signs_above)
 
 
-Record: TypeAlias = Held | Dropped | Voted | Decided | Snapshot | Certified | Installed
+Record: TypeAlias = Held | Dropped | Disowned | Voted | Decided | Snapshot | Certified | Installed
 
 
 class Stretch(msgspec.Struct, frozen=True, gc=False):

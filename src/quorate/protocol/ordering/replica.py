@@ -147,7 +147,7 @@ class Ordering:
 
     def _add_group(self, topic: Topic, states: Mapping[int, LogState], found: Found) -> None:
         kind = group_of(topic.contract)
-        rules = self._rules(kind, topic.quorum)
+        rules, snapshot = self._rules(kind, topic.quorum), found.snapshots.get(kind)
         group = self.groups[kind] = Group(
             Roster(self.me, kind, topic.members, rules, topic.quorum.one_correct),
             signer=self._signer,
@@ -155,12 +155,14 @@ class Ordering:
             store=self._store,
             may_append=partial(self._may_append_in, kind),
             is_open=self._is_open if topic.id == CONTROL_TOPIC_ID else _always,
+            topic_of=self._topic_of,
             wall_us=self._wall_us,
             outbox=self._outbox,
             validation=self._validation,
             state=states.get(kind),
             steward=self.steward if topic.id == CONTROL_TOPIC_ID else None,
-            regency=found.snapshots[kind].regency if kind in found.snapshots else 1,
+            regency=1 if snapshot is None else snapshot.regency,
+            signs_above=0 if snapshot is None else snapshot.signs_above,
             pace=self._pace,
             rooms=self._rooms,
             snapshot_every=self._snapshot_every,
@@ -168,7 +170,7 @@ class Ordering:
         )
         group.restore(list(found.records))
         is_founder = self.steward is not None and not self.steward.control.genesis.revision
-        if topic.id == CONTROL_TOPIC_ID and is_founder and kind not in found.snapshots:
+        if topic.id == CONTROL_TOPIC_ID and is_founder and snapshot is None:
             # How the cluster began is on record from now on, whatever becomes of its file.
             self._outbox.persist(group.log.snapshot(group.consensus.regency), sync=False)
 
@@ -193,12 +195,14 @@ class Ordering:
         if now_us >= self._next_tick_us:
             self._next_tick_us = now_us + self._pace.tick_us
             self._outbox.wake_at(self._next_tick_us)
-            for group in list(self.groups.values()):
+            for group in self._running():
                 group.tick()
 
     def step(self, sender: NodeId, message: Message) -> None:
-        handler = HANDLERS[type(message)]
-        handler(self, sender, message)
+        for group in self.groups.values():
+            if group.stopped and self._is_for(group, message):
+                return
+        HANDLERS[type(message)](self, sender, message)
 
     def connected(self, peer: NodeId) -> None:
         """Whoever was away says itself where it stands."""
@@ -219,17 +223,17 @@ class Ordering:
             lines.setdefault(line, []).append(result)
         for line, of_line in lines.items():
             group = self._group_of(line.topic)
-            if group is not None:
+            if group is not None and not group.stopped:
                 group.backlog.deposited(line, of_line)
 
     def fetched(self) -> None:
         """Payloads came from outside, or will not come: whoever waited for them is served."""
-        for group in self.groups.values():
+        for group in self._running():
             group.readers.fetched()
 
     def flush(self) -> bool:
         """True if something is left for the next turn."""
-        left = [group.flush() for group in list(self.groups.values())]
+        left = [group.flush() for group in self._running()]
         return any(left)
 
     def topic(self, name: str) -> Topic | None:
@@ -377,6 +381,17 @@ class Ordering:
         ordered = [topic for topic in self.topics.values() if group_of(topic.contract) == kind]
         is_reader = member in self._names and all(self._may_read(sender, each) for each in ordered)
         return is_reader or (member in self._operators and member in self._names)
+
+    def _running(self) -> list[Group]:
+        return [group for group in self.groups.values() if not group.stopped]
+
+    def _is_for(self, group: Group, message: Any) -> bool:
+        if hasattr(message, "topic"):
+            return group is self._group_of(message.topic)
+        return group.roster.number == getattr(message, "group", None)
+
+    def _topic_of(self, number: TopicId) -> Topic | None:
+        return self.topics.get(number)
 
     def _group_of(self, topic: TopicId) -> Group | None:
         known = self.topics.get(topic)

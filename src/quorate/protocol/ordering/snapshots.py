@@ -50,7 +50,7 @@ class Snapshots:
         """Do what is due after the slot that was just applied."""
         is_sealed, snapshot = self._log.is_seal_due(), self._due()
         if snapshot is not None or self._log.tree.size - self._size >= self._batches_max:
-            self._write(snapshot or self._log.snapshot(self._consensus.regency))
+            self._write(snapshot or self._snapshot())
         if is_sealed:
             self._seal(snapshot)
 
@@ -64,8 +64,11 @@ class Snapshots:
         self._size = self._log.tree.size
 
     def _due(self) -> Snapshot | None:
-        is_due = self._log.is_snapshot_due
-        return self._log.snapshot(self._consensus.regency) if is_due else None
+        return self._snapshot() if self._log.is_snapshot_due else None
+
+    def _snapshot(self) -> Snapshot:
+        signs_above = self._cosigning.signs_above if self._cosigning is not None else 0
+        return self._log.snapshot(self._consensus.regency, signs_above)
 
     def _write(self, snapshot: Snapshot) -> None:
         self._size = self._log.tree.size

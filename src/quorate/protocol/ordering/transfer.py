@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from quorate.core.errors import RemoteProtocolError
+from quorate.core.errors import QuorateError, RemoteProtocolError
 from quorate.core.ids import Digest, NodeId
 from quorate.core.ordering import PART_BYTES_MAX, AskPart, Cosign, OfferSnapshot, SnapshotPart
 from quorate.crypto.checkpoint import OtherKeysError, head_of
@@ -131,6 +131,7 @@ class Transfer:
         store: Store,
         outbox: Outbox,
         undecided: Callable[[], int],
+        may_install: Callable[[NodeId, LogState], bool],
         install: Callable[[Certified, LogState], None],
     ) -> None:
         # The last one of our own; its state is in the store.
@@ -142,6 +143,7 @@ class Transfer:
         self._store, self._outbox = store, outbox
         # The slot that is to be decided next, and how to begin behind another one.
         self._undecided, self._install = undecided, install
+        self._may_install = may_install
         # Signed by us, and not yet by a quorum.
         self._snapshot: Snapshot | None = None
         self._repeated_us = 0
@@ -357,7 +359,18 @@ class Transfer:
             self._outbox.report(fetch.peer, "forgery", sentence)
             self._give_up(fetch)
             return
-        state = msgspec.msgpack.decode(encoded, type=LogState)
+        try:
+            state = msgspec.msgpack.decode(encoded, type=LogState)
+            may_install = self._may_install(fetch.peer, state)
+        except (msgspec.MsgspecError, QuorateError) as error:
+            # Where one voice is believed, the others sign what it made up.
+            self._outbox.report(fetch.peer, "forgery", f"a state that cannot be: {error}")
+            may_install = False
+        if not may_install:
+            # Whoever offers one again does so when we say again where we stand.
+            self._fetch = None
+            self._offers.clear()
+            return
         self._fetch, self._snapshot = None, None
         self._offers.clear()
         self._blames.clear()
