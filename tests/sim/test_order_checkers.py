@@ -505,8 +505,8 @@ def altered_on_its_way() -> LogRecord:
     record.published[LogBatch(A, HERE, 1)] = payload
     look_at_disks(council, record)
     record.on_outcome(FIRST, Begun(HERE, 0))
-    for offset, read_out in enumerate(council.log(0)):
-        record.on_outcome(FIRST, entry(offset, A, 1, read_out))
+    for stretch in council.seats[0].store.read(Partition(T, 0), 0, 1 << 30):
+        record.on_outcome(FIRST, entry(stretch.offset, A, 1, *stretch.payloads))
     return record
 
 
