@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+<<<<<<< HEAD
 from chamber import PARTITION, Chamber
 from council import READER, VALIDATED
 from quorate.core.batch import Batch
+=======
+from chamber import Chamber
+from council import VALIDATED
+from quorate.core.batch import Batch, encode_values
+>>>>>>> 8aff442b07a6a3a42e33a30acea157800b8cc858
 from quorate.core.header import is_signed
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import (
@@ -429,6 +435,34 @@ def test_what_was_kept_of_a_lead_that_lied_is_dropped_and_the_next_one_is_not_bl
     desk.entries(TRUE, 0, 2)
     desk.chain(desk.others[-1], TRUE, 2)
     assert desk.read() == [b"1", b"2"]
+
+
+def test_a_batch_that_a_lead_ended_where_nobody_else_does_is_read_again_from_another_one() -> None:
+    """No correct replica has a word on the chain there, so none can say that it is wrong."""
+    # Given a lead that says of a batch of two events that it has one
+    desk, payload = Desk(), encode_values([b"1", b"2"], 0)
+    false, liar = FALSE.entries(0, 1), desk.lead
+    desk.reading.on_entries(liar, false, desk.connected)
+    (leaf,) = leaves_of(LINE, 1, 0, 5, [descriptor(payload)])
+    (after,) = chained(CHAIN_START, [leaf])
+    true = Entries(*LINE, 0, 1, 5, CHAIN_START, after, [payload])
+
+    # When others are further, and say so, and leads change
+    def others_speak() -> None:
+        for replica in desk.topic.members:
+            word = Chained(T, 0, 2, after, 0, 0, 2)
+            desk.reading.on_chained(replica, word, desk.connected)
+
+    for late in range(4):
+        others_speak()
+        desk.pass_time(2**late * LATE_AFTER_US)
+
+    # Then that batch is forgotten, and another lead sends it as it is.
+    assert desk.lead != liar
+    desk.reading.on_entries(desk.lead, true, desk.connected)
+    others_speak()
+    (entry,) = [each for each in desk.take().deliver if isinstance(each, Entry)]
+    assert (entry.offset, entry.end, entry.payload) == (0, 2, payload)
 
 
 def test_what_is_late_is_asked_of_everybody_and_a_lead_that_is_late_then_is_replaced() -> None:
