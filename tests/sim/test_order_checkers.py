@@ -439,11 +439,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
         read_on_trust, Setting("crash-ordering"), range(7, 60),
     ),
     "payloads that a replica takes on trust": (
-<<<<<<< HEAD
-        take_on_trust, Setting("ordering"), range(530, 553),
-=======
         take_on_trust, Setting("ordering"), range(74, 100),
->>>>>>> 8aff442b07a6a3a42e33a30acea157800b8cc858
     ),
     "what is gone on the word of f + 1": (
         skip_on_few_words, Setting("ordering", adversary="hollow"), range(7, 50),

@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-<<<<<<< HEAD
 from chamber import PARTITION, Chamber
 from council import READER, VALIDATED
-from quorate.core.batch import Batch
-=======
-from chamber import Chamber
-from council import VALIDATED
 from quorate.core.batch import Batch, encode_values
->>>>>>> 8aff442b07a6a3a42e33a30acea157800b8cc858
 from quorate.core.header import is_signed
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import (
