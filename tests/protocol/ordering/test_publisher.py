@@ -560,11 +560,14 @@ def test_what_replicas_refuse_for_good_is_given_up_with_their_sentence() -> None
     publisher.sent()
     refusal = Unordered(T, 0, 1, "it has ended")
 
-    # Whoever lags behind may say so too early, and fewer than n - f are not enough.
+    # Who got a later batch first, or lags behind, may say so; and fewer than n - f are not enough.
     for replica in range(4):
         publisher.line.on_unordered(replica, refusal)
     assert publisher.line.in_flight == 2
     publisher.pass_time(REFUSED_AFTER_US)
+    for replica in range(4):
+        publisher.line.on_unordered(replica, Unordered(T, 0, 2, "it has ended"))
+    assert publisher.line.in_flight == 2
     for replica in (0, 1, 1):
         publisher.line.on_unordered(replica, refusal)
     assert publisher.look.take().deliver == []

@@ -14,13 +14,18 @@ from quorate.crypto.receipts import Receipt
 from quorate.crypto.sids import Place
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, WORDS_MAX
 from quorate.protocol.ordering.placement import stores_of
-from quorate.protocol.ordering.records import Placed, cut
+from quorate.protocol.ordering.records import Placed
 from quorate.protocol.ordering.value import CHAIN_START, chained
 from quorate.sim.order_stage import SimSigner
 from quorate.sim.sealing import CLUSTER
 
 PARTITION = Partition(T, 0)
 FIRST, SECOND, THIRD, LAST = stores_of((0, 1, 2, 3), PARTITION)
+
+
+def cut(digests: bytes) -> list[bytes]:
+    """Digests that are laid end to end, one by one."""
+    return [digests[at : at + 32] for at in range(0, len(digests), 32)]
 
 
 def large(publisher: NodeId, sequence: int, signer: NodeId | None = None) -> bytes:
@@ -358,8 +363,9 @@ def test_what_is_kept_holds_also_if_it_covers_more_than_was_decided() -> None:
         receipt = Receipt(Place.of(CLUSTER, "t", 0, A), kept.first, kept.count, kept.chain)
         signer = council.seats[LAST].signer
         assert signer.is_attested_by(kept.store, receipt.encode(), kept.signature)
-        digests = [digest(large(A, number)) for number in (1, 2)]
-        assert kept.chain == chained(CHAIN_START, [*digests, *cut(kept.behind)])[-1]
+        digests = [digest(large(A, number)) for number in range(1, 1 + kept.count)]
+        assert kept.behind == b"".join(digests[2:])
+        assert kept.chain == chained(CHAIN_START, digests)[-1]
 
 
 def test_a_batch_that_a_producer_did_not_sign_is_stored_and_receipted_by_nobody() -> None:

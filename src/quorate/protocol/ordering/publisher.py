@@ -217,7 +217,8 @@ class LineOutgoing:
 
     def on_unordered(self, replica: NodeId, unordered: Unordered) -> None:
         """So many replicas have to say so that one of them knows all that was ordered of it."""
-        if replica not in self._next or not self.in_flight or unordered.first >= self.next:
+        if replica not in self._next or not self.in_flight or unordered.first > self.unreceipted:
+            # Of a later batch it may lack no more than what was lost on the way.
             return
         self._refusals[replica] = unordered.sentence
         kept, now_us = self._kept[self.unreceipted], self._outbox.now_us
@@ -229,9 +230,7 @@ class LineOutgoing:
     def _give_up(self) -> None:
         self._seal()
         first = self.unreceipted
-        for kept in self._kept.values():
-            self.under_way.bytes -= BATCH_COST + len(kept.payload)
-        self.under_way.bytes -= LINE_COST
+        self.under_way.bytes -= LINE_COST + sum(kept.cost_bytes for kept in self._kept.values())
         self._kept.clear()
         self._unsealed.clear()
         self._voices.clear()
