@@ -41,9 +41,9 @@ def test_what_a_replica_says_of_slots_ahead_is_bounded_in_bytes(field: str) -> N
 def test_a_replica_that_repeats_itself_takes_no_more_room() -> None:
     council = Council(byzantine=(LIAR,))
     value = value_of(Span(A, CONTROL_TOPIC_ID, 0, 1, 128, bytes(32)))
-    descriptors = bytes(128 * DESCRIPTOR_BYTES)
-    commands = [bytes(4060)] * 127
-    commands.append(bytes(EARLY_BYTES_MAX // 2 - len(value) - len(descriptors) - 127 * 4060))
+    commands = [bytes(4048)] * 127
+    descriptors = described(b"") * 128
+    commands.append(bytes(EARLY_BYTES_MAX // 2 - len(value) - len(descriptors) - 127 * 4048))
     for slot in (*[2] * 20, 3):
         decision = Decision(council.number, slot, value, descriptors, commands)
         council.say(LIAR, [0], decision)

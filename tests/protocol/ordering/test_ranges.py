@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from quorate.core.ordering import Entries, Follow, Partition
+from quorate.core.ordering import Absent, Entries, Follow, Partition
 from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering.ranges import (
     AGAIN_AFTER_US,
@@ -85,3 +85,19 @@ def test_what_nobody_gives_as_it_should_be_is_given_up_by_the_batch() -> None:
     (given_up,) = desk.said
     assert isinstance(given_up, Unsettled)
     assert (given_up.offset, given_up.end) == (0, 3)
+
+
+def test_one_that_lies_gives_up_no_more_than_it_must_while_the_others_are_silent() -> None:
+    desk = Desk(VALIDATED, range(9))
+    liar = desk.topic.members[0]
+    while not desk.said and desk.look.outbox.now_us < 2 * PATIENCE_US:
+        for lead, follow in desk.asked():
+            if lead == liar:
+                absent = Absent(*desk.partition, follow.offset, 9)
+                desk.reading.on_absent(lead, absent, desk.connected)
+        desk.look.at(desk.look.outbox.now_us + AGAIN_AFTER_US)
+        desk.reading.tick(desk.connected)
+
+    (given_up,) = desk.said
+    assert isinstance(given_up, Unsettled)
+    assert (given_up.offset, given_up.end) == (0, 1)

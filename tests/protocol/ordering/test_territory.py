@@ -97,8 +97,8 @@ def value_on(*spans: Span) -> bytes:
 
 def decision_of(value: bytes, slot: int = 1) -> Decision:
     spans = Value.decode(value).spans
-    descriptors = b"".join(described(b"%d" % at) for span in spans for at in range(span.batches))
-    return Decision(int(GroupKind.CRASH), slot, value, descriptors)
+    contents = b"".join(described(b"%d" % at) for span in spans for at in range(span.batches))
+    return Decision(int(GroupKind.CRASH), slot, value, contents)
 
 
 def goes_on(council: TwoGroups) -> None:
@@ -339,10 +339,10 @@ def told(council: TwoGroups, replica: NodeId, publisher: NodeId, slots: range, e
     """The liar tells one replica how these slots were decided: with so many batches each."""
     for slot in slots:
         ours = council.crash_group(replica).log.line(Line(publisher, *OWN))
-        descriptors = [described(b"%d %d %d" % (publisher, slot, at)) for at in range(each)]
-        span = Span(publisher, *OWN, ours.next, each, chain_of(ours.chain, descriptors)[-1])
+        contents = [described(b"%d %d %d" % (publisher, slot, at)) for at in range(each)]
+        span = Span(publisher, *OWN, ours.next, each, chain_of(ours.chain, contents)[-1])
         value = Value(WALL_US + slot * 60_000, (span,)).encode()
-        decision = Decision(int(GroupKind.CRASH), slot, value, b"".join(descriptors))
+        decision = Decision(int(GroupKind.CRASH), slot, value, b"".join(contents))
         council.say(LIAR, (replica,), decision)
         council.flying.clear()
 

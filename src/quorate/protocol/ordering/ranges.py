@@ -465,8 +465,13 @@ class RangeReading:
         self._absent_until[replica] = max(until, self.position + 1)
 
     def _given_up_until(self) -> int:
-        """Up to where all say that they lack it who say so; what comes after, somebody may have."""
-        return min(min(self._absent_until.values(), default=self.position + 1), self.end)
+        """Up to where all say that they lack it who say so; what comes after, somebody may have.
+
+        Of those who say so one has to be correct.
+        """
+        said = self._absent_until.values()
+        is_known = len(said) > (self.topic.f if self._signed else 0)
+        return min(min(said) if is_known else self.position + 1, self.end)
 
     def _ask_positions(self, lead: _Lead) -> None:
         lead.number, lead.asked_us = next(self._numbers), self._outbox.now_us
