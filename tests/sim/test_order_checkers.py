@@ -414,7 +414,7 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     "a quorum of f + 1": (
         lambda patch: patch.setattr(Byzantine, "quorum", property(small_quorum)),
-        Setting("ordering"), range(148, 199),
+        Setting("ordering"), range(155, 199),
     ),
     "a quorum of f + 1, and a leader with two faces": (
         lambda patch: patch.setattr(Byzantine, "quorum", property(small_quorum)),
