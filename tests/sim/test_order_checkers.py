@@ -414,7 +414,7 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     "a quorum of f + 1": (
         lambda patch: patch.setattr(Byzantine, "quorum", property(small_quorum)),
-        Setting("ordering"), range(148, 199),
+        Setting("ordering"), range(155, 199),
     ),
     "a quorum of f + 1, and a leader with two faces": (
         lambda patch: patch.setattr(Byzantine, "quorum", property(small_quorum)),
@@ -422,7 +422,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
     ),
     "byzantine states that bind nobody": (
         lambda patch: patch.setattr(Byzantine, "resolve", always_free),
-        Setting("ordering"), range(2, 50),
+        Setting("ordering", adversary="two-faced"), range(8, 50),
     ),
     "crash states that bind nobody": (
         lambda patch: patch.setattr(Crash, "resolve", always_free),
@@ -442,7 +442,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
         take_on_trust, Setting("ordering"), range(74, 100),
     ),
     "what is gone on the word of f + 1": (
-        skip_on_few_words, Setting("ordering", adversary="hollow"), range(7, 50),
+        skip_on_few_words, Setting("ordering", adversary="hollow"), range(2, 50),
     ),
 }  # fmt: skip
 
