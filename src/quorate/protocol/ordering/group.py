@@ -160,7 +160,7 @@ class Group:
             gather_us=pace.gather_us,
         )  # fmt: skip
         self.retrieval = Retrieval(
-            roster, log, self.backlog, self.commands, self.readers, store, outbox, pace
+            roster, log, self.backlog, self.commands, self.readers, outbox, pace
         )
         self._hand_on(notary, signs_above)
         # When a slot was decided last, and how many batches that ordered.

@@ -254,6 +254,21 @@ class Readers:
         found = tail.read(offset, bytes_max) if tail is not None else []
         return found or self._store.read(partition, offset, bytes_max)
 
+    def behind(self, partition: Partition, offset: int, batches: int) -> int | None:
+        """The offset after so many batches of one decision, the first of which begins here.
+
+        None if retention took it.
+        """
+        tail = self._tails.get(partition)
+        found = tail.find(offset) if tail is not None else None
+        if found is not None:
+            kept, at = found
+            return kept.offsets[at + batches]
+        start, end = self._store.bounds(partition)
+        if not start <= offset < end:
+            return None
+        return self._store.behind(partition, offset, batches)
+
     # Parts
 
     def _send_entries(

@@ -23,7 +23,6 @@ from quorate.protocol.ordering.log import OrderLog, Position
 from quorate.protocol.ordering.pace import Pace
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.readers import Readers
-from quorate.protocol.ordering.records import Store
 from quorate.protocol.ordering.value import Span
 from quorate.protocol.outbox import Outbox
 
@@ -42,7 +41,6 @@ class Retrieval:
         backlog: Backlog,
         commands: Commands,
         readers: Readers,
-        store: Store,
         outbox: Outbox,
         pace: Pace,
     ) -> None:
@@ -53,7 +51,7 @@ class Retrieval:
         self._log = log
         self._backlog = backlog
         self._commands = commands
-        self._readers, self._store = readers, store
+        self._readers = readers
         self._outbox = outbox
         self._pace = pace
 
@@ -244,12 +242,9 @@ class Retrieval:
     def _read(self, line: Line, position: Position, at: int, count: int) -> list[bytes]:
         """So many payloads, or as many as a message takes; and not much more than that."""
         found: list[bytes] = []
-        start, end = self._store.bounds(line.target)
-        if not start <= position.offset < end:
-            # The others are counted from the first of them: retention took it, or it is not on disk
-            # yet.
+        offset = self._readers.behind(line.target, position.offset, at)
+        if offset is None:
             return found
-        offset = self._store.behind(line.target, position.offset, at)
         while len(found) < count and (room := RETRIEVED_BYTES_MAX - _bytes_of([*found])) > 0:
             bytes_max = min(room, (count - len(found)) * INLINE_BYTES_MAX)
             stretches = self._readers.read(line.target, offset, bytes_max)
