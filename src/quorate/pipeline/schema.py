@@ -27,9 +27,9 @@ EVENT_COLUMNS: Final = (
     "index int",
     "producer string",
 )
-# What there is beside: what the producer signed for the batch (null if nobody signed it); on topics
-# that stand liars the batch's leaf in the order log, and the size of a signed checkpoint that covers
-# it.
+# What there is beside: what the producer signed for the batch (null if nobody signed it), and on
+# topics that stand liars the batch's leaf in the order log and the size of a signed checkpoint that
+# covers it.
 VALIDATED_COLUMNS: Final = (
     "digest binary",
     "position bigint",
