@@ -212,7 +212,7 @@ class RangeReading:
         # Why those are of no help who were asked for what is next, and what they sent instead.
         self._tried: dict[NodeId, str] = {}
         self._sent: dict[NodeId, bytes] = {}
-        # Up to where those say that they lack it who do.
+        # Up to where those say that they lack it who do, or what they sent in its place goes.
         self._absent_until: dict[NodeId, int] = {}
         self._stuck_us = outbox.now_us
         self._again_us: int | None = None
@@ -263,7 +263,7 @@ class RangeReading:
             batches = self._batches(entries, offsets)
             self._check_chain(lead, entries, batches)
         except RemoteProtocolError as error:
-            self._give_way(str(error), connected, sent=entries.payloads[0])
+            self._give_way(str(error), connected, sent=entries.payloads[0], end=offsets[1])
             return
         lead.batches += batches
         lead.received = offsets[-1]
@@ -393,7 +393,8 @@ class RangeReading:
             lead.batches_at_once = count // 2
             self._ask_positions(lead)
         else:
-            self._give_way(f"sent {why}", connected, sent=lead.batches[0].payload or b"")
+            batch = lead.batches[0]
+            self._give_way(f"sent {why}", connected, sent=batch.payload or b"", end=batch.end)
 
     def _settle(
         self, lead: _Lead, count: int, proof: RangeProof | None, connected: Collection[NodeId]
@@ -458,7 +459,7 @@ class RangeReading:
         self._hand_out(Unsettled(self.position, until, dict(self._tried), dict(self._sent)))
 
     def _given_up_until(self) -> int:
-        """Up to where all say that they lack it who say so; what comes after, somebody may have."""
+        """Up to where nobody has it of those who said so; what comes after, somebody may have."""
         until = min(self._absent_until.values(), default=self.position + 1)
         return min(max(until, self.position + 1), self.end)
 
@@ -475,13 +476,19 @@ class RangeReading:
             self._give_way("does not have it", connected)
 
     def _give_way(
-        self, why: str, connected: Collection[NodeId], *, sent: bytes | None = None
+        self,
+        why: str,
+        connected: Collection[NodeId],
+        *,
+        sent: bytes | None = None,
+        end: int = 0,
     ) -> None:
         lead = self._lead
         assert lead is not None
         if sent is not None:
             self._outbox.report(lead.replica, "bad-lead", why)
             self._sent[lead.replica] = sent
+            self._absent_until[lead.replica] = end
         self._tried[lead.replica] = why
         self._lead = None
         self._choose_lead(connected)
