@@ -135,9 +135,12 @@ def test_who_validates_gets_the_places_of_basic_batches_and_others_get_them_whol
             RangeReader(cluster.directory, "bob") as reader,
         ):
             await producer.send_values(MIXED, [b"signed"] * 2)
-            await producer.send_values(MIXED, [b"basic"] * 3, BASIC_MODE)
+            await producer.update_topology([])
+            await producer.send_values(MIXED, [b"basic"] * 3)
             validated = await read(reader, MIXED, 1, 4)
-            every = [b async for found in reader.read(MIXED, 0, 1, 4, validate=False) for b in found]
+            every = [
+                b async for found in reader.read(MIXED, 0, 1, 4, validate=False) for b in found
+            ]
         assert values_in(every) == [[b"signed"] * 2, [b"basic"] * 3]
         assert [each.payload for each in validated] == [every[0].payload, None]
         for batches in (validated, every):
