@@ -242,5 +242,5 @@ def test_a_change_of_the_mode_reads_on_with_the_event_after_the_last_that_was_ha
 
     monkeypatch.setattr(Consumer, "_know", known)
     begun = Begun(Partition(topic_id("votes"), 0), 0)
-    arrivals = [begun, *(entry(offset, EVENTS, topic="votes") for offset in (0, 5))]
+    arrivals: list[Outcome] = [begun, *(entry(offset, EVENTS, topic="votes") for offset in (0, 5))]
     read(story, arrivals, monkeypatch=monkeypatch, topic="votes")

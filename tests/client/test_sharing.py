@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 
 import pytest
@@ -11,7 +11,7 @@ from quorate.client import Consumer
 from quorate.client.sharing import OFFSETS_PER_COMMIT, Member, Place, Progress, Reader
 from quorate.core.batch import encode, encode_values
 from quorate.core.contract import Contract
-from quorate.core.control import Command, Commit, Join, Leave
+from quorate.core.control import Command, Commit, GroupMode, Join, Leave
 from quorate.core.errors import QuorumError, RefusedError
 from quorate.core.event import Event
 from quorate.core.ids import node_of, topic_id
@@ -23,11 +23,12 @@ from quorate.runtime.local import make_local_cluster
 CONTRACT = Contract.parse("orders", {"protection": "crash", "order": "total", "partitions": 2})
 # Nobody listens at the ports of its replicas.
 LOCAL = make_local_cluster(base_port=1, topics={"orders": CONTRACT})
+BOB = next(each for each in LOCAL.cluster.clients if each.name == "bob")
 ALICE = node_of(next(each.number for each in LOCAL.cluster.clients if each.name == "alice"))
 
 
 def shared(epoch: int, *partitions: tuple[int, int | None]) -> Shared:
-    return Shared("g", epoch, tuple(("orders", number, at) for number, at in partitions))
+    return Shared("bob/g", epoch, tuple(("orders", number, at) for number, at in partitions))
 
 
 def entry(partition: int, offset: int) -> Entry:
@@ -119,6 +120,9 @@ class Told(Reader):
     def end(self, place: Place) -> None:
         del self.reads[place]
 
+    def mode(self, topics: Collection[str]) -> GroupMode:
+        return ""
+
     async def learn_topology(self, *, patiently: bool) -> object:
         await asyncio.sleep(0)
         self.meanwhile.pop(0)()
@@ -133,7 +137,7 @@ def told(*news: Shared, meanwhile: Sequence[Callable[[Told, Member], None]] = ()
 
     async def story() -> Told:
         reader = Told()
-        member = Member("g", reader, Progress(), lease_us=1, commits_by_itself=True)
+        member = Member("bob/g", reader, Progress(), lease_us=1, commits_by_itself=True)
         reader.meanwhile = [partial(each, reader, member) for each in meanwhile]
         for each in news:
             member.on_shared(each)
@@ -160,7 +164,7 @@ def test_what_a_member_had_to_ask_about_does_not_come_after_what_it_heard_later(
     reader = told(shared(2, (0, 5), (2, 0)), meanwhile=[hears_more])
 
     assert reader.reads == {("orders", 0): 5}
-    assert reader.commanded == [Commit("g", 3, [])]
+    assert reader.commanded == [Commit("bob/g", 3, [])]
 
 
 def test_a_member_asks_again_about_what_it_is_to_read_and_does_not_know() -> None:
@@ -179,23 +183,23 @@ class Cluster(Told):
         self.groups = Groups({})
 
     def join(self, node: int) -> None:
-        self.groups.join("g", node, ["orders"], self.contracts, 0)
+        self.groups.join(Join("bob/g", ["orders"]), node, BOB, self.contracts, 0)
 
     def shared(self, node: int) -> Shared:
-        assigned = self.groups.assignment("g", node)
+        assigned = self.groups.assignment("bob/g", node)
         assert assigned is not None
-        return Shared("g", assigned.epoch, tuple(assigned.partitions))
+        return Shared("bob/g", assigned.epoch, tuple(assigned.partitions))
 
     async def command(self, command: Command) -> None:
         assert isinstance(command, Commit)
-        self.groups.commit("g", 1, command.epoch, command.offsets, "one", 0)
+        self.groups.commit(command, 1, "one", 0)
 
 
 def test_who_comes_after_begins_where_a_member_was_however_much_it_gives_up() -> None:
     async def story() -> dict[int, int | None]:
         # Given a member that is through with something of each of many partitions
         cluster, progress = Cluster(4 * OFFSETS_PER_COMMIT), Progress()
-        member = Member("g", cluster, progress, lease_us=1, commits_by_itself=True)
+        member = Member("bob/g", cluster, progress, lease_us=1, commits_by_itself=True)
         cluster.join(1)
         member.on_shared(cluster.shared(1))
         await asyncio.gather(*member._tasks)
@@ -218,7 +222,7 @@ def test_who_comes_after_begins_where_a_member_was_however_much_it_gives_up() ->
 def test_what_is_back_before_anybody_heard_where_it_began_does_not_begin_later() -> None:
     async def story() -> dict[Place, int | None]:
         reader = Told()
-        member = Member("g", reader, Progress(), lease_us=1, commits_by_itself=True)
+        member = Member("bob/g", reader, Progress(), lease_us=1, commits_by_itself=True)
         member.on_shared(shared(1, (0, None)))
         member.on_begun(("orders", 0), 8)
         member.on_shared(shared(2))
@@ -241,9 +245,9 @@ class Group(Reader):
 
     def add(self, node: int) -> Member:
         """A member that commits what its program says, and nothing else."""
-        member = Member("g", self, Progress(), lease_us=1, commits_by_itself=False)
+        member = Member("bob/g", self, Progress(), lease_us=1, commits_by_itself=False)
         self.members[node] = member
-        self.groups.join("g", node, ["orders"], self.contracts, 0)
+        self.groups.join(Join("bob/g", ["orders"]), node, BOB, self.contracts, 0)
         return member
 
     async def tell(self) -> None:
@@ -251,10 +255,10 @@ class Group(Reader):
         while self.groups.changed:
             self.groups.changed = {}
             for node, member in self.members.items():
-                assigned = self.groups.assignment("g", node)
+                assigned = self.groups.assignment("bob/g", node)
                 assert assigned is not None
                 self.commander, self.begun = node, {}
-                member.on_shared(Shared("g", assigned.epoch, tuple(assigned.partitions)))
+                member.on_shared(Shared("bob/g", assigned.epoch, tuple(assigned.partitions)))
                 for place, offset in self.begun.items():
                     member.on_begun(place, offset)
                 await asyncio.gather(*member._tasks)
@@ -271,7 +275,7 @@ class Group(Reader):
 
     async def command(self, command: Command) -> None:
         if isinstance(command, Commit):
-            self.groups.commit("g", self.commander, command.epoch, command.offsets, "one", 0)
+            self.groups.commit(command, self.commander, "one", 0)
 
 
 def test_whoever_comes_after_begins_where_the_group_began_though_only_the_program_commits() -> None:
@@ -284,7 +288,7 @@ def test_whoever_comes_after_begins_where_the_group_began_though_only_the_progra
         group.ends = [20, 20]
         group.add(2)
         await group.tell()
-        assigned = group.groups.assignment("g", 2)
+        assigned = group.groups.assignment("bob/g", 2)
         assert assigned is not None
         return assigned.partitions
 
@@ -317,7 +321,7 @@ def consumer_story(
 
     async def whole() -> None:
         keys = LOCAL.identities["bob"]
-        made = Consumer(LOCAL.cluster, keys, group="g", auto_commit_s=auto_commit_s)
+        made = Consumer(LOCAL.cluster, keys, group="bob/g", auto_commit_s=auto_commit_s)
         async with made as consumer:
             consumer._is_current = True
             consumer.subscribe(["orders"])
@@ -343,7 +347,7 @@ def test_the_program_gets_nothing_of_what_nobody_read_before_the_cluster_knows_w
 
     commanded = consumer_story(monkeypatch, story)
     assert seen == [True]
-    assert Commit("g", 1, [("orders", 0, 3)]) in commanded
+    assert Commit("bob/g", 1, [("orders", 0, 3)]) in commanded
 
 
 def test_a_member_that_nobody_answered_asks_to_join_again_when_it_reads(
@@ -382,7 +386,7 @@ def test_a_member_leaves_though_what_it_says_last_is_refused(
 
     refusals = [None, *[RefusedError("not yours")] * 9]
     commanded = consumer_story(monkeypatch, story, refusals, auto_commit_s=60.0)
-    assert Leave("g") in commanded
+    assert Leave("bob/g") in commanded
 
 
 def test_a_topic_that_was_given_back_is_read_again_when_it_is_asked_for_again(
@@ -392,6 +396,7 @@ def test_a_topic_that_was_given_back_is_read_again_when_it_is_asked_for_again(
         for epoch in (1, 3):
             await consumer.subscribed()
             consumer._on_outcomes([shared(epoch, (0, 5), (1, 5))])
+            consumer._destination.read("orders", 0, 5)
             assert consumer._destination.reading("orders", 0) is not None
             await consumer.unsubscribe("orders")
             assert consumer.assignment() == []

@@ -13,6 +13,8 @@ from clusters import TestCluster, quorate, running_cluster
 from logs import leader, next_records
 from quorate.client import Admin, BlockingConsumer, Consumer, Producer, Record, session
 from quorate.client import queue as queue_module
+from quorate.client.consumer import Committed
+from quorate.client.resuming import ResumingProducer
 from quorate.core.control import CONTROL_TOPIC
 from quorate.core.errors import ConfigError, LocalProtocolError, QuorumError, RefusedError
 from quorate.runtime.local import OPERATOR
@@ -538,7 +540,7 @@ def test_the_partitions_of_a_member_that_dies_go_to_the_others_when_its_lease_en
         enough = asyncio.Event()
         read: list[Record] = []
         survivor = Consumer(cluster.directory, "bob", group="orphans", lease_s=1.0)
-        dead = Consumer(cluster.directory, "carol", group="orphans", lease_s=1.0)
+        dead = Consumer(cluster.directory, "bob", group="orphans", lease_s=1.0)
         async with survivor, asyncio.TaskGroup() as tasks:
             survivor.subscribe(["orphans"], start="begin")
             tasks.create_task(read_on(survivor, read, enough))
@@ -570,7 +572,7 @@ def test_a_group_goes_on_where_it_committed_even_if_the_leader_is_killed(
                 await consumer.commit()
             leading = await leader(admin, "byzantine")
             cluster.launcher.stop(leading, kill=True)
-            async with Consumer(cluster.directory, "carol", group="late") as consumer:
+            async with Consumer(cluster.directory, "bob", group="late") as consumer:
                 consumer.subscribe(["shared"], start="begin")
                 second = await next_records(consumer, 18)
                 await consumer.commit()
@@ -578,7 +580,7 @@ def test_a_group_goes_on_where_it_committed_even_if_the_leader_is_killed(
             cluster.launcher.wait_until_up(leading)
             state = await alike(admin, 4)
         assert numbers(first + second) == list(range(30))
-        offsets = [each["offset"] for each in state["groups"]["late"]["partitions"]]
+        offsets = [each["offset"] for each in state["groups"]["bob/late"]["partitions"]]
         ends = Counter(record.partition for record in first + second)
         assert offsets == [ends[number] for number in range(PARTITIONS)]
 
@@ -597,7 +599,7 @@ def test_a_group_that_begins_at_the_end_misses_nothing_that_comes_while_nobody_r
                 await consumer.subscribed()
                 await until(lambda: consumer.position("absent", 0) is not None)
             await producer.send("absent", b"after")
-        async with Consumer(cluster.directory, "carol", group="absent") as consumer:
+        async with Consumer(cluster.directory, "bob", group="absent") as consumer:
             consumer.subscribe(["absent"], start="end")
             return [record.value for record in await next_records(consumer, 1)]
 
@@ -643,7 +645,7 @@ def test_a_group_shares_commits_and_seeks_though_the_leader_misbehaves(
                 assert numbers(await share()) == list(range(60))
                 # Whoever comes next goes on behind that, or where it wants to.
                 await publish(cluster, topic, 60, 1)
-                async with Consumer(cluster.directory, "carol", group=group) as consumer:
+                async with Consumer(cluster.directory, "bob", group=group) as consumer:
                     consumer.subscribe([topic], start="begin")
                     (last,) = await next_records(consumer, 1)
                     assert last.value == b"60"
@@ -654,7 +656,7 @@ def test_a_group_shares_commits_and_seeks_though_the_leader_misbehaves(
             finally:
                 await admin.misbehave(liar, "behave")
             state = await alike(admin, 4)
-        offsets = [each["offset"] for each in state["groups"][group]["partitions"]]
+        offsets = [each["offset"] for each in state["groups"][f"bob/{group}"]["partitions"]]
         assert offsets[last.partition] == 2
 
     asyncio.run(story())
@@ -686,7 +688,7 @@ def test_members_and_operators_do_as_usual_while_a_replica_lies_about_the_contro
                     await consumer.commit()
                 # Whoever comes next goes on behind that.
                 await publish(cluster, topic, 20, 1)
-                async with Consumer(cluster.directory, "carol", group=group) as consumer:
+                async with Consumer(cluster.directory, "bob", group=group) as consumer:
                     consumer.subscribe([topic], start="begin")
                     assert numbers(await next_records(consumer, 1)) == [20]
             finally:
@@ -763,3 +765,79 @@ def test_a_script_without_an_event_loop_is_a_member_of_a_group_too(cluster: Test
         last = consumer.poll(10)
     assert last is not None
     assert last.value == b"2"
+
+
+def test_a_group_is_its_partys_which_lets_others_in_and_resets_it(cluster: TestCluster) -> None:
+    async def story() -> None:
+        await created(cluster, "owned", order="total")
+        await publish(cluster, "owned", 0, 4)
+        async with Consumer(cluster.directory, "bob", group="owned", auto_commit_s=None) as mine:
+            mine.subscribe(["owned"], start="begin")
+            await next_records(mine, 2)
+            await mine.commit(metadata="half", epoch=3)
+        async with Admin(cluster.directory, OPERATOR) as admin:
+            async with Consumer(cluster.directory, "carol", group="bob/owned") as other:
+                other.subscribe(["owned"], start="begin")
+                with pytest.raises(RefusedError, match="not on its access list"):
+                    await other.subscribed()
+            await admin.let_in("bob/owned", ["carol"])
+            async with Consumer(cluster.directory, "carol", group="bob/owned") as other:
+                other.subscribe(["owned"], start="begin")
+                (record,) = await next_records(other, 1)
+                committed = other.committed("owned", 0)
+                assert committed == Committed(record.offset or 0, 3, "half")
+            described = (await admin.groups())["bob/owned"]
+            assert described["access"] == ["carol"]
+
+            # Nobody checks a commit against the end of the log but the member that begins there.
+            await admin.reset_group("bob/owned", [("owned", 0, 10**12)])
+            async with Consumer(cluster.directory, "bob", group="owned") as mine:
+                mine.subscribe(["owned"], start="begin")
+                await mine.subscribed()
+                await publish(cluster, "owned", 4, 1)
+                assert numbers(await next_records(mine, 1)) == [4]
+                assert mine.counters["clamped"] == 1
+            await admin.delete_group("bob/owned")
+            assert "bob/owned" not in await admin.groups()
+
+    asyncio.run(story())
+
+
+def test_groups_are_listed_shared_reset_and_deleted_on_the_command_line(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        await created(cluster, "listed", order="total")
+        async with Consumer(cluster.directory, "bob", group="listed") as consumer:
+            consumer.subscribe(["listed"], start="begin")
+            await consumer.subscribed()
+
+    asyncio.run(story())
+    where = ("--directory", cluster.directory)
+    allowed = quorate("group", "allow", "bob/listed", "carol", *where)
+    assert allowed.out == "Group bob/listed lets in its own party and carol.\n"
+    quorate("group", "reset", "bob/listed", "--offset", "listed:0@17", *where)
+    found = json.loads(quorate("group", "list", "--json", *where).out)["bob/listed"]
+    assert (found["access"], found["partitions"][0]["offset"]) == (["carol"], 17)
+    assert "listed:0@17" in quorate("group", "list", *where).out
+    assert quorate("group", "reset", "bob/listed", "--offset", "17", *where).code == 2
+    assert quorate("group", "delete", "bob/listed", *where).out == "Deleted group bob/listed.\n"
+    again = quorate("group", "delete", "bob/listed", *where)
+    assert "there is no group 'bob/listed'" in again.err
+
+
+def test_a_producer_raises_what_replicas_say_to_a_stream_that_nobody_remembers(
+    cluster: TestCluster,
+) -> None:
+    async def story() -> None:
+        await created(cluster, "resumed", order="total")
+        async with ResumingProducer(
+            cluster.directory, "alice", session=77, secret=bytes(32)
+        ) as producer:
+            await producer.go_on_with("resumed", 0, 7)
+            for _ in range(2):
+                with pytest.raises(RefusedError, match="session 77 of client .* has ended"):
+                    await producer.send("resumed", b"late")
+        await publish(cluster, "resumed", 0, 1)
+
+    asyncio.run(story())

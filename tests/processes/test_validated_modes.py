@@ -443,7 +443,7 @@ def test_members_of_a_group_share_a_validated_topic_and_take_over_from_one_that_
 
     async def story() -> None:
         survivor = Consumer(directory, "carol", group=group, lease_s=1.0)
-        dead = Consumer(directory, "dave", group=group, lease_s=1.0)
+        dead = Consumer(directory, "carol", group=group, lease_s=1.0)
         read: list[Record] = []
         taken: list[Record] = []
         enough, dies = asyncio.Event(), asyncio.Event()
@@ -475,7 +475,7 @@ def test_members_of_a_group_share_a_validated_topic_and_take_over_from_one_that_
         assert all(record.validated is not basic for record in read)
         # And whoever comes later goes on with what is new.
         await fill(directory, topic, 80, 4, basic=False)
-        async with Consumer(directory, "dave", group=group) as late:
+        async with Consumer(directory, "carol", group=group) as late:
             await late.update_topology([] if basic else [topic])
             late.subscribe([topic], start="begin")
             assert numbers(await next_records(late, 4)) == [80, 81, 82, 83]

@@ -439,7 +439,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
         read_on_trust, Setting("crash-ordering"), range(7, 60),
     ),
     "payloads that a replica takes on trust": (
-        take_on_trust, Setting("ordering"), range(489, 512),
+        take_on_trust, Setting("ordering"), range(530, 553),
     ),
     "what is gone on the word of f + 1": (
         skip_on_few_words, Setting("ordering", adversary="hollow"), range(7, 50),

@@ -43,7 +43,7 @@ def replica(number: int, **changes: Any) -> Replica:
 
 
 def cluster(topics: dict[str, dict[str, Any]] | None = None, **changes: Any) -> Cluster:
-    clients = (("acme-op", "acme"), ("bolt-op", "bolt"), *((name, name) for name in PRODUCERS))
+    clients = (("acme-op", "acme"), ("bolt-op", "bolt"), *((name, "crew") for name in PRODUCERS))
     chosen = {"orders": {**LOG, "partitions": 4}, "news": {}} if topics is None else topics
     fields: dict[str, Any] = {
         "name": "test",
@@ -91,14 +91,14 @@ class Commander:
     def wait(self, seconds: float) -> None:
         self.now_us += int(seconds * SECOND_US)
 
-    def join(self, node: NodeId, *topics: str, group: str = "g") -> None:
+    def join(self, node: NodeId, *topics: str, group: str = "crew/g") -> None:
         self.ok(node, Join(group, list(topics or ("orders",))))
 
-    def commit(self, node: NodeId, *offsets: tuple[str, int, int], group: str = "g") -> None:
+    def commit(self, node: NodeId, *offsets: tuple[str, int, int], group: str = "crew/g") -> None:
         """A member that has heard of the present epoch, and does as it says."""
         self.ok(node, Commit(group, self.state.groups[group].epoch, list(offsets)))
 
-    def reads(self, node: NodeId, group: str = "g") -> list[tuple[str, int]]:
+    def reads(self, node: NodeId, group: str = "crew/g") -> list[tuple[str, int]]:
         assignment = self.control.assignment(group, node)
         return [] if assignment is None else [part[:2] for part in assignment.partitions]
 

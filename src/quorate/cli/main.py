@@ -58,6 +58,7 @@ SUBCOMMANDS = (
     Subcommand("status", _CLUSTER, "Tell the health, rates and queues of each replica."),
     Subcommand("replica", _CLUSTER, "Run one replica, or make it misbehave on purpose."),
     Subcommand("topic", _CLUSTER, "Create, alter, list and describe topics of a running cluster."),
+    Subcommand("group", _CLUSTER, "List, share, reset and delete consumer groups."),
     Subcommand("publish", _EVENTS, "Publish events on a topic."),
     Subcommand("subscribe", _EVENTS, "Print the events of a topic as they are delivered."),
     Subcommand("prove", _EVENTS, "Print a proof of what was published on a validated topic."),

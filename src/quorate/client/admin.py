@@ -11,12 +11,16 @@ from quorate.core.cluster import Client, Cluster, Member, Replica
 from quorate.core.control import (
     CONTROL_TOPIC,
     AddReplica,
+    AlterGroup,
     AlterTopic,
     CreateTopic,
+    DeleteGroup,
     PutClient,
     RemoveClient,
     ReplaceReplica,
+    ResetGroup,
     Setting,
+    full_name,
 )
 from quorate.core.errors import QuorumError, RefusedError
 from quorate.core.ids import NodeId
@@ -80,6 +84,34 @@ class Admin(Session):
     async def remove_client(self, name: str) -> None:
         """The client of this name is none any more; what it published stays."""
         await self.command(RemoveClient(name))
+
+    async def let_in(self, group: str, clients: Iterable[str]) -> None:
+        """From now on these clients of other parties may be in this group, and no others."""
+        await self.command(AlterGroup(self._full(group), list(clients)))
+
+    async def reset_group(self, group: str, offsets: Iterable[tuple[str, int, int]] = ()) -> None:
+        """The group goes on with these offsets (topic, partition, offset), and nothing else."""
+        await self.command(ResetGroup(self._full(group), list(offsets)))
+
+    async def delete_group(self, group: str) -> None:
+        """Forget this group and its offsets."""
+        await self.command(DeleteGroup(self._full(group)))
+
+    async def groups(self) -> dict[str, dict[str, object]]:
+        """Groups as f + 1 replicas describe them alike, some of each party."""
+        found: list[tuple[str, dict[str, object]]] = []
+        for report in (await self.status()).values():
+            log = report.get("log")
+            control = log.get("control") if isinstance(log, dict) else None
+            found += control["groups"].items() if control else ()
+        return {
+            name: group
+            for name, group in sorted(found, key=lambda each: each[0])
+            if sum(other == (name, group) for other in found) > self.cluster.f
+        }
+
+    def _full(self, group: str) -> str:
+        return full_name(self.member.party, group)
 
     async def status(self, timeout_s: float = TIMEOUT_S) -> dict[str, dict[str, object]]:
         """What each replica says of itself, and of those that say nothing, why."""

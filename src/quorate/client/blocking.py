@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from quorate.client.consumer import AUTO_COMMIT_S, Consumer, Record, Start
+from quorate.client.consumer import AUTO_COMMIT_S, Committed, Consumer, Record, Start
 from quorate.client.producer import Producer, Receipt
 from quorate.client.proving import Prover
 from quorate.client.queue import QUEUE_EVENTS
@@ -239,9 +239,13 @@ class BlockingConsumer(_Blocking[Consumer]):
         """
         self._call(self._client.update_topology(topics))
 
-    def commit(self) -> None:
+    def commit(self, *, metadata: str = "", epoch: int = -1) -> None:
         """Have the cluster remember how far this member of its group is."""
-        self._call(self._client.commit())
+        self._call(self._client.commit(metadata=metadata, epoch=epoch))
+
+    def committed(self, topic: str, partition: int) -> Committed | None:
+        """What was committed last of a partition of this member, if anything was."""
+        return self._client.committed(topic, partition)
 
     def assignment(self) -> list[tuple[str, int]]:
         """The partitions that are this member's of its group now."""

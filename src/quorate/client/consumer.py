@@ -39,10 +39,20 @@ from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, 
 from quorate.client.sharing import Member, Progress, refuse_without
 from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
-from quorate.core.control import CONTROL_TOPIC, LEASE_US, LEASE_US_MAX, LEASE_US_MIN
+from quorate.core.control import (
+    CONTROL_TOPIC,
+    KEEP_US,
+    KEEP_US_MAX,
+    LEASE_US,
+    LEASE_US_MAX,
+    LEASE_US_MIN,
+    GroupMode,
+    full_name,
+)
 from quorate.core.errors import (
     ClosedError,
     LocalProtocolError,
+    QuorateError,
     QuorumError,
     RefusedError,
     RemoteProtocolError,
@@ -55,6 +65,7 @@ from quorate.protocol.destination import Destination
 from quorate.protocol.machine import (
     Answered,
     Begun,
+    Clamped,
     Delivery,
     Entry,
     Outcome,
@@ -104,6 +115,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     validated: bool = False
 
 
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """What a group committed of a partition: the offset to go on with, and what came with it."""
+
+    offset: int
+    epoch: int
+    metadata: str
+
+
 # Where to begin with a log topic.
 Start: TypeAlias = Literal["begin", "end"] | int | datetime
 
@@ -124,10 +143,15 @@ class Consumer(Session):
         group: str | None = None,
         auto_commit_s: float | None = AUTO_COMMIT_S,
         lease_s: float = LEASE_US / 1e6,
+        keep_s: float = KEEP_US / 1e6,
         queue_events: int = QUEUE_EVENTS,
     ) -> None:
+        """A short name means a `group` of one's own party; one of another is PARTY/NAME.
+
+        A new group keeps its offsets for `keep_s` after its last member has left.
+        """
         super().__init__(cluster, identity)
-        _check_options(queue_events, lease_s)
+        _check_options(queue_events, lease_s, keep_s)
         self._progress = Progress()
         self._lease_us = int(lease_s * 1e6)
         self._auto_commit_s = auto_commit_s
@@ -135,7 +159,8 @@ class Consumer(Session):
         self._membership: Member | None = None
         if group is not None:
             self._membership = Member(
-                group, self, self._progress, lease_us=self._lease_us,
+                full_name(self.member.party, group), self, self._progress,
+                lease_us=self._lease_us, keep_us=int(keep_s * 1e6),
                 commits_by_itself=auto_commit_s is not None,
             )  # fmt: skip
         # Subscriptions that wait until we have asked which topics there are.
@@ -243,12 +268,20 @@ class Consumer(Session):
     async def update_topology(self, topics: Collection[str]) -> None:
         """From now on these topics are validated and all others are not (Kabis 2023, 2.1.3).
 
-        A topic that is read already goes on with the event after the last that was handed out: of
+        In a consumer group the mode is the group's, which its first member chose: another one is
+        refused. A topic that is read already goes on with the event after the last that was handed out: of
         a validated one with signed events only, of another one with all.
         """
         topics = checked_names(topics)
         await self._know(topics)
         before, self._modes = self._modes, Modes.of(self.cluster, topics)
+        if self._membership is not None and self._membership.topics:
+            # The mode of a group is its first member's.
+            try:
+                await self._membership.join()
+            except QuorateError:
+                self._modes = before
+                raise
         changed = [
             place
             for place in self._begins
@@ -262,6 +295,15 @@ class Consumer(Session):
         if changed:
             self.driver.wake()
             await self.subscribed()
+
+    def mode(self, topics: Collection[str]) -> GroupMode:
+        """How a member reads these topics, as far as that can be chosen."""
+        chosen = {self._validates(each) for each in topics if self.cluster.contract(each).validated}
+        if len(chosen) > 1:
+            raise LocalProtocolError(
+                "members of a group validate all topics of the group that can be validated, or none"
+            )
+        return "" if not chosen else "validated" if chosen.pop() else "basic"
 
     def _validates(self, topic: str) -> bool:
         return self._modes.validates(self.cluster, topic)
@@ -277,12 +319,21 @@ class Consumer(Session):
         self._progress.catch_up()
         return self._progress.done.get((topic, partition))
 
-    async def commit(self) -> None:
-        """Have the cluster remember how far this member is. All that was handed out counts."""
+    async def commit(self, *, metadata: str = "", epoch: int = -1) -> None:
+        """Have the cluster remember how far this member is. All that was handed out counts.
+
+        `metadata` (at most 4 KiB) and the `epoch` of a leader are kept with the offsets.
+        """
         self._come_back()
         if not self._records:
             self._pass_gaps()
-        await refuse_without(self._membership).commit()
+        note = (epoch, metadata) if metadata or epoch >= 0 else None
+        await refuse_without(self._membership).commit(note)
+
+    def committed(self, topic: str, partition: int) -> Committed | None:
+        """What was committed last of a partition of this member, if anything was."""
+        found = refuse_without(self._membership).committed((topic, partition))
+        return None if found is None else Committed(found[0], *found[1])
 
     async def _join(self, membership: Member) -> None:
         """Become a member, and say so again now and then."""
@@ -311,7 +362,10 @@ class Consumer(Session):
         return number < self.cluster.contract(topic).partitions
 
     def begin(self, place: tuple[str, int], offset: int | None) -> None:
-        self._read(*place, self._starts[place[0]] if offset is None else offset)
+        if offset is None:
+            self._read(*place, self._starts[place[0]])
+        else:
+            self._read(*place, offset, is_committed=True)
         if offset is not None:
             # Its group has been there.
             self._named.pop(place, None)
@@ -363,14 +417,19 @@ class Consumer(Session):
         if topic not in self._wanted:
             raise LocalProtocolError(f"subscribe to topic '{topic}' before seeking in it")
 
-    def _read(self, topic: str, partition: int, start: Start) -> None:
+    def _read(
+        self, topic: str, partition: int, start: Start, *, is_committed: bool = False
+    ) -> None:
         place, validate = (topic, partition), self._validates(topic)
         self._unbegun.add(_partition(place))
         self._named.pop(place, None)
         self._begins[place] = start
         if isinstance(start, int):
             self._named[place] = start
-            self._destination.read(topic, partition, start, validate=validate)
+            if is_committed:
+                self._destination.read_from_commit(topic, partition, start, validate=validate)
+            else:
+                self._destination.read(topic, partition, start, validate=validate)
             return
         if isinstance(start, datetime):
             time_us = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -593,7 +652,7 @@ class Consumer(Session):
             return True
         return self._place_of(arrival) in self._membership.held
 
-    def _place_of(self, outcome: Entry | Passed | Begun) -> tuple[str, int]:
+    def _place_of(self, outcome: Entry | Passed | Begun | Clamped) -> tuple[str, int]:
         return self._names[outcome.partition.topic], outcome.partition.number
 
     def _on_news(self, outcome: Outcome) -> None:
@@ -601,6 +660,8 @@ class Consumer(Session):
             self._on_answered(outcome)
         elif isinstance(outcome, Begun):
             self._on_begun(outcome)
+        elif isinstance(outcome, Clamped):
+            self._on_clamped(outcome)
         elif isinstance(outcome, Trimmed):
             # Retention took what this consumer had yet to read.
             self.counters["trimmed"] += outcome.count
@@ -627,6 +688,18 @@ class Consumer(Session):
             self._begins[place] = begun.offset
         if self._membership is not None:
             self._membership.on_begun(place, begun.offset)
+
+    def _on_clamped(self, clamped: Clamped) -> None:
+        """What was committed is beyond the end."""
+        place = self._place_of(clamped)
+        self.counters["clamped"] += 1
+        self._named[place] = clamped.end
+        if self._progress.done.get(place, 0) > clamped.end:
+            self._progress.done[place] = clamped.end
+        _log.warning(
+            "offset %d of partition %d of '%s' was committed, and the partition ends at %d: "
+            "reading goes on at the end", clamped.offset, place[1], place[0], clamped.end,
+        )  # fmt: skip
 
     # Parts
 
@@ -817,7 +890,11 @@ def _partition(place: tuple[str, int]) -> Partition:
     return Partition(topic_id(place[0]), place[1])
 
 
-def _check_options(queue_events: int, lease_s: float) -> None:
+def _check_options(queue_events: int, lease_s: float, keep_s: float) -> None:
+    if not 0 < keep_s * 1e6 <= KEEP_US_MAX:
+        raise LocalProtocolError(
+            f"offsets that are kept for {keep_s:g} s; allowed are up to {KEEP_US_MAX / 1e6:g}"
+        )
     if queue_events < 1:
         raise LocalProtocolError(f"a queue of {queue_events} events; at least 1 is needed")
     if not LEASE_US_MIN <= lease_s * 1e6 <= LEASE_US_MAX:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quorate.client.modes import Modes, checked_names
-from quorate.client.session import ClusterLike, IdentityLike, Session
+from quorate.client.session import ClusterLike, IdentityLike, Session, fail
 from quorate.core import batch
 from quorate.core.control import CONTROL_TOPIC, LEASE_US, Register, Unregister
 from quorate.core.errors import (
@@ -498,6 +498,8 @@ class Producer(Session):
                 self._on_receipt(outcome)
             elif isinstance(outcome, machine.Recorded):
                 self._on_recorded(outcome)
+            elif isinstance(outcome, machine.Refused):
+                self._on_refused(outcome)
             elif isinstance(outcome, machine.Room):
                 self._on_room(outcome)
             elif isinstance(outcome, Answered):
@@ -547,6 +549,20 @@ class Producer(Session):
                         outlet.name, sequence, events, replicas, guarantee, outlet.partition, own
                     )
                 )
+
+    def _on_refused(self, refused: machine.Refused) -> None:
+        """Replicas will not order what this line has under way, nor what follows."""
+        outlets = self._by_id.get(refused.line.topic)
+        if outlets is None:
+            return
+        outlet = outlets[refused.line.partition]
+        error = RefusedError(f"a batch on '{outlet.name}' is not ordered: {refused.sentence}")
+        for closed in (*outlet.sent.values(), *outlet.closed):
+            for future in closed.futures:
+                fail(future, error)
+        outlet.sent.clear()
+        outlet.closed.clear()
+        self._pump(outlet)
 
     def _pump_lines(self, served: Outlet) -> None:
         """Lines share what may be under way: if one was held up, the next in turn goes first."""
@@ -622,6 +638,11 @@ class Producer(Session):
     ) -> "asyncio.Future[Receipt]":
         if futures is None:
             futures = [self._loop.create_future()]
+        if isinstance(outlet.stream, LineOutgoing) and outlet.stream.refusal:
+            refusal = outlet.stream.refusal
+            for future in futures:
+                fail(future, RefusedError(f"a batch on '{outlet.name}' is not ordered: {refusal}"))
+            return futures[0]
         deadline = time.monotonic() + self._timeout_s
         outlet.closed.append(Closed(payload, events, urgent, futures, deadline, outlet.sign))
         self._pump(outlet)

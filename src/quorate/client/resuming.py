@@ -8,8 +8,8 @@ time and its salt come from outside, and every batch has a signature of its own.
 The numbers of commands are not written down. So what such a producer has to tell the cluster
 itself (that it publishes on a topic, and is still there), another session says for it.
 
-A line is forgotten when its client has begun some thousand others (`ordering/log.py`), so whoever
-goes on after long should have an identity of its own.
+A session that rests ends for good after some days, or when its client needs the place for others
+(`control/machine.py`). Whoever goes on after long should have an identity of its own.
 """
 
 import msgspec

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 
@@ -146,7 +146,7 @@ class Session(ABC):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._transport.close(), CLOSE_TIMEOUT_S)
         for future in self._answers.values():
-            _fail(future, ClosedError(f"{type(self).__name__} was closed"))
+            fail(future, ClosedError(f"{type(self).__name__} was closed"))
 
     async def reach(self, within_s: float) -> None:
         """Wait until a replica is connected; raise if nobody was at any address for so long.
@@ -384,7 +384,7 @@ class Session(ABC):
         self.reports[key] = self.reports.get(key, 0) + 1
 
 
-def _fail(future: "asyncio.Future[str]", error: Exception) -> None:
+def fail(future: "asyncio.Future[Any]", error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
         # Nobody may be waiting any more, and that is fine.

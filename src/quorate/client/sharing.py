@@ -14,10 +14,10 @@ whoever comes after would begin later.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Protocol, TypeAlias
 
-from quorate.core.control import Command, Commit, Join, Leave, Renew
+from quorate.core.control import KEEP_US, Command, Commit, GroupMode, Join, Leave, Renew
 from quorate.core.errors import ClosedError, LocalProtocolError, QuorumError, RefusedError
 from quorate.protocol.machine import Shared
 
@@ -28,6 +28,9 @@ _log = logging.getLogger("quorate.client")
 
 # A topic, and one of its partitions.
 Place: TypeAlias = tuple[str, int]
+# What a commit says beside an offset: the epoch of the leader, or -1, and metadata.
+Note: TypeAlias = tuple[int, str]
+NO_NOTE: Note = (-1, "")
 
 
 class Progress:
@@ -96,6 +99,9 @@ class Reader(Protocol):
     def end(self, place: Place) -> None:
         """Read it no more, and drop what is queued of it."""
 
+    def mode(self, topics: Collection[str]) -> GroupMode:
+        """How these topics are read, as far as that can be chosen."""
+
     async def learn_topology(self, *, patiently: bool) -> object: ...
 
     async def command(self, command: Command) -> None: ...
@@ -112,6 +118,7 @@ class Member:
         *,
         lease_us: int,
         commits_by_itself: bool,
+        keep_us: int = KEEP_US,
     ) -> None:
         self.group = group
         self.topics: list[str] = []
@@ -126,13 +133,15 @@ class Member:
         self._has_asked = False
         self._reader = reader
         self._progress = progress
-        self._lease_us = lease_us
+        self._lease_us, self._keep_us = lease_us, keep_us
         self._commits_by_itself = commits_by_itself
         self._epoch = 0
         # What the cluster said last of what is ours.
         self._news_of_us: Shared | None = None
         # What the cluster has been told: offsets, and that we hold no more than in this epoch.
         self._committed: dict[Place, int] = {}
+        # With these offsets: the epoch of the leader, or -1, and metadata.
+        self._notes: dict[Place, Note] = {}
         self._acknowledged = 0
         self._committing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,7 +164,8 @@ class Member:
 
     async def join(self) -> None:
         topics, self._has_asked = self.topics, True
-        await self._reader.command(Join(self.group, topics, self._lease_us))
+        mode = self._reader.mode(topics)
+        await self._reader.command(Join(self.group, topics, self._lease_us, self._keep_us, mode))
         self.is_joining = self.topics != topics
 
     async def join_again(self) -> None:
@@ -178,6 +188,7 @@ class Member:
             self._progress.forget(place)
         self.held.clear()
         self._committed.clear()
+        self._notes.clear()
         self._beginnings.clear()
         self._news_of_us = None
         self._epoch = self._acknowledged = 0
@@ -196,8 +207,10 @@ class Member:
         self._epoch, self.held = shared.epoch, dict.fromkeys(places)
         for place in lost:
             self._lose(place)
+        notes = {(topic, number): (epoch, said) for topic, number, epoch, said in shared.notes}
         for place in gained:
             self._gain(place, places[place])
+            self._notes[place] = notes.get(place, NO_NOTE)
         # Also tells the cluster that we let go of what we lost.
         self._spawn(self._let_go(lost))
 
@@ -256,13 +269,19 @@ class Member:
     def _forget(self, place: Place) -> None:
         self._progress.forget(place)
         self._committed.pop(place, None)
+        self._notes.pop(place, None)
         self._beginnings.pop(place, None)
 
     # Committing
 
-    async def commit(self) -> None:
-        """Say how far we are."""
-        await self._say(of_program=True)
+    async def commit(self, note: Note | None = None) -> None:
+        """Say how far we are, and with a note also where the cluster knows that."""
+        await self._say(of_program=True, note=note)
+
+    def committed(self, place: Place) -> tuple[int, Note] | None:
+        """The offset that the cluster has of a partition of ours, and what came with it."""
+        offset = self._committed.get(place)
+        return None if offset is None else (offset, self._notes.get(place, NO_NOTE))
 
     async def commit_quietly(self) -> None:
         """The same, as far as we do that by ourselves; what cannot be said now is said later."""
@@ -279,33 +298,37 @@ class Member:
         elif self.topics:
             await self._reader.command(Renew())
 
-    async def _say(self, *, of_program: bool) -> None:
+    async def _say(self, *, of_program: bool, note: Note | None = None) -> None:
         """How far the program is, or only where we began."""
         async with self._committing:
             self._progress.catch_up()
             done = self._beginnings | (self._progress.done if of_program else {})
-            for commit in self._news(done):
+            for commit in self._news(done, note):
                 await self._reader.command(commit)
                 self._acknowledged = max(self._acknowledged, commit.epoch)
                 for topic, number, offset in commit.offsets:
                     self._committed[topic, number] = offset
+                    self._notes[topic, number] = note or NO_NOTE
                     self._beginnings.pop((topic, number), None)
 
-    def _news(self, done: dict[Place, int]) -> list[Commit]:
+    def _news(self, done: dict[Place, int], note: Note | None) -> list[Commit]:
         """How far we are where the cluster does not know, and that we hold only what is ours."""
         news = [
             (*place, offset)
             for place, offset in done.items()
             if self._committed.get(place) != offset
+            or (note is not None and self._notes.get(place, NO_NOTE) != note)
         ]
-        parts = [
-            news[at : at + OFFSETS_PER_COMMIT] for at in range(0, len(news), OFFSETS_PER_COMMIT)
-        ]
+        count = 1 if note is not None else OFFSETS_PER_COMMIT
+        parts = [news[at : at + count] for at in range(0, len(news), count)]
         if not parts and self._acknowledged != self._epoch:
             parts = [[]]
         # The first commit of an epoch gives up all that is not ours in it: offsets come before.
         epochs = [self._acknowledged] * (len(parts) - 1) + [self._epoch]
-        return [Commit(self.group, *each) for each in zip(epochs, parts, strict=False)]
+        return [
+            Commit(self.group, epoch, part, [] if note is None else [note] * len(part))
+            for epoch, part in zip(epochs, parts, strict=False)
+        ]
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

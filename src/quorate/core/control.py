@@ -8,28 +8,36 @@ order, and anybody may read the log and see who changed what. Commands are JSON 
 Source: FIT-Broker 2013, section 4.4.4 (registrations are ordered like events); DESIGN section 3.
 """
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from quorate.core.contract import Contract
-from quorate.core.errors import RemoteProtocolError
+from quorate.core.contract import Contract, check_topic_name
+from quorate.core.errors import RefusedError, RemoteProtocolError
 from quorate.core.ids import SESSION_MAX, topic_id
 
 # Names that begin so are the cluster's own.
 RESERVED_PREFIX = "quorate."
 CONTROL_TOPIC = "quorate.control"
 CONTROL_TOPIC_ID = topic_id(CONTROL_TOPIC)
-# With what a batch adds to it, a command must not be larger than what every replica is sent whole.
-COMMAND_BYTES_MAX = 3584
+# A commit with metadata of `METADATA_BYTES_MAX` fits, also where JSON escapes every character once.
+COMMAND_BYTES_MAX = 12 * 1024
 # A client that holds something must say so again within this time.
 LEASE_US = 10_000_000
 LEASE_US_MIN = 500_000
 LEASE_US_MAX = 60_000_000
 
+# A group without members keeps its offsets for so long, by the time of the control log.
+KEEP_US = 7 * 24 * 3_600_000_000
+KEEP_US_MAX = 366 * 24 * 3_600_000_000
+
 NAMES_MAX = 256
 OFFSETS_MAX = 256
+# What a commit says of a partition beside its offset, in UTF-8.
+METADATA_BYTES_MAX = 4096
+# The clients on a group's access list.
+ACCESS_MAX = 8
 
 _Text = Annotated[str, Meta(max_length=256)]
 _Names = Annotated[list[_Text], Meta(max_length=NAMES_MAX)]
@@ -39,10 +47,16 @@ _Session = Annotated[int, Meta(ge=0, le=SESSION_MAX)]
 _Port = Annotated[int, Meta(ge=1, le=65535)]
 # What a contract may hold, and nothing nested: how deep a JSON text may be before a decoder gives
 # up differs from replica to replica, and their answers must not.
+# How the members of a consumer group read topics that can be validated.
+GroupMode: TypeAlias = Literal["", "basic", "validated"]
 Setting: TypeAlias = (
     bool | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | str | list[str] | None
 )
 _Offsets = Annotated[list[tuple[_Text, _Number, _Number]], Meta(max_length=OFFSETS_MAX)]
+_Group = Annotated[str, Meta(max_length=512)]
+_Notes = Annotated[
+    list[tuple[Annotated[int, Meta(ge=-1, le=2**31 - 1)], str]], Meta(max_length=OFFSETS_MAX)
+]
 
 
 class _Command(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
@@ -84,15 +98,21 @@ class Unregister(_Command, frozen=True, tag="unregister"):
 
 
 class Join(_Command, frozen=True, tag="join"):
-    """A client: give me my share of these log topics' partitions, as one of this group."""
+    """A client: give me my share of these log topics' partitions, as one of this group.
 
-    group: _Text
+    A group that this makes keeps its offsets for `keep_us` when nobody is in it. Its first member
+    with a `mode` fixes that of the group.
+    """
+
+    group: _Group
     topics: _Names
     lease_us: _Number = LEASE_US
+    keep_us: _Number = KEEP_US
+    mode: GroupMode = ""
 
 
 class Leave(_Command, frozen=True, tag="leave"):
-    group: _Text
+    group: _Group
 
 
 class Commit(_Command, frozen=True, tag="commit"):
@@ -102,10 +122,33 @@ class Commit(_Command, frozen=True, tag="commit"):
     gave up goes to its new owners with this command.
     """
 
-    group: _Text
+    group: _Group
     epoch: _Number
     # Topic, partition, and the offset to go on with.
     offsets: _Offsets = []
+    # For each of these the epoch of its leader, or -1, and metadata; or nothing.
+    notes: _Notes = []
+
+
+class AlterGroup(_Command, frozen=True, tag="alter-group"):
+    """The owner of a group: these clients of other parties may be in it, and no others."""
+
+    group: _Group
+    access: Annotated[list[_Text], Meta(max_length=ACCESS_MAX)]
+
+
+class ResetGroup(_Command, frozen=True, tag="reset-group"):
+    """The owner of a group without members: it goes on with these offsets, and has read no other
+    partition. Its next member chooses its mode."""
+
+    group: _Group
+    offsets: _Offsets = []
+
+
+class DeleteGroup(_Command, frozen=True, tag="delete-group"):
+    """The owner of a group without members: forget it."""
+
+    group: _Group
 
 
 class Renew(_Command, frozen=True, tag="renew"):
@@ -164,6 +207,9 @@ Command: TypeAlias = (
     | Join
     | Leave
     | Commit
+    | AlterGroup
+    | ResetGroup
+    | DeleteGroup
     | Renew
     | ReplaceReplica
     | AddReplica
@@ -188,6 +234,22 @@ def control_contract(n: int, f: int) -> Contract | None:
         "retention_bytes": _RETENTION_BYTES,
     }
     return Contract.parse(CONTROL_TOPIC, table)
+
+
+def full_name(party: str, group: str) -> str:
+    """What a group is called everywhere; a short name means one of the party's own."""
+    return group if "/" in group else f"{party}/{group}"
+
+
+def owner_of(group: str) -> str:
+    """The party that a group belongs to."""
+    party, slash, name = group.partition("/")
+    if not slash:
+        check_topic_name("group", group)
+        raise RefusedError(f"group '{group}' is of no party; the name of a group is PARTY/NAME")
+    check_topic_name("party", party)
+    check_topic_name("group", name)
+    return party
 
 
 _ENCODER = msgspec.json.Encoder()

@@ -197,6 +197,15 @@ class Ordered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=7):
     time_us: _Time
 
 
+class Unordered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=60):
+    """Replica to publisher: this is why your batches from `first` on are not ordered."""
+
+    topic: _Topic
+    partition: _PartitionNumber
+    first: _Number
+    sentence: _Sentence
+
+
 # Agreeing
 
 
@@ -651,6 +660,10 @@ class Assigned(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=27):
     revision: _Number
     # Topic, partition, and the offset that was committed last, or -1.
     partitions: Annotated[list[tuple[_Sentence, _PartitionNumber, _Offset]], Meta(max_length=65536)]
+    # Of those whose commit said more: topic, partition, epoch of the leader or -1, metadata.
+    notes: Annotated[
+        list[tuple[_Sentence, _PartitionNumber, _Offset, _Sentence]], Meta(max_length=65536)
+    ] = []
 
 
 class TopologyQuery(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=28):
@@ -753,6 +766,7 @@ OrderMessage: TypeAlias = (
     | AskReceipts
     | Receipts
     | Concluded
+    | Unordered
     | Recall
     | Assigned
     | TopologyQuery

@@ -55,7 +55,7 @@ from quorate.pipeline.archive import Archive, File, hashes_in, time_us_of
 from quorate.pipeline.proofs import SIGNED_DIGEST, payload_of, written
 from quorate.protocol.auditing.findings import Finding, Findings, Where
 from quorate.protocol.auditing.payloads import KnownKeys, SealAudit
-from quorate.protocol.ordering.log import LINES_PER_MEMBER_MAX
+from quorate.protocol.control.state import ENDED_PER_MEMBER_MAX
 from quorate.protocol.ordering.value import leaves_of
 
 # Who keeps an archive, in findings. No member is called so: names have no spaces.
@@ -488,10 +488,10 @@ def _goes_on(known: Piece, offset: int, sequence: int, lost: list[tuple[int, int
 
 
 def _may_begin_anew(lines: Mapping[NodeId, object], publisher: NodeId, piece: Piece) -> bool:
-    """A line that was forgotten, for a client has had too many, begins anew."""
+    """A client that has had so many sessions may have used the number of one of them again."""
     member = member_of(publisher)
     count = sum(member_of(each) == member for each in lines)
-    return piece.first == 1 and count > LINES_PER_MEMBER_MAX
+    return piece.first == 1 and count > ENDED_PER_MEMBER_MAX
 
 
 def _is_of(file: File, rows: pyarrow.Table) -> bool:

@@ -40,13 +40,14 @@ from quorate.core.ordering import (
     Ordered,
     Partition,
     TopologyReport,
+    Unordered,
 )
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import chain
 from quorate.protocol.control.client import Commands
 from quorate.protocol.incoming import Incoming
-from quorate.protocol.machine import Begun, Ready
+from quorate.protocol.machine import Begun, Clamped, Ready
 from quorate.protocol.ordering.reading import Reading, Search
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.outbox import Outbox
@@ -141,13 +142,29 @@ class Destination:
         self._searches.pop(target, None)
         return self._read(topic, target, offset, validate)
 
+    def read_from_commit(
+        self, name: str, partition: int, offset: int, *, validate: bool = True
+    ) -> None:
+        """The same, or from the end if that is before this offset; then there is a `Clamped`."""
+        self._search(name, partition, END_US, validate, offset)
+
     def read_from_time(
         self, name: str, partition: int, time_us: int, *, validate: bool = True
     ) -> None:
         """The same, from the first batch of this time on, or from `BEGIN_US` or `END_US`."""
+        self._search(name, partition, time_us, validate)
+
+    def _search(
+        self,
+        name: str,
+        partition: int,
+        time_us: int,
+        validate: bool,
+        committed: int | None = None,
+    ) -> None:
         topic, target = self._partition(name, partition)
         self._stop(target)
-        search = Search(topic, target, time_us, self._outbox, next(self._numbers))
+        search = Search(topic, target, time_us, self._outbox, next(self._numbers), committed)
         self._searches[target] = search, validate
         search.ask(sorted(self._connected))
 
@@ -334,6 +351,8 @@ class Destination:
         if search is not None and offset is not None:
             del self._searches[target]
             reading = self._read(search.topic, target, offset, validate)
+            if search.committed is not None and offset < search.committed:
+                self._outbox.deliver(Clamped(target, search.committed, offset))
             if search.time_us not in (BEGIN_US, END_US):
                 reading.want_from(search.time_us, search.others)
 
@@ -434,6 +453,7 @@ _HANDLERS: dict[type, Callable[[Destination, NodeId, Any], None]] = {
     Absent: Destination._on_absent,
     Ordered: lambda destination, sender, said: destination.commands.on_ordered(sender, said),
     Concluded: lambda destination, sender, said: destination.commands.on_concluded(sender, said),
+    Unordered: lambda destination, sender, said: destination.commands.on_unordered(sender, said),
     Assigned: lambda destination, sender, said: destination.commands.on_assigned(sender, said),
     TopologyReport: lambda destination, sender, said: destination.commands.on_report(sender, said),
 }

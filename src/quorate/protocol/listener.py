@@ -9,7 +9,7 @@ from typing import Any
 
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message, Reply
-from quorate.core.ordering import Assigned, Concluded, Ordered, TopologyReport
+from quorate.core.ordering import Assigned, Concluded, Ordered, TopologyReport, Unordered
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Ready
 from quorate.protocol.outbox import Outbox
@@ -80,6 +80,7 @@ _CONTROL: dict[type, Callable[[Listener, NodeId, Any], None]] = {
     Reply: Listener.on_reply,
     Ordered: lambda listener, sender, said: listener.commands.on_ordered(sender, said),
     Concluded: lambda listener, sender, said: listener.commands.on_concluded(sender, said),
+    Unordered: lambda listener, sender, said: listener.commands.on_unordered(sender, said),
     Assigned: lambda listener, sender, said: listener.commands.on_assigned(sender, said),
     TopologyReport: lambda listener, sender, said: listener.commands.on_report(sender, said),
 }

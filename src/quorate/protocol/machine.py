@@ -122,6 +122,22 @@ class Begun(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
+class Refused(msgspec.Struct, frozen=True, gc=False):
+    """Batches of this line from `first` on will not be ordered, nor any after them."""
+
+    line: Line
+    first: Sequence
+    sentence: str
+
+
+class Clamped(msgspec.Struct, frozen=True, gc=False):
+    """A group committed an offset that is beyond the end; the partition is read from the end."""
+
+    partition: Partition
+    offset: int
+    end: int
+
+
 class Topology(msgspec.Struct, frozen=True, gc=False):
     """A replica's or client's machine knows of other topics, or replicas, than before."""
 
@@ -137,6 +153,8 @@ class Shared(msgspec.Struct, frozen=True, gc=False):
     group: str
     epoch: int
     partitions: tuple[tuple[str, int, int | None], ...]
+    # Of those whose commit said more: topic, partition, epoch of the leader or -1, metadata.
+    notes: tuple[tuple[str, int, int, str], ...] = ()
 
 
 class Answered(msgspec.Struct, frozen=True, gc=False):
@@ -152,6 +170,8 @@ Outcome: TypeAlias = (
     | Recorded
     | Begun
     | Passed
+    | Clamped
+    | Refused
     | Entry
     | Trimmed
     | Room

@@ -27,6 +27,7 @@ from quorate.core.ordering import (
     Ordered,
     Partition,
     TopologyReport,
+    Unordered,
 )
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
@@ -356,6 +357,14 @@ class Source:
         if line is not None:
             line.on_ordered(sender, ordered)
 
+    def _on_unordered(self, sender: NodeId, unordered: Unordered) -> None:
+        if unordered.topic == CONTROL_TOPIC_ID:
+            self.commands.on_unordered(sender, unordered)
+            return
+        line = self._lines.get(Partition(unordered.topic, unordered.partition))
+        if line is not None:
+            line.on_unordered(sender, unordered)
+
     def _on_fetch(self, sender: NodeId, fetch: Fetch) -> None:
         """A replica misses what one of our histories names."""
         outgoing = self._outgoing(fetch.topic, fetch.lane)
@@ -416,6 +425,7 @@ class Source:
 _HANDLERS: dict[type, Callable[[Source, NodeId, Any], None]] = {
     Ack: Source._on_ack,
     Ordered: Source._on_ordered,
+    Unordered: Source._on_unordered,
     Reply: Source._on_reply,
     Fetch: Source._on_fetch,
     Concluded: lambda source, sender, said: source.commands.on_concluded(sender, said),

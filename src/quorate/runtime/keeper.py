@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 
 from quorate.core.cluster import Cluster
-from quorate.core.control import CONTROL_TOPIC_ID
+from quorate.core.control import CONTROL_TOPIC_ID, owner_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
 from quorate.crypto.digests import payload_digest
 from quorate.crypto.evidence import render
 from quorate.crypto.identity import Identity
 from quorate.protocol.broker import Broker
+from quorate.protocol.control.machine import Control
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.placement import GroupKind, group_of
 from quorate.protocol.ordering.replica import Found, Ordering
@@ -202,7 +203,7 @@ class LogKeeper:
             "sessions": len(state.sessions),
             "groups": {
                 name: msgspec.to_builtins(steward.control.describe_group(name))
-                for name in list(state.groups)[:GROUPS_SHOWN]
+                for name in _shown_groups(steward.control)
             },
         }
 
@@ -309,6 +310,13 @@ def _evidence(group: Group) -> list[str]:
         if sum(map(len, shown)) + len(text) <= EVIDENCE_CHARACTERS_SHOWN:
             shown.append(text)
     return shown
+
+
+def _shown_groups(control: Control) -> list[str]:
+    """At most `GROUPS_SHOWN`, of each party as many."""
+    parties = sorted({owner_of(name) for name in control.state.groups})
+    each = GROUPS_SHOWN // len(parties) if parties else 0
+    return [name for party in parties for name in control.groups_of(party)[: max(1, each)]]
 
 
 def _groups(broker: Broker) -> Mapping[int, Group]:

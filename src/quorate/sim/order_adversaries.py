@@ -110,7 +110,7 @@ class TwoFaced:
     def _other(self, message: Message) -> Message:
         replace = msgspec.structs.replace
         if isinstance(message, Propose):
-            time_us, spans = Value.decode(message.value)
+            time_us, spans, _ = Value.decode(message.value)
             other = Value(time_us + 1, spans[::-1]).encode()
             self._others[value_digest(message.value)] = other
             return replace(message, value=other)

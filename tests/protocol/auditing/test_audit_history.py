@@ -494,7 +494,7 @@ def crash_walks() -> Walks:
 
 def test_a_fork_of_a_log_that_tolerates_crashes_is_found_and_nobody_is_named() -> None:
     walks, truth, deceived = crash_walks(), scribe(2), scribe(1)
-    deceived.slot({ALICE: [b"told to r1 alone"]})
+    deceived.slot({ALICE: [batch(b"told to r1 alone")]})
 
     walks.tell(0, 2, by=truth, signed=False)
     walks.tell(1, by=deceived, signed=False)
@@ -506,7 +506,7 @@ def test_a_fork_of_a_log_that_tolerates_crashes_is_found_and_nobody_is_named() -
 
 def test_what_a_liar_and_whom_it_deceived_signed_names_nobody_either() -> None:
     walks, truth, deceived = crash_walks(), scribe(2), scribe(1)
-    deceived.slot({ALICE: [b"other", b"others"], BOB: [b"another"]})
+    deceived.slot({ALICE: [batch(b"other"), batch(b"others")], BOB: [batch(b"another")]})
     origin = walks.history.orderers.origin
 
     walks.history.begin(2, truth.walked(checkpoints=[truth.checkpoint((0, 2), origin=origin)]))

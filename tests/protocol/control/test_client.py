@@ -125,8 +125,8 @@ def test_a_command_that_is_not_ordered_yet_is_not_given_up() -> None:
 
 
 def test_a_command_that_is_too_large_is_refused_before_it_is_sent() -> None:
-    with pytest.raises(LocalProtocolError, match="bytes; allowed are 3584"):
-        Office().commands.give(Leave("x" * 4000), 0)
+    with pytest.raises(LocalProtocolError, match="bytes; allowed are 12288"):
+        Office().commands.give(Leave("x" * 13000), 0)
 
 
 def test_the_topology_is_believed_when_two_replicas_name_the_digest_of_one_text() -> None:

@@ -29,10 +29,13 @@ from commands import (
     rebuilt,
 )
 from quorate.core.control import (
+    KEEP_US,
+    AlterGroup,
     AlterTopic,
     Command,
     Commit,
     CreateTopic,
+    DeleteGroup,
     Join,
     Leave,
     PutClient,
@@ -40,6 +43,7 @@ from quorate.core.control import (
     RemoveClient,
     Renew,
     ReplaceReplica,
+    ResetGroup,
     Unregister,
     encode_command,
 )
@@ -69,7 +73,9 @@ nodes = st.sampled_from(
     ]
 )
 topics = st.sampled_from(["a", "b", "c", "live", "new", "nothing", "quorate.x"])
-names = st.sampled_from(["g", "h", "a b"])
+names = st.sampled_from(["crew/g", "crew/h", "acme/g", "a b", "g"])
+keeps = st.sampled_from([SECOND_US, 7 * SECOND_US, KEEP_US])
+modes = st.sampled_from(["", "", "basic", "validated"])
 leases = st.sampled_from([SECOND_US, 5 * SECOND_US, 60 * SECOND_US, 1])
 lists = st.sampled_from([["*"], ["anna"], ["anna", "ben"], ["nobody"], []])
 settings_of_topics = st.fixed_dictionaries(
@@ -96,10 +102,20 @@ def _replacement(seed: int, name: str) -> ReplaceReplica:
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Register, topics, leases, st.integers(0, 2)),
     st.builds(Unregister, topics, st.integers(0, 2)),
-    st.builds(Join, names, st.lists(topics, max_size=3), leases),
-    st.builds(Join, st.just("g"), st.sampled_from([["a"], ["a", "b"], ["b"]]), leases),
+    st.builds(Join, names, st.lists(topics, max_size=3), leases, keeps, modes),
+    st.builds(AlterGroup, names, st.sampled_from([[], ["anna"], ["*"], ["nobody"]])),
+    st.builds(ResetGroup, names, offsets),
+    st.builds(DeleteGroup, names),
+    st.builds(Join, st.just("crew/g"), st.sampled_from([["a"], ["a", "b"], ["b"]]), leases),
     st.builds(Leave, names),
     st.builds(Commit, names, st.integers(0, 12), offsets),
+    st.builds(
+        lambda name, epoch, offset, note: Commit(name, epoch, [offset], [note]),
+        names,
+        st.integers(0, 12),
+        st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.integers(0, 99)),
+        st.tuples(st.integers(-1, 3), st.sampled_from(["", "x", "y" * 4096])),
+    ),
     st.builds(Renew, st.integers(0, 2)),
     st.builds(CreateTopic, topics, settings_of_topics),
     st.builds(AlterTopic, topics, settings_of_topics),
@@ -172,11 +188,11 @@ def test_a_refused_command_changes_no_more_than_its_answer(
         if sentence and not sentence.startswith("not yet: "):
             assert _without_sessions(control) == before
             assert _held(control) == held
-            assert control.take_changes() == (False, {})
+            assert control.take_changes() == (False, {}, [])
 
 
 def _without_sessions(control: Control) -> bytes:
-    return msgspec.msgpack.encode(msgspec.structs.replace(control.state, sessions={}))
+    return msgspec.msgpack.encode(msgspec.structs.replace(control.state, sessions={}, resting={}))
 
 
 def _held(control: Control) -> dict[NodeId, Any]:
@@ -242,22 +258,22 @@ def test_no_two_members_read_one_partition_whatever_they_have_heard(
     committed: dict[tuple[str, int], int] = {}
     for what, node, subscription, choice in script:
         if what == "join":
-            commander.ok(node, Join("g", subscription))
+            commander.ok(node, Join("crew/g", subscription))
             known.setdefault(node, (0, set()))
         elif what == "leave":
-            commander.ok(node, Leave("g"))
+            commander.ok(node, Leave("crew/g"))
             known.pop(node, None)
         elif what == "wait":
             commander.wait(4)
         elif what == "grow":
             partitions = control.cluster.topics["a"].partitions
-            group = commander.state.groups.get("g")
+            group = commander.state.groups.get("crew/g")
             if group is not None and "a" in group.places and partitions < 6:
                 committed["a", partitions] = 0
             commander.ok(ACME, AlterTopic("a", {"partitions": min(partitions + 1, 6)}))
         elif node in known:
             _commit(commander, node, known, committed, choice)
-        for gone in [each for each in known if control.assignment("g", each) is None]:
+        for gone in [each for each in known if control.assignment("crew/g", each) is None]:
             del known[gone]
         _check(commander, known, committed)
 
@@ -271,13 +287,13 @@ def _commit(
 ) -> None:
     """The member hears the news, or not, and says how far it is with what it read so far."""
     epoch, reading = known[node]
-    assignment = commander.control.assignment("g", node)
+    assignment = commander.control.assignment("crew/g", node)
     news = None if assignment is None else {part[:2] for part in assignment.partitions}
     if choice and assignment is not None and news is not None:
         epoch = assignment.epoch
     offsets = [(topic, number, commander.sequence) for topic, number in sorted(reading)]
-    sentence = commander.does(node, Commit("g", epoch, offsets))
-    if commander.control.assignment("g", node) is None:
+    sentence = commander.does(node, Commit("crew/g", epoch, offsets))
+    if commander.control.assignment("crew/g", node) is None:
         assert "is not in group" in sentence
         return
     # Nobody took from it what it did not give up.
@@ -292,7 +308,7 @@ def _check(
     known: dict[NodeId, tuple[int, set[tuple[str, int]]]],
     committed: dict[tuple[str, int], int],
 ) -> None:
-    group = commander.state.groups.get("g")
+    group = commander.state.groups.get("crew/g")
     if group is None:
         return
     reading = Counter(part for _, parts in known.values() for part in parts)
@@ -316,7 +332,7 @@ def _check(
 
 
 def _check_even(commander: Commander) -> None:
-    group = commander.state.groups["g"]
+    group = commander.state.groups["crew/g"]
     shares = Counter(place.owner for places in group.places.values() for place in places)
     for one, member in group.members.items():
         for other, peer in group.members.items():

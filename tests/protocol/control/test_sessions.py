@@ -35,6 +35,7 @@ from quorate.core.ids import member_of, node_of
 from quorate.protocol.control import machine
 from quorate.protocol.control.state import (
     PUBLISHERS_PER_MEMBER_MAX,
+    REST_US,
     SENTENCE_CHARACTERS_MAX,
     SESSIONS_PER_MEMBER_MAX,
 )
@@ -83,11 +84,11 @@ def test_a_session_has_another_one_of_its_client_registered_and_renewed() -> Non
 
 def test_sessions_for_others_count_as_sessions() -> None:
     commander = Commander()
-    for session in range(1, SESSIONS_PER_MEMBER_MAX):
-        commander.ok(BEN, Unregister("orders", session))
-    assert commander.does(BEN, Register("orders", session=SESSIONS_PER_MEMBER_MAX + 5)).startswith(
-        f"ben has {SESSIONS_PER_MEMBER_MAX} sessions already"
-    )
+    for session in range(SESSIONS_PER_MEMBER_MAX):
+        commander.ok(BEN, Unregister("orders", session + 1))
+        commander.does(BEN, Renew())
+    assert member_of(BEN) in commander.state.ended
+    assert len(commander.state.sessions) == SESSIONS_PER_MEMBER_MAX
 
 
 def test_registering_needs_the_list_a_log_and_a_lease_within_bounds() -> None:
@@ -116,21 +117,24 @@ def test_a_topic_has_so_many_publishers_and_those_whose_lease_ended_do_not_count
     assert commander.does(ANNA, Register("orders")) == full
 
 
-def test_a_session_registers_on_so_many_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "REGISTRATIONS_PER_SESSION_MAX", 2)
+def test_sessions_of_a_client_register_on_so_many_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "REGISTRATIONS_PER_MEMBER_MAX", 2)
     commander = Commander(cluster(dict.fromkeys("abc", LOG)))
     commander.ok(ANNA, Register("a"))
-    commander.ok(ANNA, Register("b"))
+    commander.ok(session_of(ANNA, 1), Register("a"))
     assert commander.does(ANNA, Register("c")) == (
-        "this session of anna publishes on 2 topics already"
+        "the sessions of anna publish on 2 topics already, each topic counted for every session"
     )
+    commander.ok(BEN, Register("c"))
 
 
 def test_a_session_is_in_so_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "GROUPS_PER_SESSION_MAX", 1)
     commander = Commander()
-    commander.join(ANNA, group="g")
-    commander.join(ANNA, group="g")
+    commander.join(ANNA, group="crew/g")
+    commander.join(ANNA, group="crew/g")
     assert commander.does(ANNA, Join("h", ["orders"])) == (
         "this session of anna is in 1 groups already"
     )
@@ -140,7 +144,7 @@ def test_a_lease_ends_by_the_time_of_the_log_whoever_the_next_command_is_from() 
     for somebody in (BEN, node_of(5000), node_of(0)):
         commander = Commander()
         commander.ok(ANNA, Register("orders", 2 * SECOND_US))
-        commander.join(ANNA, group="g")
+        commander.join(ANNA, group="crew/g")
         # Joining asked for the usual lease, which is longer.
         commander.wait(LEASE_US / SECOND_US - 0.001)
         commander.sends(somebody, b"nonsense")
@@ -149,8 +153,8 @@ def test_a_lease_ends_by_the_time_of_the_log_whoever_the_next_command_is_from() 
         commander.sends(somebody, b"nonsense")
         assert not commander.control.may_publish(ANNA, "orders")
         assert ANNA not in commander.state.sessions
-        assert commander.control.assignment("g", ANNA) is None
-        assert commander.control.take_changes().groups == {"g": [ANNA]}
+        assert commander.control.assignment("crew/g", ANNA) is None
+        assert commander.control.take_changes().groups == {"crew/g": [ANNA]}
 
 
 @pytest.mark.parametrize("value", [encode_command(Renew()), b"nonsense"])
@@ -179,7 +183,9 @@ def test_a_lease_never_gets_shorter_than_it_was_granted() -> None:
     assert not commander.control.may_publish(ANNA, "orders")
 
 
-@pytest.mark.parametrize("grant", [Join("g", ["orders"], SECOND_US), Register("orders", SECOND_US)])
+@pytest.mark.parametrize(
+    "grant", [Join("crew/g", ["orders"], SECOND_US), Register("orders", SECOND_US)]
+)
 def test_who_comes_back_after_its_lease_ended_has_the_lease_that_it_asks_for(
     grant: Join | Register,
 ) -> None:
@@ -212,7 +218,7 @@ def test_nothing_grows_with_a_session_that_takes_and_gives_back() -> None:
 def test_leases_end_in_their_order_however_long_ago_the_machine_was_made() -> None:
     commander = Commander()
     for node in (ANNA, BEN):
-        commander.ok(node, Join("g", ["orders"], SECOND_US))
+        commander.ok(node, Join("crew/g", ["orders"], SECOND_US))
     commander.wait(0.5)
     commander.ok(ANNA, Renew())
     commander.control.take_changes()
@@ -220,7 +226,7 @@ def test_leases_end_in_their_order_however_long_ago_the_machine_was_made() -> No
     commander.wait(5)
     for control in (commander.control, later):
         control.apply(CARL, 9, b"", commander.now_us)
-        assert control.take_changes().groups == {"g": [BEN, ANNA]}
+        assert control.take_changes().groups == {"crew/g": [BEN, ANNA]}
 
 
 def test_the_time_never_goes_back() -> None:
@@ -240,8 +246,8 @@ def test_a_session_whose_lease_has_ended_is_told_so() -> None:
         "this session of anna holds nothing: its lease has ended, or it gave up all it had; "
         "register or join again"
     )
-    assert commander.does(ANNA, Commit("g", 1)) == (
-        "anna is not in group 'g': its lease has ended, or it left; join again"
+    assert commander.does(ANNA, Commit("crew/g", 1)) == (
+        "anna is not in group 'crew/g': its lease has ended, or it left; join again"
     )
     # Having been told does not make it a session that holds something.
     assert commander.does(ANNA, Renew()) != ""
@@ -319,18 +325,62 @@ def test_a_member_has_so_many_sessions_and_those_that_ended_make_room() -> None:
     for session in range(SESSIONS_PER_MEMBER_MAX):
         commander.ok(session_of(ANNA, session), Register("orders", SECOND_US))
         commander.ok(session_of(ANNA, session), Unregister("orders"))
-    before = encoded(commander.control)
     one_more = session_of(ANNA, SESSIONS_PER_MEMBER_MAX)
     assert commander.does(one_more, Renew()) == (
         f"anna has {SESSIONS_PER_MEMBER_MAX} sessions already; one of them has to end before "
         f"another can begin"
     )
-    assert encoded(commander.control) == before
     commander.ok(BEN, Unregister("orders"))
 
+    # Now they rest, and the first of them gives its place to another.
     commander.wait(1)
-    commander.ok(one_more, Unregister("orders"))
-    assert list(commander.state.sessions) == [BEN, one_more]
+    another = session_of(ANNA, SESSIONS_PER_MEMBER_MAX + 1)
+    commander.ok(another, Unregister("orders"))
+    assert list(commander.state.sessions) == [BEN, another]
+    assert [*map(commander.control.has_ended, (one_more, ANNA, session_of(ANNA, 1)))] == [
+        True,
+        True,
+        False,
+    ]
+    assert commander.control.take_changes().ended == [one_more, session_of(ANNA, 0)]
+
+
+def test_a_session_that_rests_goes_on_and_one_that_ended_does_not() -> None:
+    commander = Commander()
+    commander.ok(ANNA, Register("orders"))
+    commander.wait(REST_US / SECOND_US)
+    commander.ok(ANNA, Register("orders"))
+    assert commander.control.may_publish(ANNA, "orders")
+
+    commander.wait((REST_US + LEASE_US) / SECOND_US)
+    refusal = "session 0 of anna has ended, and its number is not used again; begin a new session"
+    assert commander.does(ANNA, Register("orders")) == refusal
+    commander.control = rebuilt(commander.control, commander.genesis)
+    assert commander.does(ANNA, Register("orders")) == refusal
+    assert commander.does(session_of(ANNA, 1), Register("orders")) == ""
+
+
+def test_the_streams_of_a_client_are_bounded_where_it_registers() -> None:
+    topics = {name: {**LOG, "partitions": 2048} for name in "abc"}
+    commander = Commander(cluster(topics))
+    commander.ok(ANNA, Register("a", SECOND_US))
+    commander.ok(session_of(ANNA, 1), Register("a"))
+    commander.ok(session_of(ANNA, 1), Register("a"))
+    for name in "ab":
+        assert commander.does(session_of(ANNA, 2), Register(name)) == (
+            "the sessions of anna would have 6144 streams, one for each partition of each topic; "
+            "allowed are 4096 until one of the sessions ends"
+        )
+    commander.ok(BEN, Register("b"))
+    commander.ok(ANNA, Unregister("a"))
+    assert "6144 streams" in commander.does(session_of(ANNA, 2), Register("b"))
+    assert commander.control.take_changes().ended == []
+
+    # What rests gives way to what lives.
+    commander.wait(1)
+    commander.ok(session_of(ANNA, 2), Register("b"))
+    assert commander.control.take_changes().ended == [ANNA]
+    assert commander.control.has_ended(ANNA)
 
 
 def publish_all(commander: Commander) -> None:
@@ -353,7 +403,7 @@ def test_so_many_sessions_of_a_member_publish_and_others_of_it_have_to_wait(
         f"them has to end before another can begin"
     )
     # It may do anything else, one that publishes may register again, and so may other members.
-    commander.ok(one_more, Join("g", ["orders"]))
+    commander.ok(one_more, Join("crew/g", ["orders"]))
     commander.ok(session_of(ANNA, 0), Register("orders", SECOND_US))
     commander.ok(BEN, Register("orders"))
 

@@ -16,6 +16,7 @@ from quorate.core.ordering import (
     Receipts,
     Refusal,
     Stored,
+    Wants,
 )
 from quorate.crypto.evidence import FalseReceipt, Keys, parse, verify_evidence
 from quorate.protocol.misbehaviour import Forget
@@ -272,7 +273,7 @@ def test_a_reader_that_may_not_read_may_not_challenge_either() -> None:
     council.settle()
 
     council.say(READER, [LAST], AskReceipts(*PARTITION, 0))
-    council.say(READER, [LAST], Follow(*PARTITION, 1, 0, 1, False))
+    council.say(READER, [LAST], Follow(*PARTITION, 1, 0, 1, Wants.CHAIN))
 
     assert council.messages(Receipts) == []
     assert kinds(council, by=LAST) == [(READER, "rejected")] * 2

@@ -35,7 +35,7 @@ from quorate.protocol.control.machine import Control
 from quorate.protocol.control.replica import Steward
 from quorate.protocol.machine import Ready
 from quorate.protocol.ordering.commands import Commands
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.ordering.lines import COMMAND_BATCH_BYTES_MAX
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Decided, Placed, Store, Stretch
@@ -51,7 +51,7 @@ from stage import event
 LINE = Line(ANNA, CONTROL_TOPIC_ID, 0)
 NAMES = {client.number: client.name for client in cluster().clients}
 # Of what makes no command as well, as much as replicas let wait.
-COMMANDS = [event(bytes(INLINE_BYTES_MAX - len(event(b""))))] * 4096
+COMMANDS = [event(bytes(COMMAND_BATCH_BYTES_MAX - len(event(b""))))] * 2048
 CHAINS = chain_of(CHAIN_START, map(descriptor, COMMANDS))
 WALL_US = 1_000_000
 
@@ -66,8 +66,8 @@ class Replica:
             me, (), NAMES, signer=SimSigner(me), store=store, found=store.found(),
             wall_us=lambda _: WALL_US, outbox=self._outbox, cluster=cluster(),
         )  # fmt: skip
-        for first in (1, 2049):
-            self.step(ANNA, Append(*LINE[1:], first, COMMANDS[:2048]))
+        for first in (1, 1025):
+            self.step(ANNA, Append(*LINE[1:], first, COMMANDS[:1024]))
 
     def step(self, sender: NodeId, message: Append | Received | Propose) -> Ready:
         self._ordering.step(sender, message)
@@ -77,8 +77,8 @@ class Replica:
 
 def test_whatever_a_slot_orders_of_commands_can_be_told_to_those_who_lag_behind() -> None:
     leader = Replica(0)
-    leader.step(1, Received(*LINE, 4096, CHAINS[-1]))
-    ready = leader.step(2, Received(*LINE, 4096, CHAINS[-1]))
+    leader.step(1, Received(*LINE, 2048, CHAINS[-1]))
+    ready = leader.step(2, Received(*LINE, 2048, CHAINS[-1]))
 
     (value,) = {message.value for _, message in ready.send if isinstance(message, Propose)}
 
@@ -161,8 +161,8 @@ def test_a_batch_that_is_compressed_is_no_command_and_stays_so(
 
 def test_whoever_renews_a_thousand_times_at_once_hears_of_its_partitions_a_few_times() -> None:
     outbox = Outbox()
-    steward = Steward(Control(cluster({"orders": {**LOG, "partitions": 4096}})), outbox)
-    commands = [Join(f"group-{number}", ["orders"]) for number in range(8)]
+    steward = Steward(Control(cluster({"orders": {**LOG, "partitions": 512}})), outbox)
+    commands = [Join(f"crew/{number}", ["orders"]) for number in range(8)]
     steward.carry_out(ANNA, 1, [command_of(each) for each in commands], WALL_US)
     outbox.take()
     steward.carry_out(ANNA, 9, [command_of(Renew())] * 1000, WALL_US)
@@ -170,7 +170,7 @@ def test_whoever_renews_a_thousand_times_at_once_hears_of_its_partitions_a_few_t
     assert len([each for each in sent if isinstance(each, Concluded)]) == 1000
     told = [each for each in sent if isinstance(each, Assigned)]
     assert len(msgspec.msgpack.encode(told)) < ANSWERS_BYTES_MAX
-    assert {each.group for each in told} == {f"group-{number}" for number in range(8)}
+    assert {each.group for each in told} == {f"crew/{number}" for number in range(8)}
     # The next time it hears of them again.
     steward.carry_out(ANNA, 1009, [command_of(Renew())], WALL_US)
     assert len([each for _, each in outbox.take().send if isinstance(each, Assigned)]) == 8

@@ -6,9 +6,9 @@ The publisher hands large batches to replicas 0 and 1, which have a store outsid
 from typing import Any
 
 from council import READER, VALIDATED, A, Council, T, records, sealed_by
+from quorate.core.header import SEAL_BYTES
 from quorate.core.ids import NodeId, Sequence
 from quorate.core.ordering import (
-    SEAL_BYTES,
     Absent,
     AnnounceSealed,
     Append,

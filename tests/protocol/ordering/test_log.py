@@ -129,18 +129,34 @@ def test_a_record_says_which_payloads_are_not_here() -> None:
     assert [placed.lacking for placed in decided.placed] == [[1]]
 
 
-def test_of_too_many_lines_of_one_client_the_one_used_longest_ago_is_forgotten(
+def test_lines_of_a_session_are_forgotten_when_a_slot_ends_it_and_not_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "LINES_PER_MEMBER_MAX", 2)
     log = OrderLog(1)
-    sessions = [Line(node_of(1000, session), 7, 0) for session in range(3)]
+    sessions = [Line(node_of(1000, session), 7, 0) for session in range(4)]
     apply(log, (sessions[0], 1), (SECOND, 1))
     apply(log, (sessions[1], 1))
-    apply(log, (sessions[0], 1))
-    apply(log, (sessions[2], 1))
+    assert log.beyond(sessions) == sessions[2:]
+    assert log.beyond(sessions, [sessions[1].publisher]) == sessions[3:]
+    digests = contents_of(sessions[2], 1, 1)
+    span = Span(*sessions[2], 1, 1, chained(CHAIN_START, digests)[-1])
+    value = Value(5, (span,), (sessions[1].publisher,))
+    log.apply(3, bytes(32), value.encode(), value, [Content(digests, [])])
     assert log.forgotten == [sessions[1]]
-    assert [log.line(line).next for line in (*sessions, SECOND)] == [3, 1, 2, 2]
+    assert [log.line(line).next for line in (*sessions, SECOND)] == [2, 1, 2, 1, 2]
+    assert log.beyond(sessions) == [sessions[1], sessions[3]]
+
+
+def test_positions_of_a_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POSITIONS_PER_MEMBER_MAX", 8)
+    log = OrderLog(1)
+    lines = [Line(node_of(1000, session), 7, 0) for session in range(3)]
+    for line in lines:
+        for _ in range(4):
+            apply(log, (line, 1))
+    assert [len(log.line(line).recent) for line in lines] == [0, 4, 4]
+    assert [log.line(line).next for line in lines] == [5, 5, 5]
 
 
 def test_a_fresh_log_knows_nothing_of_another() -> None:

@@ -9,13 +9,18 @@ import pytest
 
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.messages import Message
-from quorate.core.ordering import Announce, Append, Line, Ordered, Partition
+from quorate.core.ordering import Announce, Append, Line, Ordered, Partition, Unordered
 from quorate.crypto.digests import descriptor, digest
 from quorate.crypto.sids import Seal
-from quorate.protocol.machine import Recorded
+from quorate.protocol.machine import Recorded, Refused
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import stores_of
-from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing, UnderWay
+from quorate.protocol.ordering.publisher import (
+    REFUSED_AFTER_US,
+    RETRY_AFTER_US,
+    LineOutgoing,
+    UnderWay,
+)
 from quorate.protocol.ordering.room import BATCH_COST, EVENT_COST, LINE_COST
 from quorate.protocol.ordering.store_choice import DOUBT_US, FIRST_WIDE_US, PASS_OVER_AFTER_US
 from quorate.protocol.ordering.validation import Sealer
@@ -547,3 +552,27 @@ def test_positions_that_begin_with_what_has_its_receipt_take_no_room() -> None:
     for first in range(1, 101):
         publisher.ordered(3, first, 102 - first)
     assert not publisher.line._voices
+
+
+def test_what_replicas_refuse_for_good_is_given_up_with_their_sentence() -> None:
+    publisher = Publisher()
+    publisher.add(b"one", b"two")
+    publisher.sent()
+    refusal = Unordered(T, 0, 1, "it has ended")
+
+    # Who got a later batch first, or lags behind, may say so; and fewer than n - f are not enough.
+    for replica in range(4):
+        publisher.line.on_unordered(replica, refusal)
+    assert publisher.line.in_flight == 2
+    publisher.pass_time(REFUSED_AFTER_US)
+    for replica in range(4):
+        publisher.line.on_unordered(replica, Unordered(T, 0, 2, "it has ended"))
+    assert publisher.line.in_flight == 2
+    for replica in (0, 1, 1):
+        publisher.line.on_unordered(replica, refusal)
+    assert publisher.look.take().deliver == []
+
+    publisher.line.on_unordered(2, refusal)
+    assert publisher.look.take().deliver == [Refused(LINE, 1, "it has ended")]
+    assert (publisher.line.refusal, publisher.line.in_flight) == ("it has ended", 0)
+    assert publisher.line.under_way.bytes == 0

@@ -33,6 +33,7 @@ from quorate.protocol.machine import Entry, Ready, Trimmed
 from quorate.protocol.ordering import reading as module
 from quorate.protocol.ordering.reading import (
     ASK_AGAIN_US,
+    BEYOND_AFTER_US,
     COMPLAIN_EVERY_US,
     CREDIT_BATCHES,
     FIRST_CREDIT_EVENTS,
@@ -1072,6 +1073,19 @@ def found(table: dict[str, object], time_us: int, answers: tuple[int, ...]) -> i
         assert offset is None
         offset = search.on_located(replica, Located(T, 0, 0, answer))
     return offset
+
+
+def test_a_commit_beyond_the_end_is_clamped_once_no_replica_lags_behind() -> None:
+    look, on = Outlook(), topic(BYZANTINE, f=1)
+    search = Search(on, Partition(T, 0), END_US, look.outbox, 0, 35)
+    ends = [Located(T, 0, 0, end) for end in (30, 34, 20)]
+    assert [search.on_located(*each) for each in enumerate(ends)] == [None] * 3
+    look.at(BEYOND_AFTER_US)
+    search.tick()
+    # Another one has what the commit names, and so has a correct one.
+    late = [Located(T, 0, 0, end) for end in (30, 36, 35)]
+    assert [search.on_located(*each) for each in enumerate(late)] == [None, None, 35]
+    assert [search.on_located(*each) for each in enumerate(ends)] == [35, 34, 30]
 
 
 # Stores that do not deliver

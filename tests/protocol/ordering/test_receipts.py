@@ -14,13 +14,18 @@ from quorate.crypto.receipts import Receipt
 from quorate.crypto.sids import Place
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, WORDS_MAX
 from quorate.protocol.ordering.placement import stores_of
-from quorate.protocol.ordering.records import Placed, cut
+from quorate.protocol.ordering.records import Placed
 from quorate.protocol.ordering.value import CHAIN_START, chained
 from quorate.sim.order_stage import SimSigner
 from quorate.sim.sealing import CLUSTER
 
 PARTITION = Partition(T, 0)
 FIRST, SECOND, THIRD, LAST = stores_of((0, 1, 2, 3), PARTITION)
+
+
+def cut(digests: bytes) -> list[bytes]:
+    """Digests that are laid end to end, one by one."""
+    return [digests[at : at + 32] for at in range(0, len(digests), 32)]
 
 
 def large(publisher: NodeId, sequence: int, signer: NodeId | None = None) -> bytes:

@@ -27,6 +27,7 @@ from quorate.core.ordering import (
     StopData,
     Stored,
     Sync,
+    Wants,
     Write,
 )
 from quorate.crypto.digests import descriptor
@@ -131,7 +132,7 @@ def test_no_replica_speaks_for_a_client_that_may_not_publish() -> None:
     assert Line(B, T, 0) not in council.group(0).backlog.lines
 
 
-READINGS = (Follow(T, 0, 1, 0, 10, True), Allow(T, 0, 10))
+READINGS = (Follow(T, 0, 1, 0, 10, Wants.ALL), Allow(T, 0, 10))
 
 
 @pytest.mark.parametrize("message", READINGS, ids=["follow", "allow"])
@@ -143,7 +144,7 @@ def test_an_access_list_says_who_reads(message: Message) -> None:
     assert council.reports(by=0)[-1].node != READER
 
 
-@pytest.mark.parametrize("message", [Follow(T, 1, 1, 0, 10, True), Allow(T, 1, 10)])
+@pytest.mark.parametrize("message", [Follow(T, 1, 1, 0, 10, Wants.ALL), Allow(T, 1, 10)])
 def test_nobody_reads_where_there_is_no_partition(message: Message) -> None:
     assert rejected(Council(), READER, message)
 

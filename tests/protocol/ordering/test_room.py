@@ -20,11 +20,13 @@ from quorate.core.control import (
 )
 from quorate.core.event import Event
 from quorate.core.ids import NodeId, member_of, node_of, topic_id
-from quorate.core.ordering import Announce, Append, Line, Ordered, Propose, Received
+from quorate.core.ordering import Announce, Append, Line, Ordered, Propose, Received, Unordered
 from quorate.crypto.digests import descriptor
+from quorate.protocol.control import machine
 from quorate.protocol.control.state import PUBLISHERS_PER_MEMBER_MAX
 from quorate.protocol.ordering.backlog import COMMAND_COST
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Former, Waiting
+from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Dropped, Held
 from quorate.protocol.ordering.room import BATCH_COST, EVENT_COST, LINE_COST, Room, Rooms
 from stage import described, event, framed
@@ -324,3 +326,86 @@ def test_what_an_honest_source_has_under_way_fits_into_the_room_of_a_session() -
         assert rooms.in_flight + LINE_COST + BATCH_COST + batch_bytes <= rooms.session
         assert rooms.session * PUBLISHERS_PER_MEMBER_MAX <= rooms.member
         assert rooms.commands // 2 >= COMMAND_COST
+
+
+def test_the_streams_of_a_session_go_in_one_slot_when_it_has_ended_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "REST_US", 60 * SECOND_US)
+    chamber = council()
+    anna, ben = Client(chamber, ANNA), Client(chamber, BEN)
+    for client in (anna, ben):
+        client.commands(Register("orders", SECOND_US))
+        client.hands_in(1, b"first", to=chamber.members, partition=0)
+        chamber.settle()
+    logs = [chamber.group(replica).log for replica in chamber.members]
+    line = Line(ANNA, ORDERS, 0)
+
+    # Its lease has ended, and it goes on where it was.
+    chamber.ahead_us = dict.fromkeys(chamber.members, 30 * SECOND_US)
+    chamber.run(2)
+    ben.commands(Register("orders", SECOND_US))
+    anna.commands(Register("orders", SECOND_US))
+    anna.hands_in(1, b"first", b"second", to=chamber.members, partition=0)
+    chamber.settle()
+    assert [log.line(line).next for log in logs] == [3] * 4
+
+    # It stays away for good; what it hands in later is answered, whichever number it has.
+    for ahead in (80, 120):
+        chamber.ahead_us = dict.fromkeys(chamber.members, ahead * SECOND_US)
+        chamber.run(2)
+        ben.commands(Register("orders", SECOND_US))
+    ben.hands_in(2, b"second", to=chamber.members, partition=0)
+    chamber.settle()
+    sessions = {node for log in logs for node in log.sessions}
+    assert sessions == {BEN}
+    before = len(chamber.messages(Unordered, receiver=ANNA))
+    size = logs[0].tree.size
+    anna.hands_in(1, b"first", to=chamber.members, partition=0)
+    anna.commands(Register("orders", SECOND_US))
+    chamber.settle()
+    chamber.run(1)
+    told = chamber.messages(Unordered, receiver=ANNA)[before:]
+    assert {each.topic for each in told} == {ORDERS, CONTROL_TOPIC_ID}
+    assert all("has ended" in each.sentence for each in told)
+    assert [log.tree.size for log in logs] == [size] * 4
+    assert len({bytes(log.snapshot().state) for log in logs}) == 1
+
+
+def test_a_group_that_orders_no_commands_forgets_streams_in_one_slot_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "REST_US", 60 * SECOND_US)
+    ticks = topic_id("ticks")
+    crash = {"protection": "crash", "order": "total", "partitions": 2}
+    chamber = Council(cluster=cluster({"orders": LOG, "ticks": crash}))
+    anna, ben = Client(chamber, ANNA), Client(chamber, BEN)
+
+    def hands_in(client: Client, first: int, to: Iterable[NodeId]) -> None:
+        for partition in range(2):
+            chamber.say(client.node, to, Append(ticks, partition, first, [b"%d" % first]))
+        chamber.settle()
+
+    for client in (anna, ben):
+        client.commands(Register("ticks", SECOND_US))
+        hands_in(client, 1, chamber.members)
+    # Three of the four replicas order it.
+    logs = [chamber.seats[each].ordering.groups[GroupKind.CRASH].log for each in range(3)]
+    assert [len(log.state.lines) for log in logs] == [4] * 3
+    for ahead in (50, 100):
+        chamber.ahead_us = dict.fromkeys(chamber.members, ahead * SECOND_US)
+        chamber.run(2)
+        ben.commands(Register("ticks", SECOND_US))
+    assert [len(log.state.lines) for log in logs] == [4] * 3
+    hands_in(ben, 2, chamber.members)
+    assert [{line.publisher for line in log.state.lines} for log in logs] == [{BEN}] * 3
+    assert len({bytes(log.snapshot().state) for log in logs}) == 1
+
+    # A replica that starts again comes to the same.
+    chamber.reboot(0)
+    chamber.run(5)
+    log = chamber.seats[0].ordering.groups[GroupKind.CRASH].log
+    assert bytes(log.snapshot().state) == bytes(logs[1].snapshot().state)
+    hands_in(anna, 1, chamber.members)
+    chamber.run(1)
+    assert log.tree.size == logs[1].tree.size == 6

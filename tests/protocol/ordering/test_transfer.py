@@ -17,6 +17,7 @@ from quorate.core.ordering import (
     Located,
     OfferSnapshot,
     SnapshotPart,
+    Wants,
 )
 from quorate.crypto import checkpoint as notes
 from quorate.protocol.ordering import transfer as module
@@ -308,7 +309,7 @@ def test_those_who_read_from_it_are_told_where_it_begins() -> None:
     council = left_behind()
     council.run(2)
     council.sent.clear()
-    council.say(1500, [LATE], Follow(T, 0, 1, 0, 4096, True))
+    council.say(1500, [LATE], Follow(T, 0, 1, 0, 4096, Wants.ALL))
     council.settle()
     said = [flight.message for flight in council.sent if flight.receiver == 1500]
     assert [type(message).__name__ for message in said] == ["Absent", "Chained"]

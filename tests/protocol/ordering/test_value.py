@@ -37,7 +37,8 @@ VALUES = st.builds(
     Value,
     st.integers(-(2**63), 2**63 - 1),
     st.lists(SPANS, min_size=1, max_size=5, unique_by=lambda span: span[:3]).map(tuple),
-)
+    st.lists(st.integers(0, 2**64 - 1), max_size=3, unique=True).map(tuple),
+).filter(lambda value: not {span.publisher for span in value.spans} & {*value.ended})
 SPAN = Span(1000, 7, 2, 5, 3, bytes(range(32)))
 
 
@@ -70,6 +71,7 @@ def test_the_layout_of_a_value_is_fixed() -> None:
         pack("<qH", -1, 1) + pack("<QIHQH", 1000, 7, 2, 5, 3) + bytes(range(32))
     )
     assert len(Value(0, (SPAN,)).encode()) == 10 + 56
+    assert Value(0, (SPAN,), (7, 8)).encode()[66:] == pack("<HQQ", 2, 7, 8)
 
 
 MANY = tuple(SPAN._replace(publisher=number) for number in range(SPANS_MAX + 1))

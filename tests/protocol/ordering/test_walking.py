@@ -154,7 +154,9 @@ def test_whoever_asks_a_thousand_times_in_a_turn_gets_so_much() -> None:
     council.collect()
 
     answers = council.messages(Walked, sender=0, receiver=READER)
-    told = sum(len(slot.value) + len(slot.descriptors) for walked in answers for slot in walked.slots)
+    told = sum(
+        len(slot.value) + len(slot.descriptors) for walked in answers for slot in walked.slots
+    )
     assert 0 < told <= ANSWERS_BYTES_MAX + 1024 * 1024
     assert len(answers) < 5000
 

@@ -17,14 +17,13 @@ slot is a replica's word, which a later checkpoint confirms or does not.
 
 from array import array
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.header import DESCRIPTOR_BYTES, count_of
-from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of
+from quorate.core.ids import Digest, NodeId, Sequence, member_of
 from quorate.core.ordering import Line, Partition, Slot, Walked
 from quorate.crypto.checkpoint import Checkpoint, Cosigner, Head, OtherKeysError
 from quorate.crypto.checkpoint import read as read_checkpoint
@@ -32,7 +31,6 @@ from quorate.crypto.digests import cut, digest_of
 from quorate.crypto.evidence import heads_in_conflict
 from quorate.crypto.merkle import Tree
 from quorate.protocol.auditing.findings import Finding, Findings, Where
-from quorate.protocol.ordering.log import LINES_PER_MEMBER_MAX
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.value import (
     CHAIN_START,
@@ -178,7 +176,8 @@ class Branch:
         self.roots = {size: self.tree.root()}
         self.times_us: tuple[int, int] | None = None
         self.lines: dict[Line, tuple[Sequence, Digest]] = {}
-        self._lines_of: Counter[MemberId] = Counter()
+        # Sessions whose lines are forgotten in it, and begin with their first batch again.
+        self.ended: set[NodeId] = set()
         # Of each partition the first offset that is known, and the one after the last.
         self.bounds: dict[Partition, tuple[int, int]] = {}
 
@@ -232,6 +231,8 @@ class Branch:
         if value.time_us < last_us:
             self._fault(number, back_in_time(last_us, value.time_us))
         self.times_us = first_us, value.time_us
+        if value.ended:
+            self._end_sessions(value.ended)
         at = 0
         for span, offset in zip(value.spans, slot.offsets, strict=True):
             descriptors = contents[at : at + span.batches]
@@ -263,17 +264,19 @@ class Branch:
                 yield span.line.target, run, slot.descriptors[at : at + size]
                 at += size
 
+    def _end_sessions(self, ended: tuple[NodeId, ...]) -> None:
+        self.ended.update(ended)
+        for line in self.lines:
+            if line.publisher in ended:
+                self.lines[line] = 1, CHAIN_START
+
     def _go_on_with_line(self, slot: int, span: Span, digests: list[Digest]) -> None:
-        known, member = self.lines.get(span.line), member_of(span.publisher)
-        if known is None:
-            self._lines_of[member] += 1
+        known = self.lines.get(span.line)
         due = None if known is None else known[0]
         if not self.is_whole and (due is None or span.first == 1 != due):
             self.openings.append(Opening(slot, span, tuple(digests), due))
-        may_begin = not self.is_whole or self._lines_of[member] > LINES_PER_MEMBER_MAX
-        fault = broken_line(
-            span, digests, known, may_begin_late=not self.is_whole, may_begin_anew=may_begin
-        )
+        is_late = not self.is_whole
+        fault = broken_line(span, digests, known, may_begin_late=is_late, may_begin_anew=is_late)
         if fault:
             self._fault(slot, fault)
         self.lines[span.line] = span.end, span.chain
@@ -300,7 +303,7 @@ def broken_line(
 ) -> str:
     """Why these batches do not follow on what is known of their line; empty if they do.
 
-    A line that was forgotten, for a client has had too many, begins anew.
+    A line begins anew only after a slot that ended its session.
     """
     before = CHAIN_START if span.first == 1 else None
     fault = ""

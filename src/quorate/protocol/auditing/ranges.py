@@ -44,7 +44,6 @@ from quorate.protocol.auditing.history import (
     unserved,
     wrong_offset,
 )
-from quorate.protocol.ordering.log import LINES_PER_MEMBER_MAX
 
 
 class BranchId(NamedTuple):
@@ -91,6 +90,8 @@ class LinePiece(NamedTuple):
     openings: tuple[Opening, ...]
     # What is known of each line after it.
     ends: Mapping[Line, tuple[int, Digest]]
+    # The sessions of the producer that it ends.
+    ended: frozenset[NodeId] = frozenset()
 
 
 # In ranges
@@ -132,8 +133,19 @@ def line_pieces(history: History, slot: int) -> Iterator[tuple[MemberId, LinePie
         for line, end in branch.lines.items():
             ends.setdefault(member_of(line.publisher), {})[line] = end
         branch_id = BranchId(history.orderers.group, slot, number)
-        for member, of_member in ends.items():
-            yield member, LinePiece(branch_id, tuple(openings.get(member, ())), of_member)
+        ended: dict[MemberId, set[NodeId]] = {}
+        for node in branch.ended:
+            ended.setdefault(member_of(node), set()).add(node)
+        for member in {**ends, **ended}:
+            yield (
+                member,
+                LinePiece(
+                    branch_id,
+                    tuple(openings.get(member, ())),
+                    ends.get(member, {}),
+                    frozenset(ended.get(member, ())),
+                ),
+            )
 
 
 def _differing(branch: Branch, heads: Iterable[Head]) -> Iterator[tuple[Head, int]]:
@@ -330,8 +342,7 @@ def _faults_of(pieces: Sequence[LinePiece], *, is_whole: bool) -> Iterator[Fault
     for piece in pieces:
         for slot, span, digests, due in piece.openings:
             before = known.get(span.line) if due is None else (due, b"")
-            is_forgotten = len(known.keys() | {span.line}) > LINES_PER_MEMBER_MAX
-            may_begin_anew = not is_whole or is_forgotten
+            may_begin_anew = not is_whole or span.publisher in piece.ended
             if span.first == 1 and (before is None or may_begin_anew):
                 # Its digests were looked at in its range.
                 continue
@@ -344,6 +355,7 @@ def _faults_of(pieces: Sequence[LinePiece], *, is_whole: bool) -> Iterator[Fault
             )
             if sentence:
                 yield Fault(slot, sentence)
+        known = {line: end for line, end in known.items() if line.publisher not in piece.ended}
         known |= piece.ends
 
 

@@ -28,6 +28,7 @@ from quorate.core.ordering import (
     Recall,
     TopologyQuery,
     TopologyReport,
+    Unordered,
 )
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Answered, Shared, Topology
@@ -236,6 +237,12 @@ class Commands:
         if self._line is not None:
             self._line.on_ordered(replica, ordered)
 
+    def on_unordered(self, replica: NodeId, unordered: Unordered) -> None:
+        if self._line is not None:
+            self._line.on_unordered(replica, unordered)
+            if self._line.refusal and self._given is not None:
+                self._conclude(self._line.refusal)
+
     def on_concluded(self, replica: NodeId, concluded: Concluded) -> None:
         given = self._given
         if given is None or concluded.sequence != given.sequence:
@@ -267,7 +274,7 @@ class Commands:
                 (name, number, None if offset < 0 else offset)
                 for name, number, offset in assigned.partitions
             )
-            self._outbox.deliver(Shared(group, assigned.epoch, partitions))
+            self._outbox.deliver(Shared(group, assigned.epoch, partitions, tuple(assigned.notes)))
 
     def on_report(self, replica: NodeId, report: TopologyReport) -> None:
         inquiry = self._inquiries.get(report.number)
@@ -306,6 +313,10 @@ class Commands:
         topic = self._require_control()
         assert self._line is not None
         number, payload = self._waiting.popleft()
+        if self._line.refusal:
+            self._outbox.deliver(Answered(number, self._line.refusal))
+            self._give_next()
+            return
         now_us = self._outbox.now_us
         voter = ReplyVoter(topic.members, self._needed)
         self._given = Given(number, self._line.add(payload, 1), voter, now_us, now_us)

@@ -12,8 +12,13 @@ Rules:
   which may carry the last offset, gives it up. So does leaving, or the end of a lease.
 - A member commits offsets of what it holds, whatever epoch it knows. Offsets may go back.
 - Partitions that a topic gets while a group knows it are read from their beginning.
-- A group without members keeps its offsets. When there are too many groups, the one that has been
-  without use for longest among those goes.
+- A group `PARTY/NAME` belongs to that party. Clients of the party may be in it, and clients of
+  other parties that are on its access list. What a group takes is charged to its party, so that no
+  party takes room from another.
+- A group without members keeps its offsets for as long as its first member asked for, by the time
+  of the log, or until an operator of its party deletes or resets it.
+- A commit may name any offset, since other logs than the one with the commands say where their ends
+  are. Whoever is handed an offset beyond the end begins at the end (`ordering/reading.py`).
 
 Invariants:
 - a partition has at most one holder, which is a member, and only its holder commits for it;
@@ -23,24 +28,36 @@ Invariants:
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
-from quorate.core.contract import Contract, check_topic_name
+from quorate.core.cluster import Client
+from quorate.core.contract import EVERYONE, Contract
+from quorate.core.control import (
+    KEEP_US,
+    KEEP_US_MAX,
+    METADATA_BYTES_MAX,
+    Commit,
+    Join,
+    ResetGroup,
+    owner_of,
+)
 from quorate.core.errors import RefusedError
 from quorate.core.ids import NodeId
 from quorate.protocol.control.balance import balance
 from quorate.protocol.control.state import (
-    GROUPS_MAX,
+    GROUPS_PER_PARTY_MAX,
     MEMBERS_PER_GROUP_MAX,
-    PARTITIONS_PER_GROUP_MAX,
+    METADATA_BYTES_PER_PARTY_MAX,
+    PARTITIONS_PER_PARTY_MAX,
     TOPICS_PER_MEMBER_MAX,
+    TOPICS_PER_PARTY_MAX,
     Group,
     GroupMember,
     Place,
 )
 
 Contracts = Mapping[str, Contract]
-Offsets = Sequence[tuple[str, int, int]]
 
 
 class Assignment(NamedTuple):
@@ -49,6 +66,8 @@ class Assignment(NamedTuple):
     epoch: int
     revision: int
     partitions: list[tuple[str, int, int | None]]
+    # Of those of them whose commit said more: topic, partition, epoch of the leader, metadata.
+    notes: list[tuple[str, int, int, str]]
 
 
 class Groups:
@@ -57,23 +76,39 @@ class Groups:
     def __init__(self, groups: dict[str, Group]) -> None:
         self._groups = groups
         self.changed: dict[str, dict[NodeId, None]] = {}
+        self._of_party: dict[str, dict[str, None]] = {}
+        # The time of the command that is being carried out.
+        self._now_us = 0
+        for name in groups:
+            self._of_party.setdefault(owner_of(name), {})[name] = None
 
     # What members ask for. A refusal is raised, and then nothing has changed.
 
     def join(
-        self, name: str, node: NodeId, topics: Iterable[str], contracts: Contracts, now_us: int
+        self, join: Join, node: NodeId, client: Client, contracts: Contracts, now_us: int
     ) -> None:
-        wanted = sorted(set(topics))
+        name, wanted = join.group, sorted(set(join.topics))
         if not 1 <= len(wanted) <= TOPICS_PER_MEMBER_MAX:
             raise RefusedError(
                 f"a member of a group reads {len(wanted)} topics; allowed are 1 to "
                 f"{TOPICS_PER_MEMBER_MAX}"
             )
-        group = self._groups.get(name)
+        if not 0 < join.keep_us <= KEEP_US_MAX:
+            raise RefusedError(
+                f"offsets that are kept for {join.keep_us} microseconds; allowed are 1 to "
+                f"{KEEP_US_MAX}"
+            )
+        self._now_us = now_us
+        group = self._found(name)
+        _check_access(name, group, client)
+        if group is not None and join.mode and group.mode not in ("", join.mode):
+            raise RefusedError(
+                f"group '{name}' reads {group.mode} batches, and {client.name} asks for "
+                f"{join.mode} ones; join another group, or have the owner reset this one"
+            )
         self._check_room(name, node, group, wanted, contracts)
-        if group is None:
-            self._make_room()
-            group = self._groups[name] = Group()
+        group = self._made(name, group, join.keep_us)
+        group.mode = group.mode or join.mode
         group.used_us = now_us
         member = group.members.get(node)
         if member is not None and member.topics == wanted:
@@ -90,9 +125,8 @@ class Groups:
             group.used_us = now_us
             self._rebalance(name, contracts)
 
-    def commit(
-        self, name: str, node: NodeId, epoch: int, offsets: Offsets, who: str, now_us: int
-    ) -> None:
+    def commit(self, commit: Commit, node: NodeId, who: str, now_us: int) -> None:
+        name, epoch, self._now_us = commit.group, commit.epoch, now_us
         group = self._groups.get(name)
         if group is None or node not in group.members:
             raise RefusedError(
@@ -102,12 +136,57 @@ class Groups:
             raise RefusedError(
                 f"group '{name}' is in epoch {group.epoch}, and has not been in {epoch}"
             )
-        places = [self._held(name, group, node, epoch, who, *each) for each in offsets]
-        for place, (_, _, offset) in zip(places, offsets, strict=True):
+        places = [
+            self._held(name, group, node, epoch, who, topic, partition)
+            for topic, partition, _ in commit.offsets
+        ]
+        if len(commit.notes) not in (0, len(places)):
+            raise RefusedError(f"a commit of {len(places)} offsets with {len(commit.notes)} notes")
+        if any(len(metadata.encode()) > METADATA_BYTES_MAX for _, metadata in commit.notes):
+            raise RefusedError(f"metadata of a commit has at most {METADATA_BYTES_MAX} bytes")
+        if any(metadata for _, metadata in commit.notes):
+            self._check_metadata(name, places, commit)
+        for place, (_, _, offset), note in zip_longest(places, commit.offsets, commit.notes):
             place.offset = offset
+            place.leader_epoch, place.metadata = note or (-1, "")
         group.used_us = now_us
         if group.moving:
             self._give_up(name, group, node, epoch)
+
+    # What the owner of a group asks for
+
+    def let_in(self, name: str, access: list[str], now_us: int) -> list[NodeId]:
+        """These clients of other parties may be in it. Returns the members that it has."""
+        self._now_us = now_us
+        group = self._found(name)
+        if group is None:
+            self._check_groups(owner_of(name))
+        group = self._made(name, group)
+        group.access, group.used_us = list(access), now_us
+        return list(group.members)
+
+    def reset(self, reset: ResetGroup, contracts: Contracts, now_us: int) -> None:
+        self._now_us = now_us
+        group = self._idle(reset.group)
+        places: dict[str, list[Place]] = {}
+        for topic, partition, offset in reset.offsets:
+            if partition >= contracts[topic].partitions:
+                raise RefusedError(f"topic '{topic}' has no partition {partition}")
+            made = places.setdefault(topic, [Place() for _ in range(contracts[topic].partitions)])
+            made[partition].offset = offset
+        self._check_partitions(reset.group, sum(map(len, places.values())), len(places))
+        self._made(reset.group, group)
+        group.places, group.mode, group.used_us = places, "", now_us
+
+    def delete(self, name: str, now_us: int) -> None:
+        self._now_us = now_us
+        self._idle(name)
+        self._drop(name)
+
+    def of_party(self, party: str, now_us: int) -> list[str]:
+        """The groups of this party that have not ended by age."""
+        self._now_us = now_us
+        return self._living(party)
 
     # What happens to groups without being asked
 
@@ -156,12 +235,16 @@ class Groups:
             return {}
         members = {node: group.members[node] for node in nodes if node in group.members}
         found = {
-            node: Assignment(group.epoch, member.revision, []) for node, member in members.items()
+            node: Assignment(group.epoch, member.revision, [], [])
+            for node, member in members.items()
         }
         for topic, partition, place in _places(group):
             reader = _reader(place)
             if reader is not None and reader in found:
                 found[reader].partitions.append((topic, partition, place.offset))
+                if place.metadata or place.leader_epoch >= 0:
+                    note = topic, partition, place.leader_epoch, place.metadata
+                    found[reader].notes.append(note)
         return found
 
     # Inside
@@ -174,31 +257,90 @@ class Groups:
         topics: Sequence[str],
         contracts: Contracts,
     ) -> None:
-        check_topic_name("group", name)
         if group is None:
-            if len(self._groups) >= GROUPS_MAX and self._idle() is None:
-                raise RefusedError(f"there are {GROUPS_MAX} groups already, and all have members")
+            self._check_groups(owner_of(name))
             group = Group()
         if node not in group.members and len(group.members) >= MEMBERS_PER_GROUP_MAX:
             raise RefusedError(f"group '{name}' already has its {MEMBERS_PER_GROUP_MAX} members")
         names = {*topics, *group.places}
         partitions = sum(contracts[topic].partitions for topic in names)
-        if partitions > PARTITIONS_PER_GROUP_MAX and not names <= set(group.places):
+        if not names <= set(group.places):
+            self._check_partitions(name, partitions, len(names))
+
+    def _check_groups(self, party: str) -> None:
+        if len(self._living(party)) >= GROUPS_PER_PARTY_MAX:
             raise RefusedError(
-                f"group '{name}' would have {partitions} partitions; allowed are "
-                f"{PARTITIONS_PER_GROUP_MAX}"
+                f"{party} has {GROUPS_PER_PARTY_MAX} groups already; an operator of it has to "
+                f"delete one"
             )
 
-    def _make_room(self) -> None:
-        if len(self._groups) >= GROUPS_MAX:
-            idle = self._idle()
-            assert idle is not None
-            del self._groups[idle]
+    def _check_partitions(self, name: str, partitions: int, topics: int) -> None:
+        party = owner_of(name)
+        for other in self._living(party):
+            if other != name:
+                partitions += sum(map(len, self._groups[other].places.values()))
+                topics += len(self._groups[other].places)
+        if topics > TOPICS_PER_PARTY_MAX:
+            raise RefusedError(
+                f"with group '{name}', the groups of {party} would have {topics} topics; allowed "
+                f"are {TOPICS_PER_PARTY_MAX}"
+            )
+        if partitions > PARTITIONS_PER_PARTY_MAX:
+            raise RefusedError(
+                f"with group '{name}', the groups of {party} would have {partitions} partitions; "
+                f"allowed are {PARTITIONS_PER_PARTY_MAX}"
+            )
 
-    def _idle(self) -> str | None:
-        """The group that can best be done without."""
-        idle = (name for name, group in self._groups.items() if not group.members)
-        return min(idle, key=lambda name: (self._groups[name].used_us, name), default=None)
+    def _check_metadata(self, name: str, places: Sequence[Place], commit: Commit) -> None:
+        party, replaced = owner_of(name), set(map(id, places))
+        size = sum(
+            len(place.metadata.encode())
+            for other in self._living(party)
+            for _, _, place in _places(self._groups[other])
+            if id(place) not in replaced
+        )
+        size += sum(len(metadata.encode()) for _, metadata in commit.notes)
+        if size > METADATA_BYTES_PER_PARTY_MAX:
+            raise RefusedError(
+                f"the commits of the groups of {party} would have {size} bytes of metadata; "
+                f"allowed are {METADATA_BYTES_PER_PARTY_MAX}"
+            )
+
+    def _found(self, name: str) -> Group | None:
+        """One that has not ended by age."""
+        group = self._groups.get(name)
+        return None if group is None or self._is_old(group) else group
+
+    def _living(self, party: str) -> list[str]:
+        names = self._of_party.get(party, ())
+        return [name for name in names if not self._is_old(self._groups[name])]
+
+    def _is_old(self, group: Group) -> bool:
+        return not group.members and self._now_us - group.used_us >= group.keep_us
+
+    def _made(self, name: str, group: Group | None, keep_us: int = KEEP_US) -> Group:
+        """The group, which is made if there is none; those of its party that are old go now."""
+        named = self._of_party.setdefault(owner_of(name), {})
+        for old in [each for each in named if self._is_old(self._groups[each])]:
+            self._drop(old)
+        if group is None:
+            group = self._groups[name] = Group(keep_us=keep_us)
+            named[name] = None
+        return group
+
+    def _drop(self, name: str) -> None:
+        del self._groups[name], self._of_party[owner_of(name)][name]
+
+    def _idle(self, name: str) -> Group:
+        """A group without members."""
+        group = self._found(name)
+        if group is None:
+            raise RefusedError(f"there is no group '{name}'")
+        if group.members:
+            raise RefusedError(
+                f"group '{name}' has {len(group.members)} members, which have to leave first"
+            )
+        return group
 
     def _held(
         self,
@@ -209,7 +351,6 @@ class Groups:
         who: str,
         topic: str,
         partition: int,
-        offset: int,
     ) -> Place:
         places = group.places.get(topic, [])
         if partition >= len(places):
@@ -289,6 +430,15 @@ class Groups:
 
     def _tell(self, name: str, node: NodeId) -> None:
         self.changed.setdefault(name, {})[node] = None
+
+
+def _check_access(name: str, group: Group | None, client: Client) -> None:
+    access = () if group is None else tuple(group.access)
+    if client.party != owner_of(name) and access != EVERYONE and client.name not in access:
+        raise RefusedError(
+            f"group '{name}' is of {owner_of(name)}, and {client.name} is of {client.party} and "
+            f"not on its access list"
+        )
 
 
 def _places(group: Group) -> Iterator[tuple[str, int, Place]]:

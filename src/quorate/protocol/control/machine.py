@@ -12,6 +12,10 @@ Rules:
 - The time is that of the log, and never goes back. A lease ends when it says so by that time.
   Whatever has ended is dropped before the next command takes effect, whoever that is from: its
   registrations are gone and its groups are shared out anew.
+- A session whose lease has ended rests, and goes on with its next command. It ends for good when it
+  has rested for too long, or another session of its client needs its place: the session that has
+  rested for longest goes first, before that one that holds nothing, and never one that holds
+  something. The number of a session that ended for good is not used again.
 - Every command of a session renews it, even one that is refused, so `renew` does nothing else. A
   lease never gets shorter than it was granted; a session that holds nothing was granted none.
 - A command is carried out whole or not at all, and is answered with a sentence, an empty one if it
@@ -24,7 +28,7 @@ Invariants:
 - no command makes the state grow beyond the bounds of `state`.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
@@ -39,10 +43,12 @@ from quorate.core.control import (
     LEASE_US_MAX,
     LEASE_US_MIN,
     AddReplica,
+    AlterGroup,
     AlterTopic,
     Command,
     Commit,
     CreateTopic,
+    DeleteGroup,
     Join,
     Leave,
     PutClient,
@@ -50,22 +56,29 @@ from quorate.core.control import (
     RemoveClient,
     Renew,
     ReplaceReplica,
+    ResetGroup,
     Unregister,
     decode_command,
+    owner_of,
 )
 from quorate.core.errors import QuorateError, RefusedError, RemoteProtocolError
-from quorate.core.ids import MemberId, NodeId, member_of, node_of
+from quorate.core.ids import MemberId, NodeId, member_of, node_of, session_of, topic_id
 from quorate.protocol.control import topology
 from quorate.protocol.control.groups import Assignment, Groups
 from quorate.protocol.control.state import (
+    ENDED_PER_MEMBER_MAX,
     GROUPS_PER_SESSION_MAX,
     PROPOSALS_PER_PARTY_MAX,
     PUBLISHERS_PER_MEMBER_MAX,
-    REGISTRATIONS_PER_SESSION_MAX,
+    REGISTRATIONS_PER_MEMBER_MAX,
+    REST_US,
     SENTENCE_CHARACTERS_MAX,
     SESSIONS_PER_MEMBER_MAX,
+    SHARES_PER_CLIENT_MAX,
+    STREAMS_PER_MEMBER_MAX,
     ControlState,
     Proposal,
+    Resting,
     Session,
 )
 
@@ -83,6 +96,8 @@ class Changes(NamedTuple):
 
     topology_changed: bool
     groups: dict[str, list[NodeId]]
+    # Sessions that ended for good.
+    ended: list[NodeId]
 
 
 class PartitionDescription(msgspec.Struct, frozen=True):
@@ -93,6 +108,8 @@ class PartitionDescription(msgspec.Struct, frozen=True):
     holder: str
     owner: str
     offset: int | None
+    leader_epoch: int = -1
+    metadata: str = ""
 
 
 class MemberDescription(msgspec.Struct, frozen=True):
@@ -110,6 +127,10 @@ class GroupDescription(msgspec.Struct, frozen=True):
     epoch: int
     members: list[MemberDescription]
     partitions: list[PartitionDescription]
+    access: list[str] = []
+    mode: str = ""
+    used_us: int = 0
+    keep_us: int = 0
 
 
 class Control:
@@ -134,14 +155,23 @@ class Control:
         self._topology_changed = False
         # What follows from the sessions, to have it at hand.
         self._publishers: dict[str, set[NodeId]] = {}
-        self._sessions: Counter[MemberId] = Counter()
+        self._sessions: defaultdict[MemberId, dict[NodeId, None]] = defaultdict(dict)
         # Those of them that publish.
         self._publishing: Counter[MemberId] = Counter()
+        self._resting: defaultdict[MemberId, dict[NodeId, None]] = defaultdict(dict)
+        for node in self.state.resting:
+            self._resting[member_of(node)][node] = None
+        self._ended: list[NodeId] = []
+        self._over = {
+            node_of(member, number)
+            for member, numbers in self.state.ended.items()
+            for number in numbers
+        }
         self._ends: list[tuple[int, NodeId]] = []
         # Of these, the one of each session that counts.
         self._looked_at: dict[NodeId, int] = {}
         for node, session in self.state.sessions.items():
-            self._sessions[member_of(node)] += 1
+            self._sessions[member_of(node)][node] = None
             self._publishing[member_of(node)] += bool(session.topics)
             self._look_at(node, session.expires_us)
             for topic in session.topics:
@@ -160,12 +190,13 @@ class Control:
         client = self._client(node)
         if client is None:
             return f"{self.cluster.name_of(node)} is no client of this cluster"
-        session = self._session(node)
-        if session is None:
-            return (
-                f"{client.name} has {SESSIONS_PER_MEMBER_MAX} sessions already; one of them has "
-                f"to end before another can begin"
-            )
+        try:
+            session = self._session(node, client)
+        except RefusedError as error:
+            # Nothing is remembered of this session: what it says next would be its first command.
+            if not self.has_ended(node):
+                self._end(node)
+            return str(error)
         sentence = self._carry_out(node, client, session, value)[:SENTENCE_CHARACTERS_MAX]
         session.sequence, session.sentence = sequence, sentence
         session.expires_us = max(session.expires_us, self.state.time_us + session.lease_us)
@@ -179,8 +210,8 @@ class Control:
     def take_changes(self) -> Changes:
         """What changed since the last call."""
         groups = {name: list(nodes) for name, nodes in self._groups.changed.items()}
-        changes = Changes(self._topology_changed, groups)
-        self._topology_changed, self._groups.changed = False, {}
+        changes = Changes(self._topology_changed, groups, self._ended)
+        self._topology_changed, self._groups.changed, self._ended = False, {}, []
         return changes
 
     # What is known
@@ -189,11 +220,25 @@ class Control:
         """Whether this session is registered on this log topic, as of the last command."""
         return node in self._publishers.get(topic, ())
 
+    def has_ended(self, node: NodeId) -> bool:
+        """Whether this session ended for good, as of the last command."""
+        return node in self._over
+
+    @property
+    def ended(self) -> list[NodeId]:
+        return sorted(self._over)
+
+    def is_known(self, node: NodeId) -> bool:
+        return node in self.state.sessions or node in self.state.resting
+
     def assignment(self, group: str, node: NodeId) -> Assignment | None:
         return self._groups.assignment(group, node)
 
     def assignments(self, group: str, nodes: Iterable[NodeId]) -> dict[NodeId, Assignment]:
         return self._groups.assignments(group, nodes)
+
+    def groups_of(self, party: str) -> list[str]:
+        return self._groups.of_party(party, self.state.time_us)
 
     def describe_group(self, group: str) -> GroupDescription | None:
         found = self.state.groups.get(group)
@@ -212,10 +257,20 @@ class Control:
             ],
             [
                 PartitionDescription(
-                    topic, i, self._name(place.holder), self._name(place.owner), place.offset
+                    topic,
+                    i,
+                    self._name(place.holder),
+                    self._name(place.owner),
+                    place.offset,
+                    place.leader_epoch,
+                    place.metadata,
                 )
                 for topic, i, place in places
             ],
+            list(found.access),
+            found.mode,
+            found.used_us,
+            found.keep_us,
         )
 
     # Sessions
@@ -227,16 +282,60 @@ class Control:
             return None
         return member if isinstance(member, Client) else None
 
-    def _session(self, node: NodeId) -> Session | None:
-        """The session of this node, or a new one if there is room."""
+    def _session(self, node: NodeId, client: Client) -> Session:
+        """The session of this node, or a new one."""
+        if self.has_ended(node):
+            raise RefusedError(
+                f"session {session_of(node)} of {client.name} has ended, and its number is not "
+                f"used again; begin a new session"
+            )
         session = self.state.sessions.get(node)
-        if session is None and self._sessions[member_of(node)] < SESSIONS_PER_MEMBER_MAX:
+        if session is None:
+            member, resting = member_of(node), self.state.resting.pop(node, None)
+            if resting is None:
+                self._make_room(member, client)
+            self._resting[member].pop(node, None)
             # Its first command, which it is made for, decides how long it lasts.
             session = Session(LEASE_US, self.state.time_us)
+            session.streams = {} if resting is None else resting.streams
             self.state.sessions[node] = session
-            self._sessions[member_of(node)] += 1
+            self._sessions[member][node] = None
             self._look_at(node, session.expires_us)
         return session
+
+    def _make_room(self, member: MemberId, client: Client) -> None:
+        """For one more session: those that published are remembered for longer than others."""
+        living, resting = self._sessions[member], self._resting[member]
+        if len(living) + len(resting) < SESSIONS_PER_MEMBER_MAX:
+            return
+        idle = (node for node in resting if not self.state.resting[node].streams)
+        free = (node for node in living if not self._holds(node))
+        given = next(idle, None) or next(free, None) or next(iter(resting), None)
+        if given is None:
+            raise RefusedError(
+                f"{client.name} has {SESSIONS_PER_MEMBER_MAX} sessions already; one of them has "
+                f"to end before another can begin"
+            )
+        self._end(given)
+
+    def _holds(self, node: NodeId) -> bool:
+        session = self.state.sessions[node]
+        return bool(session.topics or session.groups or session.streams)
+
+    def _end(self, node: NodeId) -> None:
+        """This session ends for good."""
+        member = member_of(node)
+        if self.state.sessions.pop(node, None) is not None:
+            del self._sessions[member][node], self._looked_at[node]
+        self.state.resting.pop(node, None)
+        self._resting[member].pop(node, None)
+        numbers = self.state.ended.setdefault(member, [])
+        numbers.append(session_of(node))
+        self._over.add(node)
+        for number in numbers[:-ENDED_PER_MEMBER_MAX]:
+            self._over.discard(node_of(member, number))
+        del numbers[:-ENDED_PER_MEMBER_MAX]
+        self._ended.append(node)
 
     def _look_at(self, node: NodeId, at_us: int) -> None:
         """At this time, which is no later than its end, and at no other."""
@@ -272,13 +371,19 @@ class Control:
         # In an order that does not depend on when each was looked at.
         for _, node in sorted(ended):
             session = self.state.sessions.pop(node)
-            self._sessions[member_of(node)] -= 1
+            del self._sessions[member_of(node)][node]
+            self.state.resting[node] = Resting(session.expires_us, session.streams)
+            self._resting[member_of(node)][node] = None
             self._publishing[member_of(node)] -= bool(session.topics)
             for topic in session.topics:
                 self._publishers[topic].discard(node)
             for group in session.groups:
                 groups.setdefault(group, []).append(node)
         self._groups.end(groups, self.cluster.topics, now_us)
+        for node in list(self.state.resting):
+            if now_us - self.state.resting[node].since_us < REST_US:
+                break
+            self._end(node)
 
     # One method for each command. A refusal is raised before anything has changed.
 
@@ -307,12 +412,10 @@ class Control:
             case Leave():
                 self._leave(node, session, command.group)
             case Commit():
-                now_us = self.state.time_us
-                who, epoch, offsets = client.name, command.epoch, command.offsets
-                for topic, _, _ in offsets:
+                for topic, _, _ in command.offsets:
                     if topic not in self.cluster.topics:
                         topology.known_topic(self.cluster, topic)
-                self._groups.commit(command.group, node, epoch, offsets, who, now_us)
+                self._groups.commit(command, node, client.name, self.state.time_us)
             case Renew():
                 self._renew(client, session)
             case _:
@@ -323,12 +426,7 @@ class Control:
         self, node: NodeId, client: Client, command: Register | Unregister | Renew
     ) -> None:
         """The same for another session of the client, which is there from now on."""
-        session = self._session(node)
-        if session is None:
-            raise RefusedError(
-                f"{client.name} has {SESSIONS_PER_MEMBER_MAX} sessions already; one of them has "
-                f"to end before another can begin"
-            )
+        session = self._session(node, client)
         try:
             self._dispatch(node, client, session, msgspec.structs.replace(command, session=0))
         finally:
@@ -337,8 +435,19 @@ class Control:
     def _operate(
         self,
         client: Client,
-        command: CreateTopic | AlterTopic | ReplaceReplica | AddReplica | PutClient | RemoveClient,
+        command: CreateTopic
+        | AlterTopic
+        | AlterGroup
+        | ResetGroup
+        | DeleteGroup
+        | ReplaceReplica
+        | AddReplica
+        | PutClient
+        | RemoveClient,
     ) -> str:
+        if isinstance(command, AlterGroup | ResetGroup | DeleteGroup):
+            self._own(client, command)
+            return ""
         if not client.operator:
             raise RefusedError(
                 f"{client.name} is not an operator, and only operators change topics, replicas "
@@ -373,17 +482,42 @@ class Control:
                 raise RefusedError(
                     f"topic '{name}' already has its {contract.publishers_max} publishers"
                 )
-            if len(session.topics) >= REGISTRATIONS_PER_SESSION_MAX:
+            sessions = [self.state.sessions[each] for each in self._sessions[member_of(node)]]
+            if sum(len(each.topics) for each in sessions) >= REGISTRATIONS_PER_MEMBER_MAX:
                 raise RefusedError(
-                    f"this session of {client.name} publishes on "
-                    f"{REGISTRATIONS_PER_SESSION_MAX} topics already"
+                    f"the sessions of {client.name} publish on {REGISTRATIONS_PER_MEMBER_MAX} "
+                    f"topics already, each topic counted for every session"
                 )
+            self._charge_streams(client, session, name, contract.partitions)
             if not session.topics:
                 self._take_part_of_room(member_of(node), client)
             self._begin_lease(node, session)
             publishers.add(node)
             session.topics.append(name)
         session.lease_us = command.lease_us
+
+    def _charge_streams(
+        self, client: Client, session: Session, topic: str, partitions: int
+    ) -> None:
+        """A session may begin streams: room is made by sessions that rest, and by no others."""
+        member, key = client.number, topic_id(topic)
+        if key in session.streams:
+            return
+        resting = {node: self.state.resting[node] for node in self._resting[member]}
+        living = (self.state.sessions[node] for node in self._sessions[member])
+        streams = partitions + sum(sum(each.streams.values()) for each in living)
+        if streams > STREAMS_PER_MEMBER_MAX:
+            raise RefusedError(
+                f"the sessions of {client.name} would have {streams} streams, one for each "
+                f"partition of each topic; allowed are {STREAMS_PER_MEMBER_MAX} until one of the "
+                f"sessions ends"
+            )
+        streams += sum(sum(each.streams.values()) for each in resting.values())
+        for node, rests in resting.items():
+            if streams > STREAMS_PER_MEMBER_MAX and rests.streams:
+                streams -= sum(rests.streams.values())
+                self._end(node)
+        session.streams = {**session.streams, key: partitions}
 
     def _take_part_of_room(self, member: MemberId, client: Client) -> None:
         """A session begins to publish. What replicas keep of all that is undecided is bounded for
@@ -414,13 +548,52 @@ class Control:
             raise RefusedError(
                 f"this session of {client.name} is in {GROUPS_PER_SESSION_MAX} groups already"
             )
-        self._groups.join(
-            command.group, node, command.topics, self.cluster.topics, self.state.time_us
-        )
+        self._check_shares(node, client, command)
+        self._groups.join(command, node, client, self.cluster.topics, self.state.time_us)
         if is_new:
             self._begin_lease(node, session)
             session.groups.append(command.group)
         session.lease_us = command.lease_us
+
+    def _check_shares(self, node: NodeId, client: Client, command: Join) -> None:
+        shares = len(set(command.topics))
+        for other in self._sessions[member_of(node)]:
+            for group in self.state.sessions[other].groups:
+                if (other, group) != (node, command.group):
+                    shares += len(self.state.groups[group].members[other].topics)
+        if shares > SHARES_PER_CLIENT_MAX:
+            raise RefusedError(
+                f"{client.name} would read {shares} topics in all its groups; allowed are "
+                f"{SHARES_PER_CLIENT_MAX}"
+            )
+
+    def _own(self, client: Client, command: AlterGroup | ResetGroup | DeleteGroup) -> None:
+        """What only the owner of a group may ask for."""
+        name, now_us = command.group, self.state.time_us
+        party = owner_of(name)
+        if not client.operator or not topology.may_speak_for(self.cluster, client, party):
+            raise RefusedError(
+                f"group '{name}' is of {party}; only operators of {party} let others in, reset or "
+                f"delete it, and {client.name} is none"
+            )
+        match command:
+            case AlterGroup():
+                known = {*EVERYONE, *(each.name for each in self.cluster.clients)}
+                for other in command.access:
+                    if other not in known:
+                        raise RefusedError(f"there is no client named '{other}'")
+                for node in self._groups.let_in(name, command.access, now_us):
+                    member = self._client(node)
+                    if member is None or (
+                        member.party != party and not _listed(member, tuple(command.access))
+                    ):
+                        self._leave(node, self.state.sessions[node], name)
+            case ResetGroup():
+                for topic, _, _ in command.offsets:
+                    topology.known_log(self.cluster, topic)
+                self._groups.reset(command, self.cluster.topics, now_us)
+            case DeleteGroup():
+                self._groups.delete(name, now_us)
 
     def _leave(self, node: NodeId, session: Session, group: str) -> None:
         if group in session.groups:

@@ -31,6 +31,8 @@ class Steward:
         self.control = control
         # Told when topics, replicas or clients have changed.
         self.on_topology: Callable[[Cluster], None] = _ignore
+        # Told when sessions have ended for good.
+        self.on_ended: Callable[[list[NodeId]], None] = _ignore
         self._outbox = outbox
         # The present topology as text, with its revision and digest.
         self._rendered: tuple[int, bytes, str] | None = None
@@ -47,6 +49,8 @@ class Steward:
             if changes.topology_changed:
                 self._rendered = None
                 self.on_topology(self.control.cluster)
+            if changes.ended:
+                self.on_ended(changes.ended)
             for group, members in changes.groups.items():
                 self._tell_assignments(group, members)
             self._repeat_assignments(publisher)
@@ -57,6 +61,7 @@ class Steward:
         self.control = self.control.from_state(state)
         self._rendered = None
         self.on_topology(self.control.cluster)
+        self.on_ended(self.control.ended)
 
     def on_recall(self, sender: NodeId, recall: Recall) -> None:
         sentence = self.control.result(sender, recall.sequence)
@@ -99,7 +104,8 @@ class Steward:
                 (topic, partition, -1 if offset is None else offset)
                 for topic, partition, offset in assignment.partitions
             ]
-            assigned = Assigned(group, assignment.epoch, assignment.revision, partitions)
+            epoch, revision, notes = assignment.epoch, assignment.revision, assignment.notes
+            assigned = Assigned(group, epoch, revision, partitions, notes)
             self._outbox.send(member, assigned)
 
 
@@ -118,5 +124,5 @@ def _command_in(payload: bytes) -> bytes:
         return b""
 
 
-def _ignore(_: Cluster) -> None:
+def _ignore(_: object) -> None:
     """Nobody needs to know."""

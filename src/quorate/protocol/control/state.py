@@ -17,22 +17,33 @@ from typing import Any
 import msgspec
 
 from quorate.core.cluster import Client, Cluster, Former, Replica
-from quorate.core.control import AddReplica
-from quorate.core.ids import NodeId
+from quorate.core.control import KEEP_US, AddReplica
+from quorate.core.ids import MemberId, NodeId, TopicId
 
 TOPICS_MAX = 4096
 # With those that were removed, when another is added; a founding file may have more.
-CLIENTS_MAX = 1024
-SESSIONS_PER_MEMBER_MAX = 1024
+CLIENTS_MAX = 256
+# Those that rest are among them, and give way to others of their client.
+SESSIONS_PER_MEMBER_MAX = 128
+# So long a session rests at most.
+REST_US = 7 * 24 * 3_600_000_000
+ENDED_PER_MEMBER_MAX = 512
+# Of all its sessions: a session has one stream for each partition of a topic that it publishes on.
+STREAMS_PER_MEMBER_MAX = 4096
+REGISTRATIONS_PER_MEMBER_MAX = 256
 # Of these, so many that publish: each has room for what is undecided, at every replica.
 PUBLISHERS_PER_MEMBER_MAX = 64
-REGISTRATIONS_PER_SESSION_MAX = 256
 GROUPS_PER_SESSION_MAX = 64
-GROUPS_MAX = 1024
+# Of the groups that a party owns, and of all their topics and partitions. Topics
+# whose partitions grow later may take a party beyond it.
+GROUPS_PER_PARTY_MAX = 64
+PARTITIONS_PER_PARTY_MAX = 4096
+TOPICS_PER_PARTY_MAX = 256
+METADATA_BYTES_PER_PARTY_MAX = 64 * 1024
 MEMBERS_PER_GROUP_MAX = 256
 TOPICS_PER_MEMBER_MAX = 64
-# When somebody joins; topics whose partitions grow later may take a group beyond it.
-PARTITIONS_PER_GROUP_MAX = 8192
+# Of the topics that all members of a client read, in all groups.
+SHARES_PER_CLIENT_MAX = 128
 PROPOSALS_PER_PARTY_MAX = 16
 SENTENCE_CHARACTERS_MAX = 512
 
@@ -48,6 +59,15 @@ class Session(msgspec.Struct):
     # Its last command, and what came of it.
     sequence: int = 0
     sentence: str = ""
+    # Of each topic that it has published on, how many streams it may have begun.
+    streams: dict[TopicId, int] = {}
+
+
+class Resting(msgspec.Struct, array_like=True):
+    """A session whose lease has ended, and that may go on: what it published is remembered."""
+
+    since_us: int
+    streams: dict[TopicId, int] = {}
 
 
 class Place(msgspec.Struct, array_like=True):
@@ -61,6 +81,9 @@ class Place(msgspec.Struct, array_like=True):
     owner: NodeId | None = None
     asked: int = 0
     offset: int | None = None
+    # What came with the commit: the epoch of the leader, or -1, and what the program added.
+    leader_epoch: int = -1
+    metadata: str = ""
 
 
 class GroupMember(msgspec.Struct, array_like=True):
@@ -74,6 +97,12 @@ class Group(msgspec.Struct):
     """Clients that share the partitions of some topics, and how far they are."""
 
     epoch: int = 0
+    # Clients of other parties that may be in it.
+    access: list[str] = []
+    # How long it keeps its offsets without members, and whether it reads basic batches, once its
+    # members said so.
+    keep_us: int = KEEP_US
+    mode: str = ""
     # Of its members' revisions, the last one.
     revision: int = 0
     used_us: int = 0
@@ -105,6 +134,10 @@ class ControlState(msgspec.Struct):
     clients: list[Client] = []
     formers: list[Former] = []
     sessions: dict[NodeId, Session] = {}
+    # The one that has rested for longest first.
+    resting: dict[NodeId, Resting] = {}
+    # Of each client the numbers of its last sessions that ended for good.
+    ended: dict[MemberId, list[int]] = {}
     groups: dict[str, Group] = {}
     # The cluster file that all of this began with.
     founding: str = ""

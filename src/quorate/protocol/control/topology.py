@@ -95,7 +95,7 @@ def replace_replica(cluster: Cluster, command: ReplaceReplica, operator: Client)
     if present is None:
         known = ", ".join(each.name for each in cluster.replicas)
         raise RefusedError(f"there is no replica named '{command.name}'; there are {known}")
-    if not _may_speak_for(cluster, operator, present.party):
+    if not may_speak_for(cluster, operator, present.party):
         raise RefusedError(
             f"{present.name} is run by {present.party}, and {operator.name} is of "
             f"{operator.party}; only operators of its own party replace a replica"
@@ -117,7 +117,7 @@ def put_client(cluster: Cluster, command: PutClient, operator: Client) -> Cluste
     known = next((each for each in ever if each.name == command.name), None)
     # In an order that is the same at every replica, as the sentence has to be.
     for party in (command.party if known is None else known.party, command.party):
-        if not _may_speak_for(cluster, operator, party):
+        if not may_speak_for(cluster, operator, party):
             raise RefusedError(_foreign(command.name, party, operator))
     if known is None and len(ever) >= CLIENTS_MAX:
         raise RefusedError(f"there are, or were, {len(ever)} clients, and no room for another")
@@ -135,7 +135,7 @@ def remove_client(cluster: Cluster, command: RemoveClient, operator: Client) -> 
     if present is None:
         known = ", ".join(each.name for each in cluster.clients)
         raise RefusedError(f"there is no client named '{command.name}'; there are {known}")
-    if not _may_speak_for(cluster, operator, present.party):
+    if not may_speak_for(cluster, operator, present.party):
         raise RefusedError(_foreign(present.name, present.party, operator))
     for topic, contract in cluster.topics.items():
         if present.name in (*contract.publish, *contract.subscribe):
@@ -164,7 +164,7 @@ def _foreign(name: str, party: str, operator: Client) -> str:
     )
 
 
-def _may_speak_for(cluster: Cluster, operator: Client, party: str) -> bool:
+def may_speak_for(cluster: Cluster, operator: Client, party: str) -> bool:
     """Each for its own; and where only one party has operators, for those that have none."""
     has_operator = any(each.operator and each.party == party for each in cluster.clients)
     is_for_anyone = not has_operator and parties_needed(cluster) == 1

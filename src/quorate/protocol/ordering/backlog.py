@@ -17,10 +17,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 
 from quorate.core.ids import NodeId, Sequence, member_of
-from quorate.core.ordering import Append, Line, Ordered, Stored
+from quorate.core.ordering import Append, Line, Ordered, Stored, Unordered
 from quorate.crypto.digests import cut, descriptor, digest_of
 from quorate.protocol.ordering.commands import Commands
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Former, Waiting
+from quorate.protocol.ordering.lines import (
+    COMMAND_BATCH_BYTES_MAX,
+    INLINE_BYTES_MAX,
+    Former,
+    Waiting,
+)
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.receipts import Receipting
@@ -32,7 +37,7 @@ from quorate.protocol.outbox import Outbox
 # Lines that others may speak of before their publishers do.
 HEARSAY_MAX = 1024
 # What an honest session has of commands: one at a time.
-COMMAND_COST = LINE_COST + BATCH_COST + INLINE_BYTES_MAX
+COMMAND_COST = LINE_COST + BATCH_COST + COMMAND_BATCH_BYTES_MAX
 
 NEVER_US = -(1 << 62)
 # What no value has named for so long, none does any more.
@@ -42,6 +47,8 @@ NAMED_US_MAX = 1_000_000
 MayAppend = Callable[[Line], bool]
 # Whether its session is registered there, as of the last slot; without commands, all are.
 IsOpen = Callable[[Line], bool]
+# Whether a session has ended for good, as far as we know of commands.
+HasEnded = Callable[[NodeId], bool]
 # Have payloads on disk in whose place others are held from now on.
 KeepDisplaced = Callable[[list[Held]], None]
 
@@ -78,6 +85,7 @@ class Backlog:
         outbox: Outbox,
         *,
         is_open: IsOpen,
+        has_ended: HasEnded,
         named: Callable[[], Collection[Line]],
         receipts: Receipting,
         rooms: Rooms,
@@ -100,6 +108,7 @@ class Backlog:
         self.has_news = False
         self.may_append = may_append
         self.is_open = is_open
+        self.has_ended = has_ended
         self._named = named
         self.room = Room(rooms.session, rooms.member)
         self.commands_room = Room(rooms.session, rooms.commands)
@@ -224,16 +233,22 @@ class Backlog:
 
     # What may be proposed
 
+    def may_go_on(self, line: Line) -> bool:
+        """Whether a value may name this line, which may be a new one."""
+        if not self.is_open(line) or self.has_ended(line.publisher):
+            return False
+        return line in self._log.state.lines or not self._log.beyond([line], self._log.ending)
+
     def proposable(self, waiting: Waiting) -> Sequence:
         """Up to here, every correct replica can find the line authentic and available."""
-        if not self.is_open(waiting.line):
+        if not self.may_go_on(waiting.line):
             return waiting.next - 1
         last = waiting.received_through(self._voices_to_propose)
         return self._receipts.available_through(waiting, last, self.holders(waiting.line))
 
     def claimed(self, waiting: Waiting) -> Sequence:
         """The same, if all that stores say is so. Nothing may rest on that."""
-        if not self.is_open(waiting.line):
+        if not self.may_go_on(waiting.line):
             return waiting.next - 1
         last = waiting.received_through(self._voices_to_propose)
         return waiting.claimed_through(last, self.holders(waiting.line))
@@ -404,7 +419,13 @@ class Backlog:
 
     def _tell_positions(self, line: Line, first: Sequence, end: Sequence) -> None:
         """A publisher asks again about what was decided: it missed its receipts."""
-        for position in self._log.line(line).recent:
+        recent = self._log.line(line).recent
+        if not recent or first < recent[0].first:
+            sentence = f"batch {first} was ordered, and its position is not remembered any more"
+            unordered = Unordered(line.topic, line.partition, first, sentence)
+            if self._outbox.may_answer(line.publisher):
+                self._outbox.answer(line.publisher, unordered, len(sentence))
+        for position in recent:
             if position.first < end and first < position.first + position.batches:
                 self._outbox.send(line.publisher, Ordered(line.topic, line.partition, *position))
 

@@ -24,7 +24,7 @@ from itertools import islice
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.header import SEAL_BYTES, are_possible, is_signed
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ids import Digest, NodeId, Sequence, member_of, session_of
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
     Absent,
@@ -43,11 +43,12 @@ from quorate.core.ordering import (
     Propose,
     Received,
     SnapshotPart,
+    Unordered,
     Write,
 )
 from quorate.crypto.digests import cut, descriptor, digest_of, seal_descriptor
 from quorate.protocol.control.replica import Steward
-from quorate.protocol.ordering.backlog import Backlog, IsOpen, MayAppend
+from quorate.protocol.ordering.backlog import Backlog, HasEnded, IsOpen, MayAppend
 from quorate.protocol.ordering.catching_up import CatchingUp
 from quorate.protocol.ordering.challenges import Challenges
 from quorate.protocol.ordering.clocks import Clocks, WallClock
@@ -56,8 +57,15 @@ from quorate.protocol.ordering.consensus import Consensus
 from quorate.protocol.ordering.cosigning import Cosigning, Notary
 from quorate.protocol.ordering.filling import FILL_BYTES_MAX, Filling, answer
 from quorate.protocol.ordering.leader_change import LeaderChange, Signer
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting
-from quorate.protocol.ordering.log import SEAL_EVERY_US, Content, LogState, OrderLog
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting, inline_max
+from quorate.protocol.ordering.log import (
+    COMMAND_LINES_PER_MEMBER_MAX,
+    LINES_PER_MEMBER_MAX,
+    SEAL_EVERY_US,
+    Content,
+    LogState,
+    OrderLog,
+)
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import GroupKind, Roster
 from quorate.protocol.ordering.proving import Proving
@@ -88,7 +96,7 @@ from quorate.protocol.ordering.territory import (
 )
 from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.ordering.value import SPANS_MAX, Span, Value, value_digest
+from quorate.protocol.ordering.value import ENDED_MAX, SPANS_MAX, Span, Value, value_digest
 from quorate.protocol.ordering.walking import Walking
 from quorate.protocol.outbox import Outbox
 
@@ -106,6 +114,7 @@ class Group:
         may_append: MayAppend,
         is_open: IsOpen,
         topic_of: TopicOf,
+        has_ended: HasEnded,
         wall_us: WallClock,
         outbox: Outbox,
         validation: Validation,
@@ -146,7 +155,8 @@ class Group:
         )  # fmt: skip
         self.backlog = Backlog(
             roster, log, self.commands, may_append, self.consensus.keep_displaced, outbox,
-            is_open=is_open, named=self._named, receipts=self.receipts, rooms=rooms,
+            is_open=is_open, has_ended=has_ended, named=self._named, receipts=self.receipts,
+            rooms=rooms,
             gather_us=pace.gather_us,
         )  # fmt: skip
         self.retrieval = Retrieval(
@@ -203,6 +213,8 @@ class Group:
                 self.backlog.restore_voted(record)
             elif isinstance(record, Held):
                 self.backlog.restore(record)
+        self.log.forgotten.clear()
+        self._note_ended()
         self.backlog.drop_ended()
         self.consensus.resume()
         self.change.resume()
@@ -264,6 +276,7 @@ class Group:
         self._outbox.persist(installed)
         self.log.start_from(state)
         self.commands.start_over(state.control)
+        self._note_ended()
         self.snapshots.start_over()
         self.consensus.jump(state.slot + 1, state.last)
         self.backlog.start_over()
@@ -274,6 +287,14 @@ class Group:
         self._progress_us = self._outbox.now_us
         self.change.progressed()
         self.catching_up.say_standing(self._others)
+
+    def end_sessions(self, nodes: Iterable[NodeId]) -> None:
+        """These have ended for good: the next value says so, and their lines are forgotten."""
+        self.log.ending.update((node, None) for node in nodes if node in self.log.sessions)
+        self.backlog.has_news = True
+
+    def _note_ended(self) -> None:
+        self.end_sessions([node for node in self.log.sessions if self.backlog.has_ended(node)])
 
     def keys_changed(self) -> None:
         """Replicas may have other keys; what they signed with the former ones counts no more."""
@@ -317,17 +338,18 @@ class Group:
 
     def on_append(self, sender: NodeId, append: Append) -> None:
         line = Line(sender, append.topic, append.partition)
-        if append.topic == CONTROL_TOPIC_ID and max(map(len, append.payloads)) > INLINE_BYTES_MAX:
+        inline_bytes = inline_max(append.topic)
+        large = [len(payload) > inline_bytes for payload in append.payloads]
+        if append.topic == CONTROL_TOPIC_ID and any(large):
             self._outbox.report(sender, "rejected", "a command that is too large")
             return
         descriptors = [*map(descriptor, append.payloads)]
         if append.digests and append.digests != [*map(digest_of, descriptors)]:
             self._outbox.report(sender, "altered", f"batches from {append.first} on")
             return
-        if not self._are_valid(line, append, descriptors):
+        if self._refuses(line, append.first) or not self._are_valid(line, append, descriptors):
             return
         self.counters["batches_in"] += len(descriptors)
-        large = [len(payload) > INLINE_BYTES_MAX for payload in append.payloads]
         if self._deposits and any(large) and self._validation.covers(append.topic):
             self._deposit(line, append, descriptors)
             return
@@ -352,7 +374,9 @@ class Group:
             self._outbox.report(sender, "rejected", "a command without its payload")
         elif any(map(is_signed, announce.descriptors)):
             self._outbox.report(sender, "bad-sid", f"no seals of batches from {announce.first} on")
-        elif self._are_valid(line, announce, announce.descriptors):
+        elif not self._refuses(line, announce.first) and self._are_valid(
+            line, announce, announce.descriptors
+        ):
             unknown = [None] * len(announce.descriptors)
             self.backlog.take(line, announce.first, announce.descriptors, unknown)
 
@@ -361,10 +385,49 @@ class Group:
         descriptors = [*map(seal_descriptor, announce.seals)]
         if not self._validation.covers(announce.topic):
             self._outbox.report(sender, "rejected", "seals, on a topic that is not validated")
-        elif self._are_valid(line, announce, descriptors):
+        elif not self._refuses(line, announce.first) and self._are_valid(
+            line, announce, descriptors
+        ):
             unknown = [None] * len(descriptors)
             if self.backlog.take(line, announce.first, descriptors, unknown) is None:
                 self._note_contradiction(line, announce.first, announce.seals)
+
+    def _refuses(self, line: Line, first: Sequence) -> bool:
+        """Whether nothing of this line will be ordered; its publisher is told why."""
+        log = self.log
+        if self.backlog.has_ended(line.publisher):
+            self.refuse_ended(line, first)
+            return True
+        if line in log.state.lines:
+            return False
+        if log.beyond([line], log.ending):
+            streams = f"{LINES_PER_MEMBER_MAX} streams"
+            if self.commands.are_on(line):
+                streams = f"{COMMAND_LINES_PER_MEMBER_MAX} sessions that give commands"
+            self._tell_why(
+                line, first,
+                f"client {member_of(line.publisher)} has {streams} here already; one of its "
+                f"sessions has to end before another stream can begin",
+            )  # fmt: skip
+            return True
+        if first > self.backlog.line(line).end:
+            # Or we lag behind: so it is taken all the same.
+            self.refuse_ended(line, first)
+        return False
+
+    def refuse_ended(self, line: Line, first: Sequence) -> None:
+        """Nothing is known of what this session published before."""
+        node = line.publisher
+        self._tell_why(
+            line, first,
+            f"session {session_of(node)} of client {member_of(node)} has ended, and what it "
+            f"published before is not remembered: begin a new session",
+        )  # fmt: skip
+
+    def _tell_why(self, line: Line, first: Sequence, sentence: str) -> None:
+        if self._outbox.may_answer(line.publisher):
+            unordered = Unordered(line.topic, line.partition, first, sentence)
+            self._outbox.answer(line.publisher, unordered, len(sentence))
 
     def _note_contradiction(self, line: Line, first: Sequence, given: list[bytes]) -> None:
         """Of signed batches we may have both seals, if we have what came before."""
@@ -469,6 +532,9 @@ class Group:
         # Receipts are looked at now that it matters.
         found = ((waiting, backlog.proposable(waiting)) for waiting, _ in claimed)
         ready = [*islice((each for each in found if each[1] >= each[0].next), SPANS_MAX)]
+        ended = tuple(islice(self.log.ending, ENDED_MAX))
+        beyond = {*self.log.beyond((waiting.line for waiting, _ in ready), ended)}
+        ready = [each for each in ready if each[0].line not in beyond]
         if not ready:
             return None
         batches, size = max(1, SLOT_BATCHES_MAX // len(ready)), SLOT_BYTES_MAX // len(ready)
@@ -483,7 +549,7 @@ class Group:
             spans.append(span)
             # Whoever was served goes to the end.
             backlog.active[waiting.line] = backlog.active.pop(waiting.line)
-        return Value(self.clocks.next_us(self.log.state.time_us), tuple(spans)).encode()
+        return Value(self.clocks.next_us(self.log.state.time_us), tuple(spans), ended).encode()
 
     def _is_gathering(self, ready: list[tuple[Waiting, Sequence]]) -> bool:
         """Whether more is about to come: after a slot with many batches, their publishers go on.
@@ -508,6 +574,11 @@ class Group:
             return False
         if self._is_refused(value):
             return False
+        if not self._may_end(decoded.ended):
+            return False
+        if self.log.beyond((span.line for span in decoded.spans), decoded.ended):
+            self._outbox.report(self.consensus.leader, "bad-proposal", "of more lines than may be")
+            return False
         # Each span is looked at, so that all that is missing is asked for.
         acceptable = [self._is_span_acceptable(span) for span in decoded.spans]
         return all(acceptable)
@@ -521,8 +592,14 @@ class Group:
     def _is_known(self, spans: Iterable[Span]) -> bool:
         return self.territory.knows(span.line.target for span in spans)
 
+    def _may_end(self, ended: tuple[NodeId, ...]) -> bool:
+        """Whether all these sessions have ended, as far as we know of commands."""
+        log, has_ended = self.log, self.backlog.has_ended
+        return all(node in log.sessions and has_ended(node) for node in ended)
+
     def _is_span_acceptable(self, span: Span) -> bool:
-        if self.backlog.may_append(span.line) and self.backlog.is_open(span.line):
+        has_ended = self.backlog.has_ended(span.publisher)
+        if self.backlog.may_append(span.line) and self.backlog.is_open(span.line) and not has_ended:
             return self.retrieval.is_acceptable(span)
         if self._is_known([span]):
             self._outbox.report(self.consensus.leader, "bad-proposal", "of a line that may not be")

@@ -23,8 +23,9 @@ from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import NamedTuple
 
+from quorate.core.control import COMMAND_BYTES_MAX, CONTROL_TOPIC_ID
 from quorate.core.header import DESCRIPTOR_BYTES, events_in
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ids import Digest, NodeId, Sequence, TopicId
 from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import Line, Received, Stored
 from quorate.crypto.digests import descriptor
@@ -34,6 +35,15 @@ from quorate.protocol.ordering.value import CHAIN_START, Span, chain_of
 
 # A batch of up to so many bytes rides inside its request, to every replica.
 INLINE_BYTES_MAX = 4096
+# A batch of one command; every replica is sent it whole.
+COMMAND_BATCH_BYTES_MAX = COMMAND_BYTES_MAX + 512
+
+
+def inline_max(topic: TopicId) -> int:
+    """Larger batches of this topic go to some replicas only."""
+    return COMMAND_BATCH_BYTES_MAX if topic == CONTROL_TOPIC_ID else INLINE_BYTES_MAX
+
+
 # So many batches of a line may wait at a replica; `room.py` says how many bytes of all lines.
 WAITING_BATCHES_MAX = 4096
 # So many words of one store about a line wait until they matter.

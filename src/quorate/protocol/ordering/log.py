@@ -5,23 +5,27 @@ batches the next offsets of its partition, a leaf in the group's Merkle tree (RF
 in the partition's chain, by which readers know that they see what others see.
 
 The state is small, whatever the length of the log: per line the next sequence number and chain,
-which is how duplicates and replays are recognised (a client that begins thousands of sessions later
-is taken for a new one when an old one comes back); per partition its end; the right edge of the
+which is how duplicates and replays are recognised; per partition its end; the right edge of the
 tree; and the cluster's own state, where commands are ordered. A snapshot has all of it.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import msgspec
 
+from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.header import events_in
-from quorate.core.ids import Digest, MemberId, Sequence, member_of
+from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.merkle import Tree
-from quorate.protocol.control.state import ControlState
+from quorate.protocol.control.state import (
+    SESSIONS_PER_MEMBER_MAX,
+    STREAMS_PER_MEMBER_MAX,
+    ControlState,
+)
 from quorate.protocol.ordering.records import Decided, Placed, Receipted, Snapshot
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, leaves_of
 
@@ -30,8 +34,12 @@ SEAL_EVERY_US = 50_000
 SEAL_EVERY_SLOTS = 64
 # Positions of a line's last batches are kept for publishers that missed their receipts.
 RECENT_BATCHES_MIN = 1024
-# A client may have so many lines; of more, the one that was used longest ago is forgotten.
-LINES_PER_MEMBER_MAX = 4096
+# A client has so many lines, and so many more for its commands. A line stays until its session has
+# ended for good, and a new line beyond the bound is refused.
+LINES_PER_MEMBER_MAX = STREAMS_PER_MEMBER_MAX
+COMMAND_LINES_PER_MEMBER_MAX = 2 * SESSIONS_PER_MEMBER_MAX
+# A client has so many of these. Beyond that, the line that was used longest ago loses some.
+POSITIONS_PER_MEMBER_MAX = 2048
 
 
 class Position(NamedTuple):
@@ -55,13 +63,12 @@ class Content(NamedTuple):
     receipts: tuple[Receipted, ...] = ()
 
 
-class LineState(msgspec.Struct):
+class LineState(msgspec.Struct, array_like=True):
     """Where a line goes on."""
 
     next: Sequence = 1
     chain: Digest = CHAIN_START
     recent: list[Position] = []
-    used_in_slot: int = 0
 
 
 class PartitionState(msgspec.Struct):
@@ -100,6 +107,8 @@ class OrderLog:
         self.group = group
         # Lines that were forgotten, for whoever has more to forget of them.
         self.forgotten: list[Line] = []
+        # Sessions with lines here that have ended for good, and are named by the next value.
+        self.ending: dict[NodeId, None] = {}
         self._snapshot_every = snapshot_every
         self.start_from(LogState() if state is None else state)
 
@@ -108,7 +117,18 @@ class OrderLog:
         self.state = state
         self.tree = Tree(state.size, state.edge)
         self.forgotten.clear()
-        self._lines_of = Counter(member_of(line.publisher) for line in state.lines)
+        self.ending.clear()
+        self.sessions: dict[NodeId, dict[Line, None]] = {}
+        # By client: how many lines, and how many positions of them are kept.
+        self._lines_of: Counter[tuple[MemberId, bool]] = Counter()
+        self._positions_of: Counter[MemberId] = Counter()
+        # Lines with such positions, and the one that was used longest ago first.
+        self._placed: defaultdict[MemberId, dict[Line, None]] = defaultdict(dict)
+        for line, known in state.lines.items():
+            self._note_line(line)
+            if known.recent:
+                self._positions_of[member_of(line.publisher)] += len(known.recent)
+                self._placed[member_of(line.publisher)][line] = None
 
     def line(self, line: Line) -> LineState:
         """Where this line goes on; one that was never heard of begins."""
@@ -119,6 +139,31 @@ class OrderLog:
         state = self.state.partitions.get(partition)
         return PartitionState() if state is None else state
 
+    def beyond(self, lines: Iterable[Line], ended: Collection[NodeId] = ()) -> list[Line]:
+        """Those of these lines that have to wait, as there are as many of their clients as may be.
+
+        `ended` are sessions whose lines are forgotten before.
+        """
+        begun: Counter[tuple[MemberId, bool]] = Counter()
+        beyond: list[Line] = []
+        for line in lines:
+            if line in self.state.lines:
+                continue
+            account = _account(line)
+            if not begun[account]:
+                begun[account] = self._lines_of[account] - sum(
+                    _account(other) == account
+                    for node in ended
+                    if member_of(node) == account[0]
+                    for other in self.sessions.get(node, ())
+                )
+            if begun[account] >= (
+                COMMAND_LINES_PER_MEMBER_MAX if account[1] else LINES_PER_MEMBER_MAX
+            ):
+                beyond.append(line)
+            begun[account] += 1
+        return beyond
+
     def fits(self, span: Span) -> bool:
         """Does this span take up its line where it was left?"""
         return span.first == self.line(span.line).next
@@ -128,8 +173,10 @@ class OrderLog:
     ) -> Decided:
         """Carry a decision out, given the contents of each of its spans."""
         state = self.state
+        for node in value.ended:
+            self._forget_session(node)
         placed = [
-            self._place(slot, span, value.time_us, content)
+            self._place(span, value.time_us, content)
             for span, content in zip(value.spans, contents, strict=True)
         ]
         state.slot, state.last, state.time_us = slot, digest, value.time_us
@@ -161,7 +208,7 @@ class OrderLog:
         state = msgspec.msgpack.encode(self.state)
         return Snapshot(self.group, self.state.slot, state, regency, signs_above)
 
-    def _place(self, slot: int, span: Span, time_us: int, content: Content) -> Placed:
+    def _place(self, span: Span, time_us: int, content: Content) -> Placed:
         descriptors = content.descriptors
         line, partition = self._line(span.line), self._partition(span.line.target)
         offset, leaf = partition.end, self.tree.size
@@ -172,10 +219,8 @@ class OrderLog:
         partition.end += sum(map(events_in, descriptors))
         partition.batches += span.batches
         partition.chain = chains[-1]
-        line.next, line.chain, line.used_in_slot = span.end, span.chain, slot
-        line.recent.append(Position(span.first, span.batches, offset, time_us))
-        while line.recent and _end(line.recent[0]) + RECENT_BATCHES_MIN < line.next:
-            del line.recent[0]
+        line.next, line.chain = span.end, span.chain
+        self._keep_position(span, line, Position(span.first, span.batches, offset, time_us))
         return Placed(
             *span.line,
             span.first,
@@ -191,27 +236,57 @@ class OrderLog:
 
     def _line(self, line: Line) -> LineState:
         """The line, which is the one that was used last from now on."""
-        lines, member = self.state.lines, member_of(line.publisher)
+        lines = self.state.lines
         state = lines.pop(line, None)
         if state is None:
             state = LineState()
-            self._lines_of[member] += 1
-            if self._lines_of[member] > LINES_PER_MEMBER_MAX:
-                self._forget_oldest(member)
+            self._note_line(line)
         lines[line] = state
         return state
 
-    def _forget_oldest(self, member: MemberId) -> None:
-        oldest = next(line for line in self.state.lines if member_of(line.publisher) == member)
-        del self.state.lines[oldest]
-        self._lines_of[member] -= 1
-        self.forgotten.append(oldest)
+    def _note_line(self, line: Line) -> None:
+        self.sessions.setdefault(line.publisher, {})[line] = None
+        self._lines_of[_account(line)] += 1
+
+    def _forget_session(self, node: NodeId) -> None:
+        """Nothing more of this session is ordered: it has ended for good."""
+        self.ending.pop(node, None)
+        for line in self.sessions.pop(node, ()):
+            self._lines_of[_account(line)] -= 1
+            self._placed[member_of(node)].pop(line, None)
+            self._positions_of[member_of(node)] -= len(self.state.lines.pop(line).recent)
+            self.forgotten.append(line)
+
+    def _keep_position(self, span: Span, line: LineState, position: Position) -> None:
+        """Keep where this is, and forget what is too old, or too much for one client."""
+        member = member_of(span.publisher)
+        before = len(line.recent)
+        line.recent.append(position)
+        while line.recent and _end(line.recent[0]) + RECENT_BATCHES_MIN < line.next:
+            del line.recent[0]
+        self._positions_of[member] += len(line.recent) - before
+        placed = self._placed[member]
+        placed.pop(span.line, None)
+        placed[span.line] = None
+        if self._positions_of[member] > POSITIONS_PER_MEMBER_MAX:
+            oldest = next(iter(placed))
+            recent = self.state.lines[oldest].recent
+            count = (len(recent) + 1) // 2
+            del recent[:count]
+            self._positions_of[member] -= count
+            if not recent:
+                del placed[oldest]
 
     def _partition(self, partition: Partition) -> PartitionState:
         state = self.state.partitions.get(partition)
         if state is None:
             state = self.state.partitions[partition] = PartitionState()
         return state
+
+
+def _account(line: Line) -> tuple[MemberId, bool]:
+    """Whose line this is, and whether it is one of commands."""
+    return member_of(line.publisher), line.topic == CONTROL_TOPIC_ID
 
 
 def _end(position: Position) -> Sequence:

@@ -15,6 +15,7 @@ What all lines of a source have under way is bounded together, and replicas have
 (`room.py`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import TypeAlias
@@ -29,10 +30,11 @@ from quorate.core.ordering import (
     Line,
     Ordered,
     Partition,
+    Unordered,
 )
 from quorate.crypto.digests import descriptor, digest_of, seal_descriptor
-from quorate.protocol.machine import Recorded
-from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
+from quorate.protocol.machine import Recorded, Refused
+from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, inline_max
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.room import BATCH_COST, EVENT_COST, LINE_COST, ROOMS
 from quorate.protocol.ordering.store_choice import StoreChoice
@@ -46,6 +48,8 @@ _Kind: TypeAlias = type[Append | Announce | AnnounceSealed] | None
 
 RETRY_AFTER_US = 400_000
 RETRY_AFTER_US_MAX = 3_000_000
+# A replica that lags behind refuses what it knows nothing of yet.
+REFUSED_AFTER_US = 1_000_000
 
 _DECIDED = {
     "byzantine": "a quorum decided this position and has",
@@ -96,14 +100,21 @@ class Kept:
 
     __slots__ = ("added_us", "descriptor", "events", "payload", "size")
 
-    def __init__(self, payload: bytes, events: int, added_us: int, size: int) -> None:
+    def __init__(
+        self,
+        payload: bytes,
+        events: int,
+        added_us: int,
+        size: int,
+        inline_bytes: int = INLINE_BYTES_MAX,
+    ) -> None:
         """Of a batch that is signed later, `seal` says then what the payload is."""
         self.events = events
         self.added_us = added_us
         self.size = size
         self.payload = payload
         # Of large ones only.
-        self.descriptor = descriptor(payload) if len(payload) > INLINE_BYTES_MAX else None
+        self.descriptor = descriptor(payload) if len(payload) > inline_bytes else None
 
     def seal(self, payload: bytes) -> None:
         self.payload = payload
@@ -148,6 +159,9 @@ class LineOutgoing:
         self._next = dict.fromkeys(topic.members, 1)
         # Who said which position for the batches from a sequence number on.
         self._voices: dict[Sequence, dict[NodeId, Ordered]] = {}
+        # Who says since we handed in last that it is not ordered, and why that is so for good.
+        self._refusals: dict[NodeId, str] = {}
+        self.refusal = ""
         byzantine = topic.contract.protection == "byzantine"
         self._needed = topic.quorum.one_correct if byzantine else 1
         self._guarantee = _guarantee(topic)
@@ -176,7 +190,7 @@ class LineOutgoing:
             kept = Kept(b"", events, now_us, SEAL_BYTES + len(sealing.body))
             self._unsealed.append((kept, sealing))
         else:
-            kept = Kept(payload, events, now_us, len(payload))
+            kept = Kept(payload, events, now_us, len(payload), inline_max(self.topic.id))
         self._kept[sequence] = kept
         self.under_way.bytes += kept.cost_bytes
         self.next += 1
@@ -200,6 +214,30 @@ class LineOutgoing:
         self._voices.setdefault(ordered.first, {})[replica] = ordered
         while self._settle_next():
             pass
+
+    def on_unordered(self, replica: NodeId, unordered: Unordered) -> None:
+        """So many replicas have to say so that one of them knows all that was ordered of it."""
+        if replica not in self._next or not self.in_flight or unordered.first > self.unreceipted:
+            # Of a later batch it may lack no more than what was lost on the way.
+            return
+        self._refusals[replica] = unordered.sentence
+        kept, now_us = self._kept[self.unreceipted], self._outbox.now_us
+        is_late = now_us - kept.added_us >= REFUSED_AFTER_US
+        if is_late and len(self._refusals) >= self.topic.quorum.reachable:
+            ((self.refusal, _),) = Counter(self._refusals.values()).most_common(1)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._seal()
+        first = self.unreceipted
+        for kept in self._kept.values():
+            self.under_way.bytes -= BATCH_COST + len(kept.payload)
+        self.under_way.bytes -= LINE_COST
+        self._kept.clear()
+        self._unsealed.clear()
+        self._voices.clear()
+        self.unreceipted = self.next
+        self._outbox.deliver(Refused(self.line, first, self.refusal))
 
     def flush(self, can_send: Callable[[NodeId], bool]) -> None:
         """Send to each replica what it has not been sent; mostly the same to all."""
@@ -230,6 +268,7 @@ class LineOutgoing:
             self._moved_us = now_us
             self._retry_us = min(2 * self._retry_us, RETRY_AFTER_US_MAX)
             self._stores.stuck(self.unreceipted - 1, now_us)
+            self._refusals.clear()
             self._next = dict.fromkeys(self._next, self.unreceipted)
 
     def reconnected(self, replica: NodeId) -> None:
@@ -260,6 +299,7 @@ class LineOutgoing:
         self.under_way.bytes -= sum(kept.cost_bytes for kept in settled)
         offsets = list(accumulate((kept.events for kept in settled), initial=ordered.offset))
         self.unreceipted = end
+        self._refusals.clear()
         if not self.in_flight:
             self.under_way.bytes -= LINE_COST
         self._voices = {first: said for first, said in self._voices.items() if first >= end}

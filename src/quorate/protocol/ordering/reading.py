@@ -59,6 +59,8 @@ FIRST_CREDIT_EVENTS = 64
 HELD_BYTES_MAX = 2 * CREDIT_BYTES
 # A lead that is so late with what others have is replaced.
 LATE_AFTER_US = 400_000
+# A replica that lags behind knows an earlier end: only after so long, a commit is beyond the end.
+BEYOND_AFTER_US = 3_000_000
 # So is one that does not bring in this time so much of our credit, if others have it: a batch now
 # and then is not enough. Whoever reads over 1 Mbit/s can have that.
 SLOW_AFTER_US = 20_000_000
@@ -89,13 +91,23 @@ class Search:
     (f + 1)th from above is the end, no later than what a correct replica says. Otherwise it is the
     lowest: one of n - f has what f + 1 correct ones have, though others started over. Who begins
     too early because one lied skips what is gone, and what is older than it asked for (`others`).
+
+    With a `committed` offset, the search is for that, or for the end if the offset is beyond it.
     """
 
     def __init__(
-        self, topic: Topic, partition: Partition, time_us: int, outbox: Outbox, number: int = 0
+        self,
+        topic: Topic,
+        partition: Partition,
+        time_us: int,
+        outbox: Outbox,
+        number: int = 0,
+        committed: int | None = None,
     ) -> None:
         self.topic, self.partition = topic, partition
         self.time_us = time_us
+        self.committed = committed
+        self._since_us = outbox.now_us
         # Replicas may still answer what was asked before: that is not what we want to know now.
         self._number = number
         self._outbox = outbox
@@ -109,6 +121,8 @@ class Search:
     def tick(self) -> None:
         if self._outbox.now_us - self._asked_us >= LATE_AFTER_US:
             self._asked_us = self._outbox.now_us
+            if self.committed is not None and len(self._offsets) >= self.topic.quorum.reachable:
+                self._offsets.clear()
             self.ask(self.topic.members)
 
     def on_located(self, replica: NodeId, located: Located) -> int | None:
@@ -118,6 +132,10 @@ class Search:
         if len(self._offsets) < self.topic.quorum.reachable:
             return None
         offsets = sorted(self._offsets.values())
+        if self.committed is not None:
+            end, waited_us = offsets[-1 - self.topic.f], self._outbox.now_us - self._since_us
+            is_beyond = end < self.committed
+            return None if is_beyond and waited_us < BEYOND_AFTER_US else min(end, self.committed)
         return offsets[-1 - self.topic.f] if self.time_us == END_US else offsets[0]
 
     @property

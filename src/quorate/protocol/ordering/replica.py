@@ -135,6 +135,7 @@ class Ordering:
             control = Control(cluster, before, check_member=check_keys)
             self.steward = Steward(control, outbox)
             self.steward.on_topology = self._adopt
+            self.steward.on_ended = self._end_sessions
             self._adopt(control.cluster)
             # Commands say which other groups there are.
             self._add_group(self.topics[CONTROL_TOPIC_ID], states, found)
@@ -156,6 +157,7 @@ class Ordering:
             may_append=partial(self._may_append_in, kind),
             is_open=self._is_open if topic.id == CONTROL_TOPIC_ID else _always,
             topic_of=self._topic_of,
+            has_ended=self._has_ended,
             wall_us=self._wall_us,
             outbox=self._outbox,
             validation=self._validation,
@@ -266,6 +268,13 @@ class Ordering:
         topic = self.topics.get(line.topic)
         return topic is not None and group_of(topic.contract) is kind and self.may_append(line)
 
+    def _has_ended(self, node: NodeId) -> bool:
+        return self.steward is not None and self.steward.control.has_ended(node)
+
+    def _end_sessions(self, nodes: list[NodeId]) -> None:
+        for group in self.groups.values():
+            group.end_sessions(nodes)
+
     def _is_open(self, line: Line) -> bool:
         """May what this publisher handed in there still be ordered? The same at all replicas that
         have come to the same slot of the group that orders commands."""
@@ -281,6 +290,8 @@ class Ordering:
         elif not self._is_registered(line):
             # It may be so that we have yet to come to that command. It is said again.
             group.counters["unregistered"] += 1
+            if self.steward is not None and not self.steward.control.is_known(sender):
+                group.refuse_ended(line, message.first)
         elif isinstance(message, Append):
             group.on_append(sender, message)
         elif isinstance(message, AnnounceSealed):
