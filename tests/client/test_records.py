@@ -7,6 +7,7 @@ import pytest
 
 from quorate.client import Consumer, Record
 from quorate.client.consumer import AT_ONCE_EVENTS_MIN
+from quorate.client.modes import Modes
 from quorate.core.batch import encode
 from quorate.core.contract import Contract
 from quorate.core.event import Event
@@ -191,6 +192,24 @@ def test_a_position_is_past_what_is_not_for_this_reader_once_it_comes_to_it(
     read(story, arrivals, monkeypatch=monkeypatch)
 
 
+def test_whoever_waits_for_so_long_is_told_though_much_comes_that_is_not_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(consumer: Consumer) -> None:
+        async def basic_batches() -> None:
+            for offset in range(1, 10_000):
+                consumer._on_outcomes([passed(offset)])
+                await asyncio.sleep(0.001)
+
+        others = asyncio.create_task(basic_batches())
+        for waiting in (consumer.poll(0.05), consumer.poll_batches(0.05)):
+            assert not await waiting
+            assert not others.done()
+        others.cancel()
+
+    read(story, [], monkeypatch=monkeypatch)
+
+
 def test_batches_and_tables_go_on_inside_a_batch_where_records_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -243,4 +262,17 @@ def test_a_change_of_the_mode_reads_on_with_the_event_after_the_last_that_was_ha
     monkeypatch.setattr(Consumer, "_know", known)
     begun = Begun(Partition(topic_id("votes"), 0), 0)
     arrivals: list[Outcome] = [begun, *(entry(offset, EVENTS, topic="votes") for offset in (0, 5))]
+    read(story, arrivals, monkeypatch=monkeypatch, topic="votes")
+
+
+def test_a_record_says_how_it_was_read_while_a_group_is_asked_for_another_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(consumer: Consumer) -> None:
+        await consumer.poll()
+        consumer._modes = Modes(frozenset())
+        found = await consumer.poll_many(9)
+        assert all(record.validated for record in found)
+
+    arrivals = [entry(offset, EVENTS, topic="votes") for offset in (0, 5)]
     read(story, arrivals, monkeypatch=monkeypatch, topic="votes")

@@ -273,6 +273,9 @@ class Group(Reader):
 
     async def learn_topology(self, *, patiently: bool) -> object: ...
 
+    def mode(self, topics: Collection[str]) -> GroupMode:
+        return ""
+
     async def command(self, command: Command) -> None:
         if isinstance(command, Commit):
             self.groups.commit(command, self.commander, "one", 0)
@@ -417,7 +420,7 @@ def test_a_member_commits_inside_a_batch_and_gives_it_up_there(
         member = consumer._membership
         assert member is not None
         await consumer.subscribed()
-        consumer._on_outcomes([shared(1, (0, 0)), ten])
+        consumer._on_outcomes([shared(1, (0, 0)), begun(0, 0), ten])
         # What was handed out counts when the program says so,
         for _ in range(3):
             await consumer.poll()
@@ -445,9 +448,9 @@ def test_a_member_commits_that_it_is_past_what_is_not_for_it(
     async def story(consumer: Consumer) -> None:
         await consumer.subscribed()
         place = Partition(topic_id("orders"), 0)
-        consumer._on_outcomes([shared(1, (0, 5)), entry(0, 5), Passed(place, 90)])
+        consumer._on_outcomes([shared(1, (0, 5)), begun(0, 5), entry(0, 5), Passed(place, 90)])
         await consumer.poll()
         await consumer.commit()
 
     commanded = consumer_story(monkeypatch, story)
-    assert Commit("g", 1, [("orders", 0, 90)]) in commanded
+    assert Commit("bob/g", 1, [("orders", 0, 90)]) in commanded

@@ -17,10 +17,11 @@ from kafkas import PASSWORD, Message, delete_topic, make_topic, messages_in, run
 from logs import LARGE_EVERY, LogTraffic
 from quorate.bench.kafka import KafkaBroker
 from quorate.client import Admin
-from quorate.core.ordering import SEAL_BYTES
+from quorate.core.batch import Batch
+from quorate.core.header import SEAL_BYTES
 from quorate.core.stores import KafkaStore
 from quorate.crypto.digests import digest, seal_digest
-from quorate.crypto.sids import Place, Seal, batch_of, check_seal
+from quorate.crypto.sids import Place, Seal, check_seal
 from quorate.runtime.launcher import LaunchError
 from quorate.runtime.local import OPERATOR
 from traffic import eventually, offences
@@ -131,7 +132,8 @@ def test_large_batches_are_in_kafka_as_their_producers_signed_them(
         check_seal(place, message.sequence, seal)
         assert digest(message.value) == seal_digest(message.value[:SEAL_BYTES])
         assert seal.has_event_proofs == (topic == "proven")
-        assert len(batch_of(message.value)) > 4000
+        assert Batch(message.value).count == 1
+        assert len(message.value) > 4000
 
 
 def test_what_is_in_kafka_is_read_from_there_when_memory_has_it_no_more(

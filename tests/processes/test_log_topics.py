@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusters import TestCluster, running_cluster
+from flows import PATIENCE_S
 from logs import Books, HandedIn, LogTraffic, agreed, faults, next_records, read_some
 from quorate.client import Admin, Consumer, Producer, Receipt, Record
 from quorate.core.errors import LocalProtocolError, RefusedError
@@ -27,6 +28,7 @@ USES = {
     "starts": 1,
     "times": 1,
     "seeks": 1,
+    "inside": 1,
     "handover": 1,
     "crowded": PARTITIONS,
 }
@@ -298,6 +300,40 @@ def test_a_consumer_can_go_back_and_forth(cluster: TestCluster, protection: str)
             await consumer.subscribed()
             await publish_some(cluster.directory, topic, EVENTS, 2)
             assert numbers(await next_records(consumer, 2)) == [EVENTS, EVENTS + 1]
+
+    asyncio.run(story())
+
+
+@protections
+def test_a_consumer_begins_inside_a_batch(cluster: TestCluster, protection: str) -> None:
+    topic = f"inside-{protection}"
+    # The second of them is not everywhere.
+    batches = [
+        [b"%d" % (10 * at + n) + bytes(999 * (at == 1)) for n in range(10)] for at in (0, 1, 2)
+    ]
+
+    async def story() -> None:
+        async with Producer(cluster.directory, "alice") as producer:
+            receipts = [await producer.send_values(topic, values) for values in batches]
+            assert [(receipt.offset, receipt.events) for receipt in receipts] == [
+                (0, 10), (10, 10), (20, 10),
+            ]  # fmt: skip
+        for start in (3, 13, 29):
+            records = await read_some(cluster.directory, "bob", topic, 30 - start, start=start)
+            assert [record.offset for record in records] == list(range(start, 30))
+            assert [int(record.value.rstrip(b"\0")) for record in records] == list(range(start, 30))
+        async with Consumer(cluster.directory, "bob") as consumer:
+            consumer.subscribe([topic], start="begin")
+            assert [record.offset for record in await next_records(consumer, 15)] == list(range(15))
+            for there in (27, 4):
+                consumer.seek(topic, 0, there)
+                assert consumer.position(topic, 0) == there
+                (record,) = await next_records(consumer, 1)
+                assert record.offset == there
+            # What is left of that batch, and all that follows, as a table
+            table = await consumer.poll_table(PATIENCE_S)
+            assert table is not None
+            assert int(table.column("value")[0].as_py()) == 5
 
     asyncio.run(story())
 

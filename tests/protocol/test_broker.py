@@ -56,6 +56,28 @@ def publish(first: int = 1, *payloads: bytes, lane: Lane = Lane.EVENTS) -> Publi
     return Publish(T, lane, False, first, 1, list(payloads) or [event(b"x")])
 
 
+# Headers that cannot be true, and one that says it is signed: no live topic has signed batches.
+NO_BATCHES = {
+    "nothing": b"",
+    "no header": b"no header",
+    "no events": event(b"b")[:4] + bytes(4) + event(b"b")[8:],
+    "fewer bytes than events take": event(b"b")[:4] + b"\xff" + event(b"b")[5:],
+    "signed": b"\2\1" + event(b"b")[2:],
+}
+
+
+@pytest.mark.parametrize("payload", NO_BATCHES.values(), ids=NO_BATCHES)
+@pytest.mark.parametrize("broadcast", [None, "vote", "authenticated", "reliable"])
+def test_what_is_no_batch_is_taken_by_no_broadcast(broadcast: str | None, payload: bytes) -> None:
+    stage = Stage(topic({"broadcast": broadcast} if broadcast else {}))
+    for replica in stage.brokers:
+        stage.say(S1, replica, publish(1, event(b"one"), payload))
+    stage.pass_time(1)
+
+    assert stage.deliveries() == []
+    assert stage.reported("bad-batch") == [S1] * len(stage.brokers)
+
+
 # Who may say what
 
 

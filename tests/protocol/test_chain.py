@@ -24,6 +24,18 @@ def a_link(
 ) -> Link:
     """A run as its source would send it."""
     payloads = [event(value) for value in values]
+    return a_link_of(each, first, payloads, number=number, settled=settled, source=source)
+
+
+def a_link_of(
+    each: Topic,
+    first: int,
+    payloads: list[bytes],
+    *,
+    number: int = 0,
+    settled: int = 1,
+    source: int = S1,
+) -> Link:
     bare = Link(source, each.id, False, first, settled, number, payloads, [])
     contents = [digest(payload) for payload in payloads]
     tags = chain.source_authenticators(bare, contents, each, pairwise_macs(source))
@@ -66,6 +78,16 @@ def test_a_run_for_a_publisher_that_is_not_registered_is_refused() -> None:
     stage.settle()
 
     assert stage.reported("rejected", by=R1) == [S1]
+
+
+@pytest.mark.parametrize("payload", [b"", b"no header", b"\2\1" + event(b"signed")[2:]])
+def test_a_run_with_what_is_no_batch_is_not_passed_on(payload: bytes) -> None:
+    stage = Stage(topic(CHAIN))
+    stage.say(S1, R1, a_link_of(stage.topics[0], 1, [event(b"m1"), payload]))
+    stage.settle()
+
+    assert stage.values(D1) == []
+    assert stage.reported("bad-batch") == [S1]
 
 
 def test_a_replica_accepts_one_content_per_number_and_names_who_sends_two() -> None:

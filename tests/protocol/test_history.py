@@ -136,6 +136,28 @@ def test_it_echoes_as_soon_as_the_source_supplied_the_rest() -> None:
     assert 2 in [f.first for f in stage.messages(Forward, sender=R1, receiver=D1)]
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"no header", event(b"b")[:4] + bytes(4) + event(b"b")[8:], b"\2\1" + event(b"b")[2:]],
+    ids=["nothing", "no header", "no events", "signed"],
+)
+@pytest.mark.parametrize("broadcast", ["authenticated", "chain"])
+def test_what_a_history_names_and_is_no_batch_is_not_taken(broadcast: str, payload: bytes) -> None:
+    stage = Stage(topic({**TABLE, "broadcast": broadcast}))
+    named = History(1, (digest(payload),)).encode()
+    for replica in EVERYBODY:
+        stage.say(S1, replica, Publish(T, Lane.HISTORIES, False, 1, 1, [named]))
+    stage.pass_time(0.3)
+
+    for replica in EVERYBODY:
+        stage.say(S1, replica, Supply(*stage.stream(), [1], [payload]))
+    stage.pass_time(1)
+
+    assert stage.deliveries() == []
+    assert stage.messages(Echo) == []
+    assert set(stage.reported("bad-batch")) == {S1}
+
+
 FAR = 2 * WINDOW_BATCHES
 
 

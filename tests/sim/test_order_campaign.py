@@ -5,17 +5,23 @@ simulate` runs as many more as there is time for.
 """
 
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 import pytest
 
+from quorate.core.header import is_signed
+from quorate.core.ids import session_of
 from quorate.core.ordering import Line
 from quorate.protocol.ordering.backlog import Backlog
 from quorate.protocol.ordering.lines import Waiting
 from quorate.sim.campaign import campaign, command, run_seed
+from quorate.sim.checkers import Conduct
+from quorate.sim.order_checkers import events_of
 from quorate.sim.order_scenarios import draw_order
 from quorate.sim.order_stage import OrderStage
 from quorate.sim.scenarios import Setting, adversaries_of
+from quorate.sim.validated_stage import log_stage
 from seeds import chunks
 
 ORDERED = ("ordering", "crash-ordering")
@@ -81,6 +87,43 @@ def test_runs_fill_the_room_for_what_is_undecided_and_drop_what_waits_of_ended_s
     for seed in range(903, 912):
         assert run_seed(Setting("ordering"), seed).violations == ()
     assert min(seen["left out"], seen["dropped"]) > 0
+
+
+@pytest.mark.parametrize("protocol", ["ordering", "validated"])
+def test_who_tells_false_counts_kinds_and_sizes_harms_its_own_batches_only_and_is_named(
+    protocol: str,
+) -> None:
+    """Checkers see to the batches of all others. What it got ordered brings its events, or none."""
+    malformed: Counter[Conduct] = Counter()
+    named: set[Conduct] = set()
+    for seed in range(6):
+        stage = log_stage(draw_order(Setting(protocol, adversary="false-header"), seed))
+        assert stage.perform() == []
+        conducts = stage.record.conducts
+        named |= {conducts[about] for _, about, _ in stage.record.reports}
+        for partitions in stage.record.read.values():
+            for entry in chain(*partitions.values()):
+                malformed[conducts[entry.publisher]] += not events_of(entry.payload)
+    assert +malformed == {Conduct.BYZANTINE: malformed[Conduct.BYZANTINE]}
+    assert named == {Conduct.BYZANTINE}
+
+
+def test_seeds_bring_groups_topics_sessions_and_readers_that_begin_anywhere_together() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        stage = log_stage(draw_order(Setting("validated"), seed))
+        assert stage.perform() == []
+        scenario, record = stage.scenario, stage.record
+        seen["other topics"] += bool(scenario.others)
+        seen["two groups"] += len({topic.contract.protection for topic in scenario.topics}) > 1
+        seen["passed over"] += bool(record.passed)
+        for partitions in record.read.values():
+            for entry in chain(*partitions.values()):
+                seen["inside a batch"] += entry.skip > 0
+                seen["a second session"] += session_of(entry.publisher) > 0
+                seen["signed" if is_signed(entry.payload) else "basic"] += 1
+    kinds = {"other topics", "two groups", "passed over", "inside a batch", "a second session"}
+    assert set(+seen) == {*kinds, "signed", "basic"}
 
 
 def test_the_unsynchronised_election_is_caught() -> None:

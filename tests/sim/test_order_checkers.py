@@ -122,8 +122,8 @@ def test_a_run_that_has_hardly_begun_is_safe() -> None:
 def test_two_readers_that_read_different_batches_disagree() -> None:
     record = good_record()
     read(record)[3] = entry(3, BYZANTINE, 1, batch_of("another"))
-    (violation,) = check_log(record, ALL)
-    assert violation.checker == "agreement"
+    assert violated(record) == {"agreement", "same events"}
+    violation = check_log(record, ALL)[0]
     assert violation.batch == LogBatch(BYZANTINE, HERE, 1)
     assert "reader 2001 has batch 1 of 1002 at offset 3 of partition 0" in violation.sentence
 
@@ -439,7 +439,7 @@ MUTATIONS: dict[str, tuple[Mutate, Setting, range]] = {
         read_on_trust, Setting("crash-ordering"), range(7, 60),
     ),
     "payloads that a replica takes on trust": (
-        take_on_trust, Setting("ordering"), range(530, 553),
+        take_on_trust, Setting("ordering"), range(74, 100),
     ),
     "what is gone on the word of f + 1": (
         skip_on_few_words, Setting("ordering", adversary="hollow"), range(7, 50),
@@ -505,8 +505,8 @@ def altered_on_its_way() -> LogRecord:
     record.published[LogBatch(A, HERE, 1)] = payload
     look_at_disks(council, record)
     record.on_outcome(FIRST, Begun(HERE, 0))
-    for offset, read_out in enumerate(council.log(0)):
-        record.on_outcome(FIRST, entry(offset, A, 1, read_out))
+    for stretch in council.seats[0].store.read(Partition(T, 0), 0, 1 << 30):
+        record.on_outcome(FIRST, entry(stretch.offset, A, 1, *stretch.payloads))
     return record
 
 

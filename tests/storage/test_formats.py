@@ -10,6 +10,7 @@ from quorate.core.ordering import Line
 from quorate.protocol.ordering.records import (
     Certified,
     Decided,
+    Disowned,
     Dropped,
     Held,
     Installed,
@@ -62,7 +63,7 @@ VOTED = Voted(
     0, 3, 5, 2, b"d" * 32, {b"d" * 32: 2}, [b"value"], [HELD], [Named(*LINE, 1, described(2))]
 )
 RECORDS: list[Entry] = [
-    HELD, Dropped(*LINE), Moved(7, 0, 1, HELD.payloads), VOTED, DECIDED,
+    HELD, Dropped(*LINE), Disowned(0, 7, 0), Moved(7, 0, 1, HELD.payloads), VOTED, DECIDED,
     Installed(0, 1, b"state", 2),
 ]  # fmt: skip
 

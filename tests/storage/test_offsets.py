@@ -103,7 +103,7 @@ def large(
     assert frame.end > frame.payloads_at
     place = pack_run(frame.payloads_at, [frame.end - frame.payloads_at])
     index = store._derived.indexes[PARTITION] = Index(
-        store._files, f"{directory}/index", IndexState(*PARTITION), 65_536
+        store._files, f"{directory}/index", IndexState(*PARTITION, group=0, since=0), 65_536
     )
     together: int = request.param
     places, descriptors, hashes = (each * together for each in (place, described(3), bytes(32)))

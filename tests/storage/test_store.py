@@ -579,7 +579,7 @@ def test_any_history_is_as_the_oracle_says(tmp_path: Path) -> None:
 def foreign_decision(disk: Disk) -> Decided:
     """What group 0 would decide next, on a partition of group 1, where it fits by its offset."""
     good = disk.oracle.decision(0, {LINES[0]: 2}, 5000)
-    end = len(disk.oracle.entries[LINES[3].target])
+    _, end = disk.oracle.bounds(LINES[3].target)
     run = msgspec.structs.replace(good.placed[0], topic=8, partition=0, offset=end)
     return msgspec.structs.replace(good, placed=[run])
 
@@ -602,7 +602,7 @@ def test_a_decision_on_a_partition_of_another_group_is_refused_and_the_store_sta
 
 def test_two_groups_cannot_take_one_partition_in_one_go(disk: Disk) -> None:
     ours = disk.oracle.decision(1, {LINES[3]: 1}, 5000)
-    run = msgspec.structs.replace(ours.placed[0], offset=1)
+    run = msgspec.structs.replace(ours.placed[0], offset=ours.placed[0].end)
     with pytest.raises(RefusedRecordError, match="which group 1 writes"):
         disk.store.append([ours, Decided(0, 1, 5000, b"", [run])])
 
@@ -647,6 +647,8 @@ def test_a_partition_that_was_taken_from_a_group_is_free_for_whoever_it_belongs_
     disk.store.append([ours])
     # It is another group's now.
     disk.store.append([Disowned(0, 8, 0)])
-    assert disk.store.bounds(LINES[3].target) == (0, 20)
+    (placed,) = ours.placed
+    assert placed.count == 20
+    assert disk.store.bounds(LINES[3].target) == (0, placed.end)
     disk.crash()
-    assert disk.store.bounds(LINES[3].target) == (0, 20)
+    assert disk.store.bounds(LINES[3].target) == (0, placed.end)

@@ -8,13 +8,14 @@ topic; `fork TOPIC`, so that it says to each of the others that another batch wa
 import sys
 from pathlib import Path
 
+from quorate.core.batch import encode_values
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import Decision
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Parts, behave
 from quorate.protocol.ordering.placement import GroupKind
-from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained
+from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chain_of
 from quorate.runtime import replica
 from quorate.runtime.launcher import Launcher
 
@@ -55,10 +56,11 @@ class LyingReplica(replica.ReplicaProcess):
         ordering = self.broker.ordering
         assert ordering is not None
         group, publisher = ordering.groups[GroupKind.CRASH], NodeId(NOBODY)
-        digests = [digest(content)]
-        span = Span(publisher, topic_id(topic), 0, 1, 1, chained(CHAIN_START, digests)[-1])
+        described = descriptor(encode_values([content], 0))
+        (chain,) = chain_of(CHAIN_START, [described])
+        span = Span(publisher, topic_id(topic), 0, 1, 1, chain)
         value = Value(group.log.state.time_us + 1, (span,)).encode()
-        return Decision(int(GroupKind.CRASH), group.consensus.slot, value, digests[0])
+        return Decision(int(GroupKind.CRASH), group.consensus.slot, value, described)
 
 
 if __name__ == "__main__":

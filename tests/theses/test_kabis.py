@@ -25,7 +25,14 @@ from quorate.client.producer import Producer
 from quorate.core import batch
 from quorate.core.contract import Contract
 from quorate.core.event import Event
-from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, Header, is_signed
+from quorate.core.header import (
+    DESCRIPTOR_BYTES,
+    HEADER_BYTES,
+    NO_ROOT,
+    SEAL_BYTES,
+    Header,
+    is_signed,
+)
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
 from quorate.core.ordering import (
@@ -42,7 +49,7 @@ from quorate.core.ordering import (
 from quorate.crypto.digests import descriptor, digest, seal_descriptor
 from quorate.crypto.events import event_bytes
 from quorate.crypto.proofs import ProofError, verify_bytes
-from quorate.crypto.sids import NO_ROOT, Place, Seal, check_seal, sid
+from quorate.crypto.sids import Place, Seal, check_seal, sid
 from quorate.protocol.machine import Passed
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.publisher import RETRY_AFTER_US, LineOutgoing

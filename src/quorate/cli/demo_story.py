@@ -217,10 +217,12 @@ class _Cast:
         def receipted(done: "asyncio.Future[Receipt]") -> None:
             if not done.cancelled() and done.exception() is None:
                 line.receipted += 1
-                scene.order.note(topic, mark, done.result())
+                scene.order.note(topic, mark, done.result().of_event(place))
 
         line.on_sent(mark)
-        (await producer.submit(topic, value, **options)).add_done_callback(receipted)
+        future = await producer.submit(topic, value, **options)
+        place = producer.place
+        future.add_done_callback(receipted)
 
 
 def _mark(key: bytes | None, value: bytes) -> bytes:

@@ -25,6 +25,7 @@ as the consumer comes to it, and so is what `commit()` says.
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -169,8 +170,9 @@ class Consumer(Session):
         # The batch of a log topic whose events are handed out now.
         self._open: Entry | None = None
         self._modes = Modes()
-        # From where each partition is read.
+        # From where each partition is read, and those that are read with validation.
         self._begins: dict[tuple[str, int], Start] = {}
+        self._checked: set[tuple[str, int]] = set()
         self.counters: Counter[str] = Counter()
         self._queue = Queue(queue_events)
         topics = topics_of(self.cluster)
@@ -269,8 +271,8 @@ class Consumer(Session):
         """From now on these topics are validated and all others are not (Kabis 2023, 2.1.3).
 
         In a consumer group the mode is the group's, which its first member chose: another one is
-        refused. A topic that is read already goes on with the event after the last that was handed out: of
-        a validated one with signed events only, of another one with all.
+        refused. A topic that is read already goes on with the event after the last that was handed
+        out: of a validated one with signed events only, of another one with all.
         """
         topics = checked_names(topics)
         await self._know(topics)
@@ -283,9 +285,7 @@ class Consumer(Session):
                 self._modes = before
                 raise
         changed = [
-            place
-            for place in self._begins
-            if before.validates(self.cluster, place[0]) != self._validates(place[0])
+            place for place in self._begins if (place in self._checked) != self._validates(place[0])
         ]
         for place in changed:
             self._drop_queued(*place)
@@ -424,6 +424,7 @@ class Consumer(Session):
         self._unbegun.add(_partition(place))
         self._named.pop(place, None)
         self._begins[place] = start
+        (self._checked.add if validate else self._checked.discard)(place)
         if isinstance(start, int):
             self._named[place] = start
             if is_committed:
@@ -510,10 +511,12 @@ class Consumer(Session):
     async def poll(self, timeout_s: float | None = None) -> Record | None:
         """The next record, or None if there is none within the time."""
         self._come_back()
-        while not self._records:
-            if not await self._more(timeout_s):
-                return None
-            self._unpack()
+        if not self._records:
+            ends_at = _ends_at(timeout_s)
+            while not self._records:
+                if not await self._more(ends_at):
+                    return None
+                self._unpack()
         return self._next_record()
 
     def _come_back(self) -> None:
@@ -583,7 +586,7 @@ class Consumer(Session):
             self._queue.put_back(msgspec.structs.replace(self._open, skip=skip))
             self._close_open()
         self._come_back()
-        if not await self._more(timeout_s):
+        if not await self._more(_ends_at(timeout_s)):
             return []
         found: list[tuple[Arrival, Batch]] = []
         while self._queue and events_max > 0:
@@ -703,7 +706,7 @@ class Consumer(Session):
 
     # Parts
 
-    async def _more(self, timeout_s: float | None) -> bool:
+    async def _more(self, ends_at: float | None) -> bool:
         """Wait for a delivery; False when the time is up."""
         joins = self._membership is not None and self._membership.is_joining
         if self._asked or self._unbegun or self._put_off or joins:
@@ -716,14 +719,14 @@ class Consumer(Session):
                 raise ClosedError("the consumer is closed")
             self._arrived.clear()
             try:
-                await self._arrival(timeout_s)
+                await self._arrival(None if ends_at is None else ends_at - time.monotonic())
             except TimeoutError:
                 return False
             self._pass_gaps()
         await self._know_publisher()
         if self._membership is not None:
             await self._membership.say_beginnings()
-        return bool(self._queue) or await self._more(timeout_s)
+        return bool(self._queue) or await self._more(ends_at)
 
     def _pass_gaps(self) -> None:
         """What comes next of some partitions may be said to be further on."""
@@ -830,7 +833,7 @@ class Consumer(Session):
         topic, publisher = self._names[number], self.cluster.name_of(source)
         records = _records_of(
             opened, (topic, publisher, delivery.sequence), self._voucher_names(delivery.vouchers),
-            (delivery.partition.number, delivery.offset, self._validates(topic))
+            (delivery.partition.number, delivery.offset, self._place_of(delivery) in self._checked)
             if isinstance(delivery, Entry) else None,
         )  # fmt: skip
         wanted = self._wanted.get(topic)
@@ -880,6 +883,10 @@ def _records_of(
     return map(
         Record, *fields, repeat(partition), range(offset, offset + opened.count), repeat(validated)
     )
+
+
+def _ends_at(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s
 
 
 def _skip_of(arrival: Arrival) -> int:

@@ -1,10 +1,10 @@
 """Publishing: events in, receipts out.
 
-Events of one topic gather into a batch until it is full or its linger is over; each of them has a
-receipt of its own. What is published as a batch has one. On a log topic with enough batches under
-way, the next one goes on gathering until one of them has its receipt: to send it off would make
-more batches of the same events, and each batch costs everybody a signature, a digest and a place in
-the order, whatever its size.
+Events of one topic gather into a batch until it is full or its linger is over; a batch has
+one receipt, which all its events share. On a log topic with enough batches under way, the next one
+goes on gathering until one of them has its receipt: to send it off would make more batches of the
+same events, and each batch costs everybody a signature, a digest and a place in the order, whatever
+its size.
 
 A producer pushes back: `send` and `submit` wait while as much is in flight as the contract's
 queues allow, so a slow topic slows its producers and fills no memory.
@@ -19,7 +19,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -75,7 +74,7 @@ _NO_HEADERS: tuple[tuple[str, bytes], ...] = ()
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """The contract of so many events is fulfilled; `guarantee` says what that means.
 
-    They are in batch `sequence`. On a log topic the first of them has `offset` in a partition from
+    They are of batch `sequence`. On a log topic the first of them has `offset` in a partition from
     now on, and the others follow.
     """
 
@@ -87,39 +86,34 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     partition: int = 0
     offset: int | None = None
 
+    def of_event(self, place: int) -> "Receipt":
+        """The receipt of one event of this batch, counted from 0."""
+        if self.events == 1:
+            return self
+        offset = None if self.offset is None else self.offset + place
+        return msgspec.structs.replace(self, events=1, offset=offset)
+
 
 class Closed:
     """A batch that is complete and waits for its turn, or for its receipt."""
 
-    __slots__ = ("deadline", "events", "futures", "payload", "sign", "urgent")
+    __slots__ = ("deadline", "events", "future", "payload", "sign", "urgent")
 
     def __init__(
         self,
         payload: bytes,
         events: int,
         urgent: bool,
-        futures: "list[asyncio.Future[Receipt]]",
+        future: "asyncio.Future[Receipt]",
         deadline: float,
         sign: bool,
     ) -> None:
         self.payload = payload
         self.events = events
         self.urgent = urgent
-        # One for each event, or one for all.
-        self.futures = futures
+        self.future = future
         self.deadline = deadline
         self.sign = sign
-
-    @property
-    def awaited(self) -> "list[asyncio.Future[Receipt]]":
-        return [future for future in self.futures if not future.done()]
-
-    def fail(self, error: Exception) -> None:
-        for future in self.awaited:
-            future.set_exception(error)
-            # That one of them is not looked at is enough to hear of.
-            if future is not self.futures[0]:
-                future.exception()
 
 
 class Outlet:
@@ -135,7 +129,7 @@ class Outlet:
         self.sign = sign
         self.open = batch.Gathering()
         self.open_bytes = 0
-        self.open_futures: list[asyncio.Future[Receipt]] = []
+        self.open_future: asyncio.Future[Receipt] | None = None
         self.linger: asyncio.Handle | None = None
         # Its linger is over since then, and it waits for its turn while it goes on gathering.
         self.is_overdue = False
@@ -157,9 +151,10 @@ class Outlet:
         """Tell everybody who waits that nothing more will come."""
         if self.linger is not None:
             self.linger.cancel()
-        batches = (*self.closed, *self.sent.values())
-        for future in chain(self.open_futures, *(closed.futures for closed in batches)):
-            future.cancel()
+        if self.open_future is not None:
+            self.open_future.cancel()
+        for closed in (*self.closed, *self.sent.values()):
+            closed.future.cancel()
         self.is_full = False
         self.room.set()
 
@@ -206,6 +201,8 @@ class Producer(Session):
         self._registering: dict[str, asyncio.Task[None]] = {}
         self._next_partition = 0
         self._modes = Modes()
+        # Which one of its batch the event is that `submit` took last, from 0.
+        self.place = 0
         self._source = Source(
             self.node, topics_of(self.cluster), self._macs, session=1, sealer=self._make_sealer(),
             stores=stores,
@@ -319,7 +316,8 @@ class Producer(Session):
             timestamp_us=timestamp_us,
             partition=partition,
         )
-        return await await_future(future)
+        place = self.place
+        return (await await_future(future)).of_event(place)
 
     async def submit(
         self,
@@ -332,7 +330,12 @@ class Producer(Session):
         timestamp_us: int | None = None,
         partition: int | None = None,
     ) -> "asyncio.Future[Receipt]":
-        """Publish one event as soon as there is room, and return its receipt to come."""
+        """Publish one event as soon as there is room, and return the receipt to come of its batch.
+
+        All events of a batch share it, since one for each would cost as much again as the rest of
+        this. `place` is the event's own, until the next call, and `Receipt.of_event` makes the
+        receipt of the one event from both.
+        """
         outlets = self._outlets.get(topic) or await self._registered_outlets(topic)
         is_only = len(outlets) == 1 and partition is None
         outlet = outlets[0] if is_only else self._chosen(outlets, key, partition)
@@ -342,6 +345,7 @@ class Producer(Session):
             timestamp_us = time.time_ns() // 1000
         if urgent or self._batch_events == 1:
             self._close_open(outlet)
+            self.place = 0
             payload = batch.encode_one(key, value, tuple(headers), timestamp_us, urgent)
             return self._enqueue(outlet, payload, 1, urgent)
         # From here on it is the same for every event, and written out: a call of its own for each
@@ -355,11 +359,12 @@ class Producer(Session):
             size += len(key or b"")
             opened.add(value, timestamp_us, key, tuple(headers))
         outlet.open_bytes = size
-        future = self._loop.create_future()
-        outlet.open_futures.append(future)
-        if outlet.linger is None:
-            self._begin_batch(outlet)
-        if size >= self._batch_bytes or len(opened.values) >= self._batch_events:
+        future = outlet.open_future
+        if future is None:
+            future = self._begin_batch(outlet)
+        events = len(opened.values)
+        self.place = events - 1
+        if size >= self._batch_bytes or events >= self._batch_events:
             self._close_open(outlet)
         return future
 
@@ -414,8 +419,7 @@ class Producer(Session):
         """Wait until everything published so far has its receipt."""
         for outlet in self._all_outlets(topic):
             self._close_open(outlet)
-            batches = (*outlet.closed, *outlet.sent.values())
-            waiting = [future for closed in batches for future in closed.awaited]
+            waiting = [c.future for c in (*outlet.closed, *outlet.sent.values())]
             if waiting:
                 await asyncio.wait(waiting)
 
@@ -515,7 +519,11 @@ class Producer(Session):
         (outlet,) = outlets
         names = tuple(self.cluster.member(replica).name for replica in receipt.replicas)
         for sequence in range(receipt.first, receipt.last + 1):
-            self._fulfil(outlet, sequence, names, receipt.guarantee, None)
+            closed = outlet.sent.pop(sequence, None)
+            if closed is not None and not closed.future.done():
+                closed.future.set_result(
+                    Receipt(outlet.name, sequence, closed.events, names, receipt.guarantee)
+                )
         self._pump(outlet)
 
     def _on_recorded(self, recorded: machine.Recorded) -> None:
@@ -525,30 +533,16 @@ class Producer(Session):
         outlet = outlets[recorded.line.partition]
         names = tuple(self.cluster.member(replica).name for replica in recorded.replicas)
         for at in range(recorded.count):
-            sequence, offset = recorded.first + at, recorded.offsets[at]
-            self._fulfil(outlet, sequence, names, recorded.guarantee, offset)
-        self._pump_lines(outlet)
-
-    def _fulfil(
-        self,
-        outlet: Outlet,
-        sequence: int,
-        replicas: tuple[str, ...],
-        guarantee: str,
-        offset: int | None,
-    ) -> None:
-        closed = outlet.sent.pop(sequence, None)
-        if closed is None:
-            return
-        events = closed.events if len(closed.futures) == 1 else 1
-        for place, future in enumerate(closed.futures):
-            if not future.done():
-                own = None if offset is None else offset + place
-                future.set_result(
+            sequence = recorded.first + at
+            closed = outlet.sent.pop(sequence, None)
+            if closed is not None and not closed.future.done():
+                closed.future.set_result(
                     Receipt(
-                        outlet.name, sequence, events, replicas, guarantee, outlet.partition, own
+                        outlet.name, sequence, closed.events, names, recorded.guarantee,
+                        outlet.partition, recorded.offsets[at],
                     )
-                )
+                )  # fmt: skip
+        self._pump_lines(outlet)
 
     def _on_refused(self, refused: machine.Refused) -> None:
         """Replicas will not order what this line has under way, nor what follows."""
@@ -558,8 +552,7 @@ class Producer(Session):
         outlet = outlets[refused.line.partition]
         error = RefusedError(f"a batch on '{outlet.name}' is not ordered: {refused.sentence}")
         for closed in (*outlet.sent.values(), *outlet.closed):
-            for future in closed.futures:
-                fail(future, error)
+            fail(closed.future, error)
         outlet.sent.clear()
         outlet.closed.clear()
         self._pump(outlet)
@@ -600,11 +593,15 @@ class Producer(Session):
         self._next_partition += 1
         return outlets[self._next_partition % count]
 
-    def _begin_batch(self, outlet: Outlet) -> None:
+    def _begin_batch(self, outlet: Outlet) -> "asyncio.Future[Receipt]":
+        """The receipt to come of what gathers from now on."""
+        loop = asyncio.get_running_loop()
+        outlet.open_future = loop.create_future()
         if self._linger_s:
-            outlet.linger = self._loop.call_later(self._linger_s, self._end_linger, outlet)
+            outlet.linger = loop.call_later(self._linger_s, self._end_linger, outlet)
         else:
-            outlet.linger = self._loop.call_soon(self._end_linger, outlet)
+            outlet.linger = loop.call_soon(self._end_linger, outlet)
+        return outlet.open_future
 
     def _end_linger(self, outlet: Outlet) -> None:
         outlet.is_overdue = True
@@ -614,19 +611,18 @@ class Producer(Session):
 
     def _close_open(self, outlet: Outlet) -> None:
         outlet.is_overdue = False
-        if outlet.linger is None:
+        if outlet.open_future is None:
             return
-        outlet.linger.cancel()
-        opened, futures = outlet.open, outlet.open_futures
-        outlet.open, outlet.open_bytes, outlet.open_futures = batch.Gathering(), 0, []
-        outlet.linger = None
-        events = len(opened.values)
+        if outlet.linger is not None:
+            outlet.linger.cancel()
+        opened, future = outlet.open, outlet.open_future
+        outlet.open, outlet.open_bytes, outlet.open_future = batch.Gathering(), 0, None
         try:
             payload = opened.encode(self._compression)
         except LocalProtocolError as error:
-            Closed(b"", events, False, futures, 0.0, False).fail(error)
+            future.set_exception(error)
             return
-        self._enqueue(outlet, payload, events, urgent=False, futures=futures)
+        self._enqueue(outlet, payload, len(opened.values), urgent=False, future=future)
 
     def _enqueue(
         self,
@@ -634,19 +630,18 @@ class Producer(Session):
         payload: bytes,
         events: int,
         urgent: bool,
-        futures: "list[asyncio.Future[Receipt]] | None" = None,
+        future: "asyncio.Future[Receipt] | None" = None,
     ) -> "asyncio.Future[Receipt]":
-        if futures is None:
-            futures = [self._loop.create_future()]
+        if future is None:
+            future = self._loop.create_future()
         if isinstance(outlet.stream, LineOutgoing) and outlet.stream.refusal:
             refusal = outlet.stream.refusal
-            for future in futures:
-                fail(future, RefusedError(f"a batch on '{outlet.name}' is not ordered: {refusal}"))
-            return futures[0]
+            fail(future, RefusedError(f"a batch on '{outlet.name}' is not ordered: {refusal}"))
+            return future
         deadline = time.monotonic() + self._timeout_s
-        outlet.closed.append(Closed(payload, events, urgent, futures, deadline, outlet.sign))
+        outlet.closed.append(Closed(payload, events, urgent, future, deadline, outlet.sign))
         self._pump(outlet)
-        return futures[0]
+        return future
 
     def _pump(self, outlet: Outlet) -> None:
         """Hand closed batches to the machine while it has room for them."""
@@ -697,8 +692,8 @@ class Producer(Session):
                 self._expire(outlet, closed)
 
     def _expire(self, outlet: Outlet, closed: Closed) -> None:
-        if closed.awaited:
-            closed.fail(
+        if not closed.future.done():
+            closed.future.set_exception(
                 QuorumError(
                     f"a batch on '{outlet.name}' has no receipt after {self._timeout_s:g} s; "
                     f"it may still be delivered",

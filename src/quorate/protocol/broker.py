@@ -347,6 +347,9 @@ class Broker:
         served = self._served_for(sender, supply.topic)
         if served is None:
             return
+        if supply.lane is Lane.EVENTS and not are_basic(supply.payloads):
+            self._outbox.report(sender, "bad-batch", "a header in what it supplied")
+            return
         if supply.lane is Lane.EVENTS and served.histories is not None:
             late = served.forwarding or served.chain
             for stream, sequence, payload in served.histories.on_supply(sender, supply):

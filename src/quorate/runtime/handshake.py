@@ -12,8 +12,8 @@ nothing. The proof depends on the link security of the cluster:
   Both nonces are in the key, so nothing recorded in one session verifies in another; the names
   and the direction are in it, so nothing can be reflected to its maker.
 
-A Hello has the highest version of the protocol that its sender speaks. Both speak the lower of the two,
-and a program speaks its own version and the one before. Nothing of before version 2 is spoken.
+A Hello has the highest version of the protocol that its sender speaks. Both speak the lower of the
+two, and a program speaks its own version and the one before. Nothing of before version 2 is spoken.
 
 A stranger who opens connections therefore costs little: secrets are computed once per member
 and never per connection, and nothing is answered before a well-formed Hello of a known number.

@@ -29,6 +29,7 @@ from quorate.core.ordering import (
     Decision,
     Line,
     Ordered,
+    Partition,
     Propose,
     Received,
     Retrieve,
@@ -578,6 +579,38 @@ def test_a_replica_gives_payloads_that_it_has_decided_to_those_who_lack_them() -
     assert (given.first, [*map(opened, given.payloads)]) == (2, [b"a2", b"a3"])
     council.say(3, [0], Retrieve(A, T, 0, 4, 1))
     assert len(council.messages(Retrieved, receiver=3)) == 1
+
+
+def test_what_retention_took_is_not_given_as_what_stands_behind_it() -> None:
+    """Where a batch stands is found from the first of those that were decided with it."""
+    council = Council()
+    council.publish(A, 1, b"a1", b"a2", b"a3", b"a4")
+    council.settle()
+    council.reboot(0)
+    council.run(1)
+    kept = council.seats[0].store._kept(Partition(T, 0))
+    kept.start = kept.slots[2].offset
+    del kept.slots[:2]
+    council.sent.clear()
+
+    council.say(3, [0], Retrieve(A, T, 0, 2, 1))
+
+    assert council.messages(Retrieved, receiver=3) == []
+
+
+def test_what_is_not_on_disk_yet_is_not_looked_for_there() -> None:
+    council = Council()
+    council.publish(A, 1, b"a1", b"a2", to=[0])
+    value = value_of(span_of(A, 1, b"a1", b"a2"))
+    decision = Decision(council.number, 1, value, described(b"a1") + described(b"a2"))
+    for sender in (1, 2):
+        council.step(sender, 0, decision)
+
+    council.step(3, 0, Retrieve(A, T, 0, 2, 1))
+
+    assert council.group(0).consensus.slot == 2
+    council.collect()
+    assert council.messages(Retrieved, receiver=3) == []
 
 
 def test_one_word_is_enough_for_the_digests_of_a_value_that_is_bound() -> None:

@@ -383,3 +383,17 @@ def test_readers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [report.node for report in desk.look.outbox.ready.reports] == [SECOND]
     desk.follow(3, number=2)
     assert desk.read() == [b"3"]
+
+
+def test_what_is_absent_ends_where_what_retention_left_begins() -> None:
+    """A reader would pass over the first batch that is kept."""
+    desk = Desk()
+    desk.decide(b"1", b"2", b"3", b"4")
+    desk.forget()
+    kept = desk.store._kept(HERE)
+    kept.start = kept.slots[2].offset
+    del kept.slots[:2]
+
+    desk.follow()
+
+    assert Absent(*HERE, 0, 2) in desk.sent()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chamber import Chamber
-from council import VALIDATED
-from quorate.core.batch import Batch
+from chamber import PARTITION, Chamber
+from council import READER, VALIDATED
+from quorate.core.batch import Batch, encode_values
 from quorate.core.header import is_signed
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.ordering import (
@@ -429,6 +429,34 @@ def test_what_was_kept_of_a_lead_that_lied_is_dropped_and_the_next_one_is_not_bl
     desk.entries(TRUE, 0, 2)
     desk.chain(desk.others[-1], TRUE, 2)
     assert desk.read() == [b"1", b"2"]
+
+
+def test_a_batch_that_a_lead_ended_where_nobody_else_does_is_read_again_from_another_one() -> None:
+    """No correct replica has a word on the chain there, so none can say that it is wrong."""
+    # Given a lead that says of a batch of two events that it has one
+    desk, payload = Desk(), encode_values([b"1", b"2"], 0)
+    false, liar = FALSE.entries(0, 1), desk.lead
+    desk.reading.on_entries(liar, false, desk.connected)
+    (leaf,) = leaves_of(LINE, 1, 0, 5, [descriptor(payload)])
+    (after,) = chained(CHAIN_START, [leaf])
+    true = Entries(*LINE, 0, 1, 5, CHAIN_START, after, [payload])
+
+    # When others are further, and say so, and leads change
+    def others_speak() -> None:
+        for replica in desk.topic.members:
+            word = Chained(T, 0, 2, after, 0, 0, 2)
+            desk.reading.on_chained(replica, word, desk.connected)
+
+    for late in range(4):
+        others_speak()
+        desk.pass_time(2**late * LATE_AFTER_US)
+
+    # Then that batch is forgotten, and another lead sends it as it is.
+    assert desk.lead != liar
+    desk.reading.on_entries(desk.lead, true, desk.connected)
+    others_speak()
+    (entry,) = [each for each in desk.take().deliver if isinstance(each, Entry)]
+    assert (entry.offset, entry.end, entry.payload) == (0, 2, payload)
 
 
 def test_what_is_late_is_asked_of_everybody_and_a_lead_that_is_late_then_is_replaced() -> None:
@@ -1223,9 +1251,11 @@ def test_wherever_a_reader_begins_it_reads_the_same_events_at_the_same_offsets(
 def test_replicas_give_whoever_begins_anywhere_the_same_events_at_the_same_offsets(
     batches: list[tuple[int, bool]], validates: bool, has_restarted: bool, data: st.DataObject
 ) -> None:
-    """From memory, and from disk after a restart; what is decided later follows."""
+    """From memory, or from disk after a restart, when retention took some of it; what is decided
+    later follows."""
     book, chamber = book_of(batches), Chamber()
     now = data.draw(st.integers(0, len(batches)), label="batches that are there before")
+    kept = data.draw(st.integers(0, now if has_restarted else 0), label="batches that are gone")
     offset = data.draw(st.integers(0, book.offsets[now]), label="where it begins")
 
     def publish(first: int, end: int) -> None:
@@ -1234,14 +1264,45 @@ def test_replicas_give_whoever_begins_anywhere_the_same_events_at_the_same_offse
 
     publish(0, now)
     for replica in list(chamber.seats) if has_restarted else ():
+        chamber.seats[replica].disk.sync()
         chamber.reboot(replica)
+        there = chamber.seats[replica].store._kept(PARTITION)
+        there.start, there.slots = book.offsets[kept], there.slots[kept:]
     chamber.run(1)
     reader = chamber.reader(offset=offset, validate=validates)
     publish(now, len(batches))
     chamber.run(5)
 
-    assert events_in(chamber.read()) == events_from(book, offset, validates=validates)
+    begin = max(offset, book.offsets[kept])
+    assert events_in(chamber.read()) == events_from(book, begin, validates=validates)
     reading = reader.reading("t", 0)
     assert reading is not None
     assert reading.position == book.offsets[-1]
+    gone = [each for each in chamber.delivered[READER] if isinstance(each, Trimmed)]
+    assert gone == [Trimmed(PARTITION, offset, begin - offset)] * (offset < begin)
     assert chamber.reports() == []
+
+
+def test_a_lead_that_says_of_what_it_did_not_send_that_it_is_a_descriptor_is_replaced() -> None:
+    desk = Desk(validates=True)
+    lead = desk.lead
+
+    said = msgspec.structs.replace(TRUE.entries(0, 1, Wants.SIGNED), bare=[0, 7])
+    desk.reading.on_entries(lead, said, desk.connected)
+
+    desk.take()
+    assert desk.reports == [(lead, "bad-lead")]
+    assert desk.lead != lead
+
+
+def test_a_batch_that_begins_before_what_is_wanted_takes_the_place_of_what_came_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES_MAX", 100)
+    book = Book(batch_of_values(b"1", b"2", b"3"), event(bytes(50)))
+    desk = Desk(offset=1)
+    desk.entries(book, 1, 2)
+
+    desk.entries(book, 0, 1)
+
+    assert desk.reading.received == 3

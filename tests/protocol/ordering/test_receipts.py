@@ -363,8 +363,9 @@ def test_what_is_kept_holds_also_if_it_covers_more_than_was_decided() -> None:
         receipt = Receipt(Place.of(CLUSTER, "t", 0, A), kept.first, kept.count, kept.chain)
         signer = council.seats[LAST].signer
         assert signer.is_attested_by(kept.store, receipt.encode(), kept.signature)
-        digests = [digest(large(A, number)) for number in (1, 2)]
-        assert kept.chain == chained(CHAIN_START, [*digests, *cut(kept.behind)])[-1]
+        digests = [digest(large(A, number)) for number in range(1, 1 + kept.count)]
+        assert kept.behind == b"".join(digests[2:])
+        assert kept.chain == chained(CHAIN_START, digests)[-1]
 
 
 def test_a_batch_that_a_producer_did_not_sign_is_stored_and_receipted_by_nobody() -> None:

@@ -383,7 +383,7 @@ def test_a_group_that_orders_no_commands_forgets_streams_in_one_slot_too(
 
     def hands_in(client: Client, first: int, to: Iterable[NodeId]) -> None:
         for partition in range(2):
-            chamber.say(client.node, to, Append(ticks, partition, first, [b"%d" % first]))
+            chamber.say(client.node, to, Append(ticks, partition, first, [event(b"%d" % first)]))
         chamber.settle()
 
     for client in (anna, ben):

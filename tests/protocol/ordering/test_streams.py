@@ -9,6 +9,7 @@ from quorate.protocol.ordering import group as group_module
 from quorate.protocol.ordering import log as log_module
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.value import Span, Value
+from stage import event
 
 SESSIONS = [node_of(A, session) for session in range(6)]
 
@@ -80,7 +81,7 @@ def test_two_new_streams_for_one_place_are_ordered_one_after_the_other() -> None
     council = Council()
     for number, session in enumerate(SESSIONS):
         for replica in council.members:
-            council.step(session, replica, Append(T, 0, 1, [b"first of %d" % number]))
+            council.step(session, replica, Append(T, 0, 1, [event(b"first of %d" % number)]))
     council.collect()
     council.settle()
     council.run(2)

@@ -29,7 +29,6 @@ from quorate.core.ordering import (
     Sync,
 )
 from quorate.crypto.checkpoint import Cosignature, Head, cosigned_bytes, render
-from quorate.crypto.digests import digest
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.log import Content, LogState, PartitionState
 from quorate.protocol.ordering.placement import GroupKind
@@ -41,11 +40,12 @@ from quorate.protocol.ordering.value import (
     SPAN_BATCHES_MAX,
     Span,
     Value,
-    chained,
+    chain_of,
     value_digest,
 )
 from quorate.protocol.topic import Topic
 from quorate.sim.order_stage import SimNotary, SimSigner, cosigner_of
+from stage import described, framed
 
 C = topic_id("c")
 LIAR = 0
@@ -71,7 +71,7 @@ class TwoGroups(Council):
 
     def publish_on(self, topic: int, publisher: NodeId, sequence: int) -> None:
         for replica in self.seats:
-            append = Append(topic, 0, sequence, [payload_of(publisher, sequence)])
+            append = Append(topic, 0, sequence, [framed(payload_of(publisher, sequence))])
             self.step(publisher, replica, append)
         self.collect()
         self.run(0.5)
@@ -87,7 +87,7 @@ class TwoGroups(Council):
 
 
 def span_on(partition: Partition, count: int = 1, publisher: NodeId = A) -> Span:
-    chain = chained(CHAIN_START, [digest(b"%d" % at) for at in range(count)])[-1]
+    chain = chain_of(CHAIN_START, [described(b"%d" % at) for at in range(count)])[-1]
     return Span(publisher, *partition, 1, count, chain)
 
 
@@ -97,8 +97,8 @@ def value_on(*spans: Span) -> bytes:
 
 def decision_of(value: bytes, slot: int = 1) -> Decision:
     spans = Value.decode(value).spans
-    digests = b"".join(digest(b"%d" % at) for span in spans for at in range(span.batches))
-    return Decision(int(GroupKind.CRASH), slot, value, digests)
+    contents = b"".join(described(b"%d" % at) for span in spans for at in range(span.batches))
+    return Decision(int(GroupKind.CRASH), slot, value, contents)
 
 
 def goes_on(council: TwoGroups) -> None:
@@ -234,11 +234,11 @@ def test_a_slot_beyond_its_limits_is_refused_on_a_decision_and_reported() -> Non
     assert [each.kind for each in council.reports(1)] == ["bad-decision"]
 
 
-def test_a_decision_with_more_or_fewer_digests_than_batches_is_refused() -> None:
+def test_a_decision_with_more_or_fewer_descriptors_than_batches_is_refused() -> None:
     council = TwoGroups(byzantine=(LIAR,))
     sound = decision_of(value_on(span_on(OWN)))
 
-    council.say(LIAR, (1,), msgspec.structs.replace(sound, digests=sound.digests * 1000))
+    council.say(LIAR, (1,), msgspec.structs.replace(sound, descriptors=sound.descriptors * 1000))
 
     assert council.crash_records(1) == []
     assert [each.kind for each in council.reports(1)] == ["bad-decision"]
@@ -306,7 +306,7 @@ def test_a_replica_starts_with_a_record_of_before_that_names_partitions_of_other
     log = Council(table={"protection": "crash", "order": "total"}).group(1).log
     value = value_on(span_on(FOREIGN))
     decided = log.apply(
-        1, value_digest(value), value, Value.decode(value), [Content([digest(b"0")], [])]
+        1, value_digest(value), value, Value.decode(value), [Content([described(b"0")], [])]
     )
     council.seats[1].disk.append([decided])
     council.seats[1].disk.sync()
@@ -339,10 +339,10 @@ def told(council: TwoGroups, replica: NodeId, publisher: NodeId, slots: range, e
     """The liar tells one replica how these slots were decided: with so many batches each."""
     for slot in slots:
         ours = council.crash_group(replica).log.line(Line(publisher, *OWN))
-        digests = [digest(b"%d %d %d" % (publisher, slot, at)) for at in range(each)]
-        span = Span(publisher, *OWN, ours.next, each, chained(ours.chain, digests)[-1])
+        contents = [described(b"%d %d %d" % (publisher, slot, at)) for at in range(each)]
+        span = Span(publisher, *OWN, ours.next, each, chain_of(ours.chain, contents)[-1])
         value = Value(WALL_US + slot * 60_000, (span,)).encode()
-        decision = Decision(int(GroupKind.CRASH), slot, value, b"".join(digests))
+        decision = Decision(int(GroupKind.CRASH), slot, value, b"".join(contents))
         council.say(LIAR, (replica,), decision)
         council.flying.clear()
 

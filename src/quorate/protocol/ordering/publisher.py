@@ -230,9 +230,7 @@ class LineOutgoing:
     def _give_up(self) -> None:
         self._seal()
         first = self.unreceipted
-        for kept in self._kept.values():
-            self.under_way.bytes -= BATCH_COST + len(kept.payload)
-        self.under_way.bytes -= LINE_COST
+        self.under_way.bytes -= LINE_COST + sum(kept.cost_bytes for kept in self._kept.values())
         self._kept.clear()
         self._unsealed.clear()
         self._voices.clear()

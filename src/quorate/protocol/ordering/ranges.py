@@ -212,7 +212,7 @@ class RangeReading:
         # Why those are of no help who were asked for what is next, and what they sent instead.
         self._tried: dict[NodeId, str] = {}
         self._sent: dict[NodeId, bytes] = {}
-        # Up to where those say that they lack it who do, or what they sent in its place goes.
+        # Up to where those say that they lack it who do.
         self._absent_until: dict[NodeId, int] = {}
         self._stuck_us = outbox.now_us
         self._again_us: int | None = None
@@ -263,7 +263,8 @@ class RangeReading:
             batches = self._batches(entries, offsets)
             self._check_chain(lead, entries, batches)
         except RemoteProtocolError as error:
-            self._give_way(str(error), connected, sent=entries.payloads[0], end=offsets[1])
+            self._lacks(sender, lead.batches[0].end if lead.batches else offsets[1])
+            self._give_way(str(error), connected, sent=entries.payloads[0])
             return
         lead.batches += batches
         lead.received = offsets[-1]
@@ -276,7 +277,7 @@ class RangeReading:
         lead = self._lead
         if lead is not None and sender == lead.replica and absent.offset == lead.received:
             lead.absent = absent.offset
-            self._absent_until[sender] = max(absent.offset + 1, absent.end)
+            self._lacks(sender, absent.end)
             self._pass_on(lead, connected)
 
     def on_proven(self, sender: NodeId, proven: ProvenRange, connected: Collection[NodeId]) -> None:
@@ -324,8 +325,8 @@ class RangeReading:
     def _batches(self, entries: Entries, offsets: list[int]) -> list[_Batch]:
         publisher, first, time_us = entries.publisher, entries.first, entries.time_us
         bare = frozenset(entries.bare)
-        if bare and not self._validates:
-            raise RemoteProtocolError("sent descriptors where batches were asked for")
+        if bare and (not self._validates or max(bare) >= len(entries.payloads)):
+            raise RemoteProtocolError("sent descriptors that were not asked for")
         line = Line(publisher, *self.partition)
         descriptors = [
             payload if at in bare else descriptor(payload)
@@ -393,8 +394,8 @@ class RangeReading:
             lead.batches_at_once = count // 2
             self._ask_positions(lead)
         else:
-            batch = lead.batches[0]
-            self._give_way(f"sent {why}", connected, sent=batch.payload or b"", end=batch.end)
+            self._lacks(lead.replica, lead.batches[0].end)
+            self._give_way(f"sent {why}", connected, sent=lead.batches[0].payload or b"")
 
     def _settle(
         self, lead: _Lead, count: int, proof: RangeProof | None, connected: Collection[NodeId]
@@ -412,7 +413,8 @@ class RangeReading:
         self.position = min(settled[-1].end, self.end)
         events = settled[-1].end - settled[0].offset
         size_bytes = sum(len(each.payload or each.digest) for each in settled) or 1
-        self._credit = max(1, min(CREDIT_BATCHES // count, CREDIT_BYTES // size_bytes) * events)
+        credit = min(CREDIT_BATCHES * events // count, CREDIT_BYTES * events // size_bytes)
+        self._credit = max(1, credit)
         self._moved()
         self._hand_out(settled)
         if lead.batches:
@@ -458,10 +460,18 @@ class RangeReading:
         until = self._given_up_until()
         self._hand_out(Unsettled(self.position, until, dict(self._tried), dict(self._sent)))
 
+    def _lacks(self, replica: NodeId, until: int) -> None:
+        """This replica says where the batch ends that it does not give as it should be."""
+        self._absent_until[replica] = max(until, self.position + 1)
+
     def _given_up_until(self) -> int:
-        """Up to where nobody has it of those who said so; what comes after, somebody may have."""
-        until = min(self._absent_until.values(), default=self.position + 1)
-        return min(max(until, self.position + 1), self.end)
+        """Up to where all say that they lack it who say so; what comes after, somebody may have.
+
+        Of those who say so one has to be correct.
+        """
+        said = self._absent_until.values()
+        is_known = len(said) > (self.topic.f if self._signed else 0)
+        return min(min(said) if is_known else self.position + 1, self.end)
 
     def _ask_positions(self, lead: _Lead) -> None:
         lead.number, lead.asked_us = next(self._numbers), self._outbox.now_us
@@ -476,19 +486,13 @@ class RangeReading:
             self._give_way("does not have it", connected)
 
     def _give_way(
-        self,
-        why: str,
-        connected: Collection[NodeId],
-        *,
-        sent: bytes | None = None,
-        end: int = 0,
+        self, why: str, connected: Collection[NodeId], *, sent: bytes | None = None
     ) -> None:
         lead = self._lead
         assert lead is not None
         if sent is not None:
             self._outbox.report(lead.replica, "bad-lead", why)
             self._sent[lead.replica] = sent
-            self._absent_until[lead.replica] = end
         self._tried[lead.replica] = why
         self._lead = None
         self._choose_lead(connected)

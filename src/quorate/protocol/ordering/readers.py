@@ -287,7 +287,7 @@ class Readers:
     def _absent_until(self, partition: Partition, offset: int, end: int) -> int:
         """The offset after the batches from this one on that are not here."""
         start, _ = self._store.bounds(partition)
-        until = max(start, self._store.behind(partition, offset, 1))
+        until = start if offset < start else self._store.behind(partition, offset, 1)
         for _ in range(ABSENT_BATCHES_MAX - 1):
             if not offset < until < end or self._is_here(partition, until):
                 break

@@ -459,12 +459,12 @@ class Reading:
 
     def _has_room_for(self, entries: Entries, connected: "set[NodeId]") -> bool:
         """If not, the lead is to wait, and others say how the chain goes on where we are."""
-        room_bytes = HELD_BYTES_MAX - _size(entries)
-        if self._held_bytes > room_bytes and entries.offset == self.received:
+        room_bytes, is_next = HELD_BYTES_MAX - _size(entries), entries.offset <= self.received
+        if self._held_bytes > room_bytes and is_next:
             self._drop_early(through=self._limit)
         if self._held_bytes == 0 or self._held_bytes <= room_bytes:
             return True
-        if entries.offset == self.received:
+        if is_next:
             self._limit = self.received
             self._ask_all(connected)
         return False
@@ -486,7 +486,11 @@ class Reading:
             payload if at in bare else descriptor(payload)
             for at, payload in enumerate(entries.payloads)
         ]
-        if bare and (self.validation is None or any(is_signed(descriptors[at]) for at in bare)):
+        if bare and (
+            self.validation is None
+            or max(bare) >= len(descriptors)
+            or any(is_signed(descriptors[at]) for at in bare)
+        ):
             return False
         leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, descriptors)
         chains = chained(before, leaves)

@@ -244,6 +244,11 @@ class Retrieval:
     def _read(self, line: Line, position: Position, at: int, count: int) -> list[bytes]:
         """So many payloads, or as many as a message takes; and not much more than that."""
         found: list[bytes] = []
+        start, end = self._store.bounds(line.target)
+        if not start <= position.offset < end:
+            # The others are counted from the first of them: retention took it, or it is not on disk
+            # yet.
+            return found
         offset = self._store.behind(line.target, position.offset, at)
         while len(found) < count and (room := RETRIEVED_BYTES_MAX - _bytes_of([*found])) > 0:
             bytes_max = min(room, (count - len(found)) * INLINE_BYTES_MAX)
