@@ -5,8 +5,11 @@ from functools import reduce
 from itertools import groupby
 from pathlib import Path
 
+import pytest
+
 from quorate.core.batch import encode
 from quorate.core.contract import Contract
+from quorate.core.errors import RemoteProtocolError
 from quorate.core.event import Event
 from quorate.core.header import NO_ROOT
 from quorate.core.ids import MemberId, NodeId, node_of, topic_id
@@ -22,6 +25,7 @@ from quorate.pipeline.archive import Archive
 from quorate.pipeline.archiving import Archiver, stage
 from quorate.pipeline.auditing import ARCHIVE, FileAudit, KeyRing, Looked, follow_on, two_heads
 from quorate.pipeline.auditing import two_trees as trees_apart
+from quorate.pipeline.proofs import payload_of as rebuilt
 from quorate.pipeline.rows import Rows
 from quorate.protocol.auditing.findings import Finding, Findings
 from quorate.protocol.ordering.ranges import RangeProof, Settled
@@ -209,6 +213,18 @@ def test_basic_batches_of_a_validated_topic_are_archived_and_sound(tmp_path: Pat
 
     assert kinds(findings) == []
     assert (looked.batches, looked.events, looked.unproved) == (3, 6, 0)
+
+
+def test_rows_are_not_taken_for_a_batch_whose_signed_header_says_otherwise() -> None:
+    (two,) = Rows(TOPIC, 0, range(2), CLUSTER.name_of, proofs=True).of(
+        ordered(Quorum(), 0, [payload_of(1)], 1)
+    )
+    kept = two["proof"][0].as_py()
+
+    assert kept["body"] is None
+    assert rebuilt(kept, two) == payload_of(1)
+    with pytest.raises(RemoteProtocolError, match="not what the header says that was signed"):
+        rebuilt(kept, two.slice(0, 1))
 
 
 def test_a_seal_of_another_place_that_was_ordered_all_the_same_is_found(tmp_path: Path) -> None:

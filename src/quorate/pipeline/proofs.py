@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow
 
 from quorate.core.batch import Batch, compression_of, encode
-from quorate.core.errors import LocalProtocolError
+from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.header import (
     BASIC,
     HEADER_BYTES,
@@ -82,7 +82,11 @@ def payload_of(kept: Mapping[str, Any], rows: pyarrow.Table) -> bytes:
     """The batch that has these rows, as it was published; `kept` is what its first row has."""
     seal, salt = kept["seal"], kept["salt"] or b""
     body: bytes = written(rows) if kept["body"] is None else kept["body"]
-    return body if seal is None else bytes(seal + salt + body[HEADER_BYTES:])
+    if seal is None:
+        return body
+    if body[:HEADER_BYTES] != header_of(seal)._replace(kind=BASIC).encode():
+        raise RemoteProtocolError("rows that are not what the header says that was signed")
+    return bytes(seal + salt + body[HEADER_BYTES:])
 
 
 def written(rows: pyarrow.Table | pyarrow.RecordBatch) -> bytes:
