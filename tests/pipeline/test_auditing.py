@@ -263,6 +263,22 @@ def test_a_stretch_that_was_never_archived_is_a_gap_and_no_broken_line(tmp_path:
     assert kinds(findings) == [("gap", ARCHIVE, 2)]
 
 
+def test_malformed_batches_where_files_meet_are_no_gap(tmp_path: Path) -> None:
+    """Whoever publishes something that holds no events has no archive accused."""
+    quorum, findings = Quorum(), Findings()
+    malformed = basic(9)[:-1]
+    archive(
+        tmp_path,
+        ordered(quorum, 0, [payload_of(1), malformed], 1),
+        ordered(quorum, 4, [malformed, payload_of(4)], 3),
+    )
+
+    looked = looked_into(tmp_path, findings)
+
+    assert [(each.first, each.last) for each in looked] == [(0, 1), (6, 7)]
+    assert kinds(findings) == []
+
+
 def test_another_key_than_the_pinned_one_is_a_note_since_it_may_have_been_one(
     tmp_path: Path,
 ) -> None:

@@ -23,7 +23,8 @@ nobody can be named.
 
 Topics that stand crashes only have no signatures. There, numbers can be checked, and nothing else:
 a note says so. Of a batch without rows nobody knows from an archive whether it ever had any; the
-log of the archive says how many rows a file has, so that rows are missed if there are fewer.
+log of the archive says how many rows a file has, so that rows are missed if there are fewer. Where
+files meet, a gap is one if no leaf says that a batch was read there.
 
 Nothing here needs Spark, and nothing a cluster but its file.
 """
@@ -147,6 +148,9 @@ class Looked:
     # Offsets of which there are no rows, or wrong ones, from one to before another.
     lost: list[tuple[int, int]] = field(default_factory=list)
     lines: dict[NodeId, Piece] = field(default_factory=dict)
+    # What was proved with the first batch, up to its own leaf, and with the last one, behind it.
+    leading: list[Hash] = field(default_factory=list)
+    trailing: list[Hash] = field(default_factory=list)
     by_producer: dict[str, int] = field(default_factory=dict)
     # Of the order log, what leads to checkpoints.
     nodes: list[Node] = field(default_factory=list)
@@ -199,6 +203,8 @@ class FileAudit:
         self._heads: dict[str, Checkpoint | None] = {}
         self._other_notes: dict[str, None] = {}
         self._nodes: list[Node] = []
+        # How the last batch leads to a checkpoint, and its number there.
+        self._last: tuple[_Way, int] | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -208,6 +214,7 @@ class FileAudit:
         """Everything that can be said of one file."""
         looked = Looked(file.topic, file.partition, file.first, file.last)
         self._heads.clear()
+        self._last = None
         try:
             self._look_into(file, looked)
         except FileNotFoundError:
@@ -223,6 +230,9 @@ class FileAudit:
             if found is not None
         ]
         looked.nodes, self._nodes = self._nodes, []
+        if self._last is not None:
+            way, number = self._last
+            looked.trailing = way.leaves[number + 1 :]
         return looked
 
     def _look_into(self, file: File, looked: Looked) -> None:
@@ -279,7 +289,12 @@ class FileAudit:
         is_to_be_proved = is_signed(batch.payload) or self._keys.signs(file.topic)
         if way is None and is_to_be_proved:
             looked.unproved += 1
-        position = None if way is None or stands is None else (stands[0], way.size)
+        position = None
+        if way is not None and stands is not None:
+            position = stands[0], way.size
+            self._last = way, kept["number"]
+            if looked.batches == 1:
+                looked.leading = way.leaves[: kept["number"] + 1]
         self._check_columns(file, offset, rows, batch, position)
         self._note(looked, batch, offset)
         if not is_signed(batch.payload):
@@ -471,6 +486,9 @@ def _gap(before: Looked, looked: Looked, findings: Findings) -> list[tuple[int, 
     due, last = before.last + 1, looked.first - 1
     if last < due:
         return []
+    if {*before.trailing, *looked.leading} - {*looked.leading[-1:]}:
+        # There were batches in between that the archive read, and that hold no events.
+        return [(due, looked.first)]
     offsets = f"offset {last}" if due == last else f"offsets {due} to {last}"
     sentence = (
         f"{ARCHIVE} has no file with {offsets} of partition {looked.partition} of '{looked.topic}'"
