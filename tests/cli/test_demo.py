@@ -41,7 +41,7 @@ def played() -> Scene:
         checkpoints=[(10, ("r0", "r1", "r2")), (20, ("r0", "r1", "r2"))],
     )  # fmt: skip
     shown = Shown(
-        "north", 3, 0, "198.18.0.1", b"value", 2000, "north", ("r0", "r1", "r2"), changed=64,
+        "north", 3, "198.18.0.1", b"value", 2000, "north", ("r0", "r1", "r2"), changed=64,
         refused=64,
     )  # fmt: skip
     lines = {name: line(name) for name in TOPICS}

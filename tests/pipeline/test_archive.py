@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, combinations, pairwise, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from quorate.core.batch import encode
 from quorate.core.cluster import Cluster
 from quorate.core.errors import ConfigError, LocalProtocolError
 from quorate.core.event import Event
+from quorate.core.header import Header
 from quorate.crypto.merkle import leaf_hash
 from quorate.crypto.proofs import Keys, verify
 from quorate.pipeline.archive import (
@@ -70,6 +72,11 @@ def expected() -> dict[tuple[str, int], list[Event]]:
         ]
         for topic, partition in ((VALIDATED, 0), (VALIDATED, 1), (VOTES, 0), (CRASH, 0))
     }
+
+
+def first_of(number: int) -> int:
+    """The offset of the first event of a batch."""
+    return number * EVENTS_EACH
 
 
 async def fill(cluster: TestCluster) -> None:
@@ -163,7 +170,7 @@ def test_what_a_proof_takes_is_in_the_first_row_of_each_batch(archived: Archived
         assert (row["proof"] is not None) is is_first
         if is_first:
             assert (row["proof"]["seal"] is not None) is (row["topic"] != CRASH)
-            assert (row["proof"]["body"] is not None) is (row["offset"] == COMPRESSED)
+            assert (row["proof"]["body"] is not None) is (row["offset"] == first_of(COMPRESSED))
 
 
 def test_files_lie_by_topic_and_day_where_other_tools_find_each_row_once(
@@ -191,9 +198,10 @@ def test_an_archived_batch_is_proved_without_the_cluster(
     """Each of them, also what was compressed."""
     archive = Archive(str(archived.directory))
     for partition in range(2):
-        for offset in range(BATCHES):
+        for offset in range(first_of(BATCHES)):
             proof = prove_archived(archive, archived.keys, VALIDATED, partition, offset)
             assert verify(proof, archived.keys).producer_name == "alice"
+            assert offset in range(proof.offset, proof.offset + EVENTS_EACH)
     (tmp_path / "proof.json").write_bytes(proof.render())
 
     said = quorate("verify", tmp_path / "proof.json", "--cluster-key", archived.keys_file)
@@ -207,18 +215,17 @@ def test_an_archived_event_is_proved_without_its_neighbours(
 ) -> None:
     archive = Archive(str(archived.directory))
 
-    for offset in range(BATCHES):
-        proof = prove_archived(archive, archived.keys, VOTES, 0, offset, 3)
-        assert verify(proof, archived.keys).event == event_of(VOTES, 0, offset, 3)
+    for number in range(BATCHES):
+        offset = first_of(number) + 3
+        proof = prove_archived(archive, archived.keys, VOTES, 0, offset)
+        verdict = verify(proof, archived.keys)
+        assert (verdict.event, verdict.offset) == (event_of(VOTES, 0, number, 3), offset)
         assert proof.body is None
-
-    with pytest.raises(LocalProtocolError, match="say which one is to be proved, 0 to 4"):
-        prove_archived(archive, archived.keys, VOTES, 0, 0)
     assert prove_archived(archive, archived.keys, VOTES, 0, 0, whole=True).body is not None
 
 
 def test_an_archive_proves_on_the_command_line(archived: Archived, tmp_path: Path) -> None:
-    command = ("prove", VOTES, 0, 1, "--event", 2, "--archive", archived.directory)
+    command = ("prove", VOTES, 0, first_of(1) + 2, "--archive", archived.directory)
 
     proved = quorate(*command, "--cluster-key", archived.keys_file)
 
@@ -233,16 +240,16 @@ def test_what_cannot_be_proved_is_said_in_a_sentence(archived: Archived, tmp_pat
         prove_archived(Archive(str(tmp_path)), archived.keys, VALIDATED, 0, 0)
     with pytest.raises(LocalProtocolError, match="has no rows of 'nope'"):
         archive.dataset("nope")
-    with pytest.raises(LocalProtocolError, match="'crash' was not validated when it was archived"):
+    with pytest.raises(
+        LocalProtocolError, match="nothing leads from offset 0 of partition 0 of 'crash'"
+    ):
         prove_archived(archive, archived.keys, CRASH, 0, 0)
-    with pytest.raises(LocalProtocolError, match="has no batch at offset 99 of partition 1"):
+    with pytest.raises(LocalProtocolError, match="has no event at offset 99 of partition 1"):
         prove_archived(archive, archived.keys, VALIDATED, 1, 99)
-    with pytest.raises(LocalProtocolError, match="event_proofs = false"):
-        prove_archived(archive, archived.keys, VALIDATED, 1, 0, 2)
 
 
 def change(directory: Path, topic: str, offset: int, column: str, change: Any) -> None:
-    """Somebody writes a file of the archive again, with other values in a column of one batch."""
+    """Somebody writes a file of the archive again, with another value in a column of one event."""
     for file in (directory / f"topic={topic}").rglob("0-*.parquet"):
         table = parquet.ParquetFile(file).read()
         at, field = table.schema.get_field_index(column), table.schema.field(column)
@@ -263,7 +270,8 @@ def change(directory: Path, topic: str, offset: int, column: str, change: Any) -
         ("checkpoint", lambda value: value + 1),
         ("proof", lambda proof: {**proof, "sequence": proof["sequence"] + 1}),
         ("proof", lambda proof: {**proof, "seal": bytes(len(proof["seal"]))}),
-        ("proof", lambda proof: {**proof, "range": 5}),
+        ("proof", lambda proof: {**proof, "range": first_of(5)}),
+        ("proof", lambda proof: {**proof, "number": proof["number"] + 1}),
         ("proof", lambda proof: {**proof, "range": 99}),
     ],
 )
@@ -272,14 +280,14 @@ def test_a_row_that_was_changed_does_not_verify_and_is_named(
 ) -> None:
     copy = tmp_path / "archive"
     shutil.copytree(archived.directory, copy)
-    change(copy, VALIDATED, 1, column, other)
+    change(copy, VALIDATED, first_of(1), column, other)
     archive = Archive(str(copy))
 
     with pytest.raises(
-        ArchiveError, match=r"at offset 1 of partition 0 of 'validated' in .* is not what was order"
+        ArchiveError, match=r"at offset 7 of partition 0 of 'validated' in .* is not what was order"
     ):
-        prove_archived(archive, archived.keys, VALIDATED, 0, 1)
-    prove_archived(archive, archived.keys, VALIDATED, 0, 3)
+        prove_archived(archive, archived.keys, VALIDATED, 0, 7)
+    prove_archived(archive, archived.keys, VALIDATED, 0, first_of(3))
 
 
 def test_a_row_that_is_missing_is_noticed(archived: Archived, tmp_path: Path) -> None:
@@ -291,7 +299,7 @@ def test_a_row_that_is_missing_is_noticed(archived: Archived, tmp_path: Path) ->
         parquet.write_table(table.filter(pyarrow.array(keep)), file)
 
     with pytest.raises(ArchiveError, match="some are missing, or there twice"):
-        prove_archived(Archive(str(copy)), archived.keys, VALIDATED, 0, 1)
+        prove_archived(Archive(str(copy)), archived.keys, VALIDATED, 0, first_of(1))
 
 
 def test_files_that_are_merged_have_the_rows_and_their_proofs(
@@ -311,26 +319,26 @@ def test_files_that_are_merged_have_the_rows_and_their_proofs(
     assert {str(path.relative_to(copy)) for path in copy.glob("topic=*/*/*.parquet")} == {
         file.path for file in after.files
     }
-    for offset in range(BATCHES):
-        prove_archived(archive, archived.keys, VALIDATED, 0, offset)
+    for number in range(BATCHES):
+        prove_archived(archive, archived.keys, VALIDATED, 0, first_of(number))
 
 
 # Without a cluster: where a driver may be killed, and what is left out
 
 
 def rows(
-    offsets: range, *, days: int = 0, topic: str = "t", partition: int = 0
+    batches: range, *, days: int = 0, topic: str = "t", partition: int = 0
 ) -> pyarrow.RecordBatch:
-    """Two rows for each offset, ordered so many days after the first day."""
+    """Batches of two events each, ordered so many days after the first day."""
     schema = arrow_schema(proofs=True)
     listed: list[dict[str, Any]] = [
         {
-            "key": None, "value": b"%d %d" % (offset, index), "headers": [], "timestamp": TIME_US,
-            "urgent": False, "topic": topic, "partition": partition, "offset": offset,
+            "key": None, "value": b"%d %d" % (batch, index), "headers": [], "timestamp": TIME_US,
+            "urgent": False, "topic": topic, "partition": partition, "offset": 2 * batch + index,
             "index": index, "producer": "alice",
-            "proof": None if index else {"ordered": TIME_US + days * DAY_US, "sequence": offset},
+            "proof": None if index else {"ordered": TIME_US + days * DAY_US, "sequence": batch},
         }
-        for offset in offsets
+        for batch in batches
         for index in range(2)
     ]  # fmt: skip
     return pyarrow.RecordBatch.from_pylist(listed, schema)
@@ -347,28 +355,78 @@ def offsets_in(directory: Path) -> list[tuple[int, int]]:
     return [(row["offset"], row["index"]) for row in rows_of(directory)]
 
 
-def both(offsets: range) -> list[tuple[int, int]]:
-    return [(offset, index) for offset in offsets for index in range(2)]
+def both(batches: range) -> list[tuple[int, int]]:
+    return [(2 * batch + index, index) for batch in batches for index in range(2)]
+
+
+def settled(payloads: list[bytes], *, offset: int = 14) -> list[Settled]:
+    """These batches under one checkpoint, from this offset on; all say that they have two events"""
+    leaves = [leaf_hash(payload) for payload in payloads]
+    runs = [range(3, 5), range(20, 18 + len(payloads))]
+    proof = RangeProof(40, runs, leaves, [leaf_hash(b"")], "a checkpoint")
+    return [
+        Settled(
+            offset + 2 * at, offset + 2 * at + 2, 1, at, TIME_US, payload, b"", leaf, 40,
+            None if at else proof,
+        )
+        for at, (payload, leaf) in enumerate(zip(payloads, chain(*runs), strict=True))
+    ]  # fmt: skip
+
+
+PAIR = encode([Event(None, b"one", (), TIME_US), Event(None, b"two", (), TIME_US)])
+MALFORMED = Header.of(2, 0, 8).encode() + b"no columns"
 
 
 def test_what_leads_to_a_checkpoint_is_kept_by_the_first_batch_that_has_rows() -> None:
-    """The producers of batches 7 and 9 published something that is none."""
-    batch = encode([Event(None, b"one", (), TIME_US), Event(None, b"two", (), TIME_US)])
-    payloads = [b"no batch", batch, b"none either", batch]
-    leaves = [leaf_hash(payload) for payload in payloads]
-    proof = RangeProof(40, [range(3, 5), range(20, 22)], leaves, [leaf_hash(b"")], "a checkpoint")
-    settled = [
-        Settled(7 + at, 1, at, TIME_US, payload, b"", leaf, 40, None if at else proof)
-        for at, (payload, leaf) in enumerate(zip(payloads, (3, 4, 20, 21), strict=True))
-    ]
+    batches = settled([MALFORMED, PAIR, MALFORMED, PAIR])
 
-    (made,) = Rows("t", 0, str, proofs=True).of(settled)
+    (made,) = Rows("t", 0, range(14, 22), str, proofs=True).of(batches)
 
-    eighth, _, tenth, _ = made["proof"].to_pylist()
+    second, _, fourth, _ = made["proof"].to_pylist()
+    leaves = b"".join(leaf_hash(payload) for payload in (MALFORMED, PAIR, MALFORMED, PAIR))
+    assert made["offset"].to_pylist() == [16, 17, 20, 21]
     assert made["index"].to_pylist() == [0, 1, 0, 1]
-    assert (eighth["range"], eighth["first"], eighth["leaves"]) == (8, 7, b"".join(leaves))
-    assert eighth["runs"] == [{"leaf": 3, "count": 2}, {"leaf": 20, "count": 2}]
-    assert (tenth["range"], tenth["runs"], tenth["note"]) == (8, None, None)
+    assert (second["range"], second["number"], second["leaves"]) == (16, 1, leaves)
+    assert second["runs"] == [{"leaf": 3, "count": 2}, {"leaf": 20, "count": 2}]
+    assert (fourth["range"], fourth["number"]) == (16, 3)
+    assert (fourth["runs"], fourth["note"]) == (None, None)
+
+
+@pytest.mark.parametrize("proofs", [False, True])
+def test_stretches_that_meet_anywhere_have_the_rows_of_the_whole_each_once(proofs: bool) -> None:
+    """Readers are given whole batches; with proofs, a batch goes to who has its last event."""
+    batches = settled([PAIR, MALFORMED, PAIR, PAIR, PAIR])
+
+    def rows_of(*bounds: int) -> list[dict[str, Any]]:
+        return [
+            row
+            for stretch in starmap(range, pairwise(bounds))
+            for part in Rows("t", 0, stretch, str, proofs=proofs).of(
+                [
+                    each
+                    for each in batches
+                    if each.offset < stretch.stop and each.end > stretch.start
+                ]
+            )
+            for row in part.drop_columns(["proof"] if proofs else []).to_pylist()
+        ]
+
+    whole = rows_of(14, 24)
+    assert [row["offset"] for row in whole] == [14, 15, 18, 19, 20, 21, 22, 23]
+    for at, also in combinations(range(15, 24), 2):
+        assert rows_of(14, at, also, 24) == whole
+    if not proofs:
+        assert rows_of(15, 21) == whole[1:5]
+
+
+def test_an_archive_of_the_first_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    added(tmp_path, rows(range(2)))
+    (entry,) = tmp_path.glob("_archive/log/*.json")
+    entry.write_bytes(entry.read_bytes().replace(b'"version":2,', b""))
+
+    sentence = "is of version 1, and this program reads version 2: archive the topics again"
+    with pytest.raises(ArchiveError, match=sentence):
+        Archive(str(tmp_path)).table()
 
 
 def test_a_batch_that_comes_again_is_left_out(tmp_path: Path) -> None:
@@ -377,13 +435,13 @@ def test_a_batch_that_comes_again_is_left_out(tmp_path: Path) -> None:
     added(tmp_path, rows(range(3, 5)))
 
     assert offsets_in(tmp_path) == both(range(5))
-    assert Archive(str(tmp_path)).view().next == {"t": {0: 5}}
+    assert Archive(str(tmp_path)).view().next == {"t": {0: 10}}
 
 
 def test_a_checkpoint_of_another_archive_is_refused(tmp_path: Path) -> None:
     added(tmp_path, rows(range(3)))
 
-    with pytest.raises(ConfigError, match="ends at offset 3 of partition 0 of 't', in the middle"):
+    with pytest.raises(ConfigError, match="ends at offset 6 of partition 0 of 't', in the middle"):
         added(tmp_path, rows(range(5)))
     assert offsets_in(tmp_path) == both(range(3))
 
@@ -394,8 +452,8 @@ def test_rows_go_by_the_day_of_their_batch_wherever_spark_divides_them(tmp_path:
     files = added(tmp_path, whole.slice(0, 1), whole.slice(1, 4), whole.slice(5))
 
     assert [(file.date, file.first, file.last, file.rows) for file in files] == [
-        ("2023-11-14", 0, 1, 4),
-        ("2023-11-15", 2, 3, 4),
+        ("2023-11-14", 0, 3, 4),
+        ("2023-11-15", 4, 7, 4),
     ]
     assert offsets_in(tmp_path) == both(range(4))
 
@@ -523,4 +581,4 @@ def test_the_log_does_not_grow_without_end(tmp_path: Path) -> None:
 
     archive = Archive(str(tmp_path))
     assert archive.numbers() == [*range(WHOLE_EVERY, count)]
-    assert [file.first for file in archive.view().files] == [*range(count)]
+    assert [file.first for file in archive.view().files] == [*range(0, 2 * count, 2)]

@@ -136,11 +136,15 @@ def rewrite(directory: Path, topic: str, change: Callable[[pyarrow.Table], pyarr
 
 
 def with_column(name: str, other: Callable[[int, int, Any], Any]) -> Any:
-    """Another value in this column, by offset and index."""
+    """Another value in this column, by number of the batch and index."""
 
     def change(table: pyarrow.Table) -> pyarrow.Table:
-        columns = (table[each].to_pylist() for each in ("offset", "index", name))
-        values = [other(*row) for row in zip(*columns, strict=True)]
+        values = [
+            other(*batch_and_index(offset, index), value)
+            for offset, index, value in zip(
+                *(table[each].to_pylist() for each in ("offset", "index", name)), strict=True
+            )
+        ]
         at, field = table.schema.get_field_index(name), table.schema.field(name)
         return table.set_column(at, field, pyarrow.array(values, field.type))
 
@@ -148,24 +152,34 @@ def with_column(name: str, other: Callable[[int, int, Any], Any]) -> Any:
 
 
 def without(is_gone: Callable[[int, int], bool]) -> Any:
-    """Some rows are removed, by offset and index."""
+    """Some rows are removed, by number of the batch and index."""
 
     def change(table: pyarrow.Table) -> pyarrow.Table:
         places = zip(table["offset"].to_pylist(), table["index"].to_pylist(), strict=True)
-        return table.filter(pyarrow.array([not is_gone(*place) for place in places]))
+        kept = [not is_gone(*batch_and_index(*place)) for place in places]
+        return table.filter(pyarrow.array(kept))
 
     return change
 
 
-def exchanged(offset: int, _: int, __: Any) -> int:
+def batch_and_index(offset: int, index: int) -> tuple[int, int]:
+    return (offset - index) // EVENTS_EACH, index
+
+
+def exchanged(number: int, index: int, _: Any) -> int:
     """Batches 1 and 2 in each other's place."""
-    return {1: 2, 2: 1}.get(offset, offset)
+    return first_of({1: 2, 2: 1}.get(number, number)) + index
+
+
+def first_of(number: int) -> int:
+    """The offset of the first event of a batch."""
+    return number * EVENTS_EACH
 
 
 def other_proof(at: int, **fields: Any) -> Any:
     return with_column(
         "proof",
-        lambda offset, _, proof: {**proof, **fields} if offset == at and proof else proof,
+        lambda number, _, proof: {**proof, **fields} if number == at and proof else proof,
     )
 
 
@@ -212,7 +226,7 @@ def other_proof(at: int, **fields: Any) -> Any:
         ),
         pytest.param("sealed", other_proof(3, sequence=9), {"altered-payload": [3]}, id="number"),
         pytest.param(
-            "sealed", other_proof(3, seal=bytes(274)), {"altered-payload": [3]}, id="seal"
+            "sealed", other_proof(3, seal=bytes(288)), {"altered-payload": [3]}, id="seal"
         ),
         pytest.param("sealed", other_proof(3, range=99), {"wrong-position": [3]}, id="range"),
         pytest.param("sealed", other_proof(0, note="none"), {"bad-checkpoint": [0]}, id="note"),
@@ -228,7 +242,8 @@ def test_what_was_changed_in_an_archive_is_found_where_it_is(
     findings = look_into(audited, copy, topic)
 
     assert kinds(findings) == {
-        (kind, ARCHIVE): [(topic, offset) for offset in offsets] for kind, offsets in found.items()
+        (kind, ARCHIVE): [(topic, first_of(number)) for number in numbers]
+        for kind, numbers in found.items()
     }
 
 
@@ -291,7 +306,7 @@ def test_an_archive_in_which_much_was_changed_is_reported_party_by_party(
     of_archive, of_alice, note, verdict = ended.lines
     assert of_archive.startswith(
         "the archive (archive): altered-payload 4 times on plain, gap on proved, wrong-position 2 "
-        "times on sealed; the archive has other bytes than were agreed on at offset 1 of"
+        "times on sealed; the archive has other bytes than were agreed on at offset 3 of"
     )
     assert of_alice.startswith("alice (client): nothing found in ")
     assert note.startswith("Note: 'crash' has batches that lead to no checkpoint")
@@ -307,7 +322,7 @@ def test_an_archive_in_which_much_was_changed_is_reported_party_by_party(
         ("gap", 1),
         ("wrong-position", 2),
     ]
-    assert rows[0]["findings"][0]["examples"][0]["offset"] == 1
+    assert rows[0]["findings"][0]["examples"][0]["offset"] == first_of(1)
 
 
 # Replicas

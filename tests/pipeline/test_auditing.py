@@ -5,14 +5,18 @@ from functools import reduce
 from itertools import groupby
 from pathlib import Path
 
+import pytest
+
 from quorate.core.batch import encode
 from quorate.core.contract import Contract
+from quorate.core.errors import RemoteProtocolError
 from quorate.core.event import Event
+from quorate.core.header import NO_ROOT
 from quorate.core.ids import MemberId, NodeId, node_of, topic_id
 from quorate.core.ordering import Line
 from quorate.crypto.checkpoint import Cosignature, Cosigner, Head, cosigned_bytes, log_origin
 from quorate.crypto.checkpoint import render as render_checkpoint
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import descriptor, digest_of
 from quorate.crypto.evidence import Keys, verify_evidence
 from quorate.crypto.identity import Identity
 from quorate.crypto.merkle import Hash, Tree, runs_proof
@@ -21,10 +25,11 @@ from quorate.pipeline.archive import Archive
 from quorate.pipeline.archiving import Archiver, stage
 from quorate.pipeline.auditing import ARCHIVE, FileAudit, KeyRing, Looked, follow_on, two_heads
 from quorate.pipeline.auditing import two_trees as trees_apart
+from quorate.pipeline.proofs import payload_of as rebuilt
 from quorate.pipeline.rows import Rows
 from quorate.protocol.auditing.findings import Finding, Findings
 from quorate.protocol.ordering.ranges import RangeProof, Settled
-from quorate.protocol.ordering.value import leaves_of
+from quorate.protocol.ordering.value import leaves_of, offsets_of
 from quorate.runtime.local import make_local_cluster
 
 TOPIC = "t"
@@ -65,16 +70,24 @@ class Quorum:
 
 
 def payload_of(
-    number: int, partition: int = 0, *, signer: Identity | None = None, events: int = 2
+    number: int,
+    partition: int = 0,
+    *,
+    signer: Identity | None = None,
+    salt: bytes = b"",
+    root: bytes = NO_ROOT,
 ) -> bytes:
-    """Batch `number` of alice, which says that it has so many events; it has two."""
+    """Batch `number` of alice, which has two events, and the tree of events that it says it has."""
     signer = signer or LOCAL.identities["alice"]
-    body = encode([Event(None, b"%d %d" % (number, each), (), TIME_US) for each in range(2)])
     place = Place(CLUSTER.full_name, TOPIC, partition, ALICE, 1)
     return sealed(
-        place, number, body, events=events, time_us=TIME_US,
+        place, number, basic(number), time_us=TIME_US, salt=salt, root=root,
         public_key=signer.public.sign_key, sign=signer.sign,
     )  # fmt: skip
+
+
+def basic(number: int) -> bytes:
+    return encode([Event(None, b"%d %d" % (number, each), (), TIME_US) for each in range(2)])
 
 
 def ordered(
@@ -83,17 +96,18 @@ def ordered(
     """These batches as they come out of the order log, under the checkpoint after them."""
     publisher: NodeId = node_of(ALICE, 1)
     line, at = Line(publisher, topic_id(TOPIC), partition), quorum.tree.size
-    digests = [*map(digest, payloads)]
-    leaves = leaves_of(line, first, offset, TIME_US, digests)
+    described = [*map(descriptor, payloads)]
+    leaves = leaves_of(line, first, offset, TIME_US, described)
     for leaf in leaves:
         quorum.tree.append(leaf)
     size, runs = quorum.tree.size, [range(at, quorum.tree.size)]
     path = runs_proof(lambda level, number: quorum.nodes[level, number], runs, size)
     proof = RangeProof(size, runs, leaves, path, quorum.checkpoint())
+    bounds = offsets_of(offset, described)
     return [
         Settled(
-            offset + number, publisher, first + number, TIME_US, payload, digests[number],
-            at + number, size, None if number else proof,
+            bounds[number], bounds[number + 1], publisher, first + number, TIME_US, payload,
+            digest_of(described[number]), at + number, size, None if number else proof,
         )
         for number, payload in enumerate(payloads)
     ]  # fmt: skip
@@ -102,7 +116,8 @@ def ordered(
 def archive(directory: Path, *parts: list[Settled], partition: int = 0) -> None:
     archiver = Archiver(str(directory))
     for part in parts:
-        rows = Rows(TOPIC, partition, CLUSTER.name_of, proofs=True).of(part)
+        stretch = range(part[0].offset, part[-1].end)
+        rows = Rows(TOPIC, partition, stretch, CLUSTER.name_of, proofs=True).of(part)
         archiver.add([*stage(str(directory), archiver.settle().next, rows)])
 
 
@@ -129,7 +144,7 @@ def forks(looked: list[Looked]) -> list[Finding]:
 def test_what_one_quorum_signed_is_sound_however_often_it_signed(tmp_path: Path) -> None:
     quorum, findings = Quorum(), Findings()
     parts = [
-        ordered(quorum, at, [payload_of(at + each + 1) for each in range(3)], at + 1)
+        ordered(quorum, 2 * at, [payload_of(at + each + 1) for each in range(3)], at + 1)
         for at in range(0, 12, 3)
     ]
     archive(tmp_path, *parts)
@@ -147,7 +162,7 @@ def test_checkpoints_that_do_not_extend_each_other_are_found(tmp_path: Path) -> 
     one, other, findings = Quorum(), Quorum(), Findings()
     first = ordered(one, 0, [payload_of(number) for number in (1, 2, 3, 4)], 1)
     ordered(other, 0, [payload_of(number) for number in (5, 6, 7, 8)], 5)
-    second = ordered(other, 4, [payload_of(5), payload_of(6)], 5)
+    second = ordered(other, 8, [payload_of(5), payload_of(6)], 5)
     archive(tmp_path, first, second)
 
     looked = looked_into(tmp_path, findings)
@@ -173,19 +188,43 @@ def test_who_signed_two_checkpoints_of_one_size_is_named_with_evidence(tmp_path:
         assert verify_evidence(finding.evidence, Keys.of(CLUSTER)).name == finding.who
 
 
-def test_a_producer_that_signed_a_wrong_number_of_events_is_named_with_evidence(
+def test_a_producer_that_signed_another_tree_of_events_is_named_with_evidence(
     tmp_path: Path,
 ) -> None:
     findings = Findings()
-    archive(tmp_path, ordered(Quorum(), 0, [payload_of(1), payload_of(2, events=3)], 1))
+    false = payload_of(2, salt=bytes(32), root=b"another".ljust(32))
+    archive(tmp_path, ordered(Quorum(), 0, [payload_of(1), false], 1))
 
     looked_into(tmp_path, findings)
 
-    assert kinds(findings) == [("false-seal", "alice", 1)]
+    assert kinds(findings) == [("malformed", "alice", 2)]
     (pile,) = findings
     evidence = pile.examples[0].evidence
     assert evidence is not None
     assert verify_evidence(evidence, Keys.of(CLUSTER)).name == "alice"
+
+
+def test_basic_batches_of_a_validated_topic_are_archived_and_sound(tmp_path: Path) -> None:
+    findings = Findings()
+    compressed = encode([Event(None, b"long" * 100, (), TIME_US)] * 2, compression="zstd")
+    archive(tmp_path, ordered(Quorum(), 0, [payload_of(1), basic(2), compressed], 1))
+
+    (looked,) = looked_into(tmp_path, findings)
+
+    assert kinds(findings) == []
+    assert (looked.batches, looked.events, looked.unproved) == (3, 6, 0)
+
+
+def test_rows_are_not_taken_for_a_batch_whose_signed_header_says_otherwise() -> None:
+    (two,) = Rows(TOPIC, 0, range(2), CLUSTER.name_of, proofs=True).of(
+        ordered(Quorum(), 0, [payload_of(1)], 1)
+    )
+    kept = two["proof"][0].as_py()
+
+    assert kept["body"] is None
+    assert rebuilt(kept, two) == payload_of(1)
+    with pytest.raises(RemoteProtocolError, match="not what the header says that was signed"):
+        rebuilt(kept, two.slice(0, 1))
 
 
 def test_a_seal_of_another_place_that_was_ordered_all_the_same_is_found(tmp_path: Path) -> None:
@@ -194,7 +233,7 @@ def test_a_seal_of_another_place_that_was_ordered_all_the_same_is_found(tmp_path
 
     looked_into(tmp_path, findings)
 
-    assert kinds(findings) == [("bad-seal", "", 1)]
+    assert kinds(findings) == [("bad-seal", "", 2)]
 
 
 def test_numbers_that_are_left_out_or_come_again_are_found(tmp_path: Path) -> None:
@@ -202,13 +241,13 @@ def test_numbers_that_are_left_out_or_come_again_are_found(tmp_path: Path) -> No
     archive(
         tmp_path,
         ordered(quorum, 0, [payload_of(1), payload_of(2)], 1),
-        ordered(quorum, 2, [payload_of(5)], 5),
-        ordered(quorum, 3, [payload_of(5)], 5),
+        ordered(quorum, 4, [payload_of(5)], 5),
+        ordered(quorum, 6, [payload_of(5)], 5),
     )
 
     looked_into(tmp_path, findings)
 
-    assert kinds(findings) == [("broken-history", "", 2), ("broken-history", "", 3)]
+    assert kinds(findings) == [("broken-history", "", 4), ("broken-history", "", 6)]
     (pile,) = findings
     assert "has batch 5 of alice where 3 is the next" in pile.examples[0].sentence
 
@@ -216,12 +255,28 @@ def test_numbers_that_are_left_out_or_come_again_are_found(tmp_path: Path) -> No
 def test_a_stretch_that_was_never_archived_is_a_gap_and_no_broken_line(tmp_path: Path) -> None:
     quorum, findings = Quorum(), Findings()
     first = ordered(quorum, 0, [payload_of(1)], 1)
-    ordered(quorum, 1, [payload_of(2), payload_of(3)], 2)
-    archive(tmp_path, first, ordered(quorum, 3, [payload_of(4)], 4))
+    ordered(quorum, 2, [payload_of(2), payload_of(3)], 2)
+    archive(tmp_path, first, ordered(quorum, 6, [payload_of(4)], 4))
 
     looked_into(tmp_path, findings)
 
-    assert kinds(findings) == [("gap", ARCHIVE, 1)]
+    assert kinds(findings) == [("gap", ARCHIVE, 2)]
+
+
+def test_malformed_batches_where_files_meet_are_no_gap(tmp_path: Path) -> None:
+    """Whoever publishes something that holds no events has no archive accused."""
+    quorum, findings = Quorum(), Findings()
+    malformed = basic(9)[:-1]
+    archive(
+        tmp_path,
+        ordered(quorum, 0, [payload_of(1), malformed], 1),
+        ordered(quorum, 4, [malformed, payload_of(4)], 3),
+    )
+
+    looked = looked_into(tmp_path, findings)
+
+    assert [(each.first, each.last) for each in looked] == [(0, 1), (6, 7)]
+    assert kinds(findings) == []
 
 
 def test_another_key_than_the_pinned_one_is_a_note_since_it_may_have_been_one(

@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,10 @@ from quorate.runtime.local import OPERATOR
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VALIDATED, CRASH, CLOSED = "validated", "crash", "closed"
+VALIDATED, MIXED, CRASH, CLOSED = "validated", "mixed", "crash", "closed"
 TOPICS: dict[str, dict[str, object]] = {
     VALIDATED: {"order": "total", "validated": True, "partitions": 2},
+    MIXED: {"order": "total", "validated": True},
     CRASH: {"order": "total", "protection": "crash"},
     CLOSED: {"order": "total", "subscribe": ["alice"]},
     "live": {"broadcast": "vote"},
@@ -35,6 +37,7 @@ TOPICS: dict[str, dict[str, object]] = {
 BATCHES, EVENTS_EACH = 12, 10
 # Those go to f + 1 stores only.
 LARGE = range(3, BATCHES, 4)
+END = BATCHES * EVENTS_EACH
 TIME_US = 1_700_000_000_000_000
 
 
@@ -81,7 +84,7 @@ def test_where_partitions_end_is_asked_for_all_at_once_so_that_none_is_behind_th
         async with Patient(cluster.directory, "bob", 3) as reader:
             return await bounds_of(reader, (VALIDATED, CRASH), "end")
 
-    assert asyncio.run(ends()) == {VALIDATED: {"0": BATCHES, "1": BATCHES}, CRASH: {"0": BATCHES}}
+    assert asyncio.run(ends()) == {VALIDATED: {"0": END, "1": END}, CRASH: {"0": END}}
 
 
 def reading(spark: "SparkSession", at: TestCluster, /, **options: str) -> "DataFrame":
@@ -90,7 +93,7 @@ def reading(spark: "SparkSession", at: TestCluster, /, **options: str) -> "DataF
 
 
 def in_order(frame: "DataFrame") -> list[Any]:
-    return frame.orderBy("partition", "offset", "index").collect()
+    return frame.orderBy("partition", "offset").collect()
 
 
 def expected(partition: int, numbers: range) -> list[Event]:
@@ -118,15 +121,12 @@ def test_rows_are_the_events_in_their_places(spark: "SparkSession", cluster: Tes
 
     assert as_events(rows) == expected(0, range(BATCHES)) + expected(1, range(BATCHES))
     places = [(row.partition, row.offset, row["index"]) for row in rows]
-    assert places == [
-        (p, offset, index)
-        for p in range(2)
-        for offset in range(BATCHES)
-        for index in range(EVENTS_EACH)
-    ]
+    assert places == [(p, offset, offset % EVENTS_EACH) for p in range(2) for offset in range(END)]
     assert {(row.topic, row.producer) for row in rows} == {(VALIDATED, "alice")}
     # A batch has one digest and one place in the order log, and a checkpoint covers it.
-    proofs = {(row.partition, row.offset, bytes(row.digest), row.position) for row in rows}
+    proofs = {
+        (row.partition, row.offset // EVENTS_EACH, bytes(row.digest), row.position) for row in rows
+    }
     assert len(proofs) == len({position for *_, position in proofs}) == 2 * BATCHES
     assert all(row.position < row.checkpoint for row in rows)
 
@@ -142,16 +142,17 @@ def test_a_frame_begins_and_ends_where_it_is_told(
     spark: "SparkSession", cluster: TestCluster
 ) -> None:
     whole = reading(
-        spark, cluster, batches_per_task="2",
-        start=json.dumps({VALIDATED: {0: 2, 1: BATCHES}}), until=json.dumps({VALIDATED: {0: 7}}),
+        spark, cluster, rows_per_task="17",
+        start=json.dumps({VALIDATED: {0: 23, 1: END}}), until=json.dumps({VALIDATED: {0: 71}}),
     )  # fmt: skip
 
-    assert as_events(in_order(whole)) == expected(0, range(2, 7))
+    # Also where that is inside of batches.
+    assert as_events(in_order(whole)) == expected(0, range(BATCHES))[23:71]
     # Partition 1 ends at its beginning, and partition 0 is shared by three tasks.
     assert whole.rdd.getNumPartitions() == 3
     later = datetime.now(UTC).isoformat()
     assert reading(spark, cluster, start=later).count() == 0
-    assert reading(spark, cluster, until=later).count() == 2 * BATCHES * EVENTS_EACH
+    assert reading(spark, cluster, until=later).count() == 2 * END
 
 
 def test_a_program_may_want_fewer_columns(spark: "SparkSession", cluster: TestCluster) -> None:
@@ -161,20 +162,20 @@ def test_a_program_may_want_fewer_columns(spark: "SparkSession", cluster: TestCl
     frame = reader.schema("value binary, offset bigint").load()
 
     assert frame.columns == ["value", "offset"]
-    assert frame.where("offset = 1").count() == 2 * EVENTS_EACH
+    assert frame.where("offset < 7").count() == 2 * 7
 
 
 def test_a_stream_reads_so_many_rows_at_a_time_and_each_once(
     spark: "SparkSession", cluster: TestCluster, tmp_path: Path
 ) -> None:
-    batches: list[list[tuple[int, int, int]]] = []
+    batches: list[list[tuple[int, int]]] = []
 
     def keep(frame: "DataFrame", _: int) -> None:
-        rows = frame.select("partition", "offset", "index").collect()
+        rows = frame.select("partition", "offset").collect()
         batches.append([tuple(row) for row in rows])
 
     given = {"cluster": str(cluster.directory), "identity": "bob", "topics": VALIDATED}
-    stream = spark.readStream.format("quorate").options(max_rows="60", **given).load()
+    stream = spark.readStream.format("quorate").options(max_rows="48", **given).load()
     query = (
         stream.writeStream.foreachBatch(keep)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -183,9 +184,31 @@ def test_a_stream_reads_so_many_rows_at_a_time_and_each_once(
     )
     query.awaitTermination()
 
-    assert [len(batch) for batch in batches] == [60] * (2 * BATCHES * EVENTS_EACH // 60)
+    # To the event, wherever batches end.
+    assert [len(batch) for batch in batches] == [48] * (2 * END // 48)
     seen = [place for batch in batches for place in batch]
-    assert len(seen) == len(set(seen)) == 2 * BATCHES * EVENTS_EACH
+    assert len(seen) == len(set(seen)) == 2 * END
+
+
+def test_of_a_validated_topic_those_events_are_read_that_were_signed_or_all(
+    spark: "SparkSession", cluster: TestCluster
+) -> None:
+    values = [[b"signed"] * 2, [b"basic"] * 3, [b"signed again"]]
+
+    async def publish() -> None:
+        async with Producer(cluster.directory, "alice") as producer:
+            for at, batch in enumerate(values):
+                await producer.update_topology([] if at == 1 else [MIXED])
+                await producer.send_values(MIXED, batch)
+
+    asyncio.run(publish())
+    signed = in_order(reading(spark, cluster, topics=MIXED))
+    every = in_order(reading(spark, cluster, topics=MIXED, validate="false"))
+
+    assert [(row.offset, bytes(row.value)) for row in every] == [*enumerate(chain(*values))]
+    assert [row.offset for row in every if row.digest is None] == [2, 3, 4]
+    assert all(row.position < row.checkpoint for row in every)
+    assert [row[:-1] for row in signed] == [row[:-1] for row in every if row.digest is not None]
 
 
 def test_a_lying_replica_changes_no_row(spark: "SparkSession", cluster: TestCluster) -> None:
@@ -199,10 +222,10 @@ def test_rows_that_do_not_verify_fail_are_left_out_or_kept_aside(
     spark: "SparkSession", cluster: TestCluster, tmp_path: Path
 ) -> None:
     """Whoever has large batches has something else in their place: more than the cluster stands."""
-    impatient = {"patience_s": "0.1", "start": json.dumps({VALIDATED: {1: BATCHES}})}
+    impatient = {"patience_s": "0.1", "start": json.dumps({VALIDATED: {1: END}})}
     small = [number for number in range(BATCHES) if number not in LARGE]
     with corrupted(cluster, LARGE):
-        with pytest.raises(Exception, match=r"no replica gives the batch at offset 3 of partitio"):
+        with pytest.raises(Exception, match=r"no replica gives the batch at offset 30 of partiti"):
             reading(spark, cluster, **impatient).count()
         dropped = in_order(reading(spark, cluster, on_unverified="drop", **impatient))
         aside = str(tmp_path / "aside")
@@ -210,12 +233,12 @@ def test_rows_that_do_not_verify_fail_are_left_out_or_kept_aside(
             reading(spark, cluster, on_unverified="quarantine", quarantine=aside, **impatient)
         )
 
-    assert sorted({row.offset for row in dropped}) == small
+    assert sorted({row.offset // EVENTS_EACH for row in dropped}) == small
     assert as_events(dropped) == [e for n in small for e in expected(0, range(n, n + 1))]
     assert kept == dropped
     files = {path.name for path in (tmp_path / "aside").iterdir()}
-    assert files == {f"{VALIDATED}-0-{number}.jsonl" for number in LARGE}
-    first = (tmp_path / "aside" / f"{VALIDATED}-0-3.jsonl").read_text().splitlines()[0]
+    assert files == {f"{VALIDATED}-0-{number * EVENTS_EACH}.jsonl" for number in LARGE}
+    first = (tmp_path / "aside" / f"{VALIDATED}-0-30.jsonl").read_text().splitlines()[0]
     assert json.loads(first)["sent"]
 
 
@@ -224,7 +247,7 @@ def test_rows_that_do_not_verify_fail_are_left_out_or_kept_aside(
     [
         ({"topics": "nope"}, "has no topic 'nope'; it has"),
         ({"topics": CLOSED}, "bob may not subscribe to 'closed'"),
-        ({"start": '{"validated": {"0": 99}}'}, "offset 99 of partition 0 of 'validated'"),
+        ({"start": '{"validated": {"0": 999}}'}, "offset 999 of partition 0 of 'validated'"),
         ({"verify": "no"}, "there is no option 'verify' for reading from a topic; allowed are"),
         ({"cluster": "elsewhere"}, "there is no cluster at elsewhere"),
     ],

@@ -344,9 +344,9 @@ class _Here:
         experiment = self._plan.experiment(MEMORY, self._event_bytes, self._plan.events_per_batch)
         found = []
         await self.fill(LONGER)
-        each = self._batches // PARTITIONS
+        each = self._batches // PARTITIONS * self._plan.events_per_batch
         for start in (each - each // LONGER, 0):
-            events = PARTITIONS * (each - start) * self._plan.events_per_batch
+            events = PARTITIONS * (each - start)
             self._tell(f"looking at the memory, {events:,} events")
             offsets = json.dumps({EVENTS: dict.fromkeys(range(PARTITIONS), start)})
             job = Job(kind="stream", topic=EVENTS, start=offsets, is_watched=True)

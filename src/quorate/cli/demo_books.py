@@ -145,7 +145,6 @@ class Shown:
 
     topic: str = ""
     offset: int = 0
-    index: int = 0
     source: str = ""
     value: bytes = b""
     proof_bytes: int = 0

@@ -416,7 +416,7 @@ def _prove(scene: Scene, archive: Archive, keys: Keys) -> None:
     """Prove a packet of somebody who is blacklisted, and change bytes of the proof."""
     source = min(scene.scanners.known, default="", key=scene.scanners.after_s)
     shown = scene.shown = _packet_of(source, archive, scene.scanners.subscribers)
-    proof = prove_archived(archive, keys, shown.topic, 0, shown.offset, shown.index).render()
+    proof = prove_archived(archive, keys, shown.topic, 0, shown.offset).render()
     held = verify_bytes(proof, keys)
     if held.event is None or held.event.value != shown.value:
         raise QuorateError(f"the proof of what is at offset {shown.offset} shows something else")
@@ -435,11 +435,11 @@ def _prove(scene: Scene, archive: Archive, keys: Keys) -> None:
 def _packet_of(source: str, archive: Archive, sites: tuple[str, ...]) -> Shown:
     """The last packet that any site has of this source."""
     found = [
-        (row["timestamp"], Shown(site, row["offset"], row["index"], source, row["value"]))
+        (row["timestamp"], Shown(site, row["offset"], source, row["value"]))
         for site in sites
         for row in archive.table(
             site,
-            columns=["timestamp", "offset", "index", "value"],
+            columns=["timestamp", "offset", "value"],
             where=compute.field("key") == source.encode(),
         ).to_pylist()
     ]

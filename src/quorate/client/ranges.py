@@ -5,10 +5,11 @@
         async for batches in reader.read("payments", 0, begin, end):
             ...
 
-A consumer follows a topic; this reads what stands between two offsets, and is what data pipelines
+A consumer follows a topic; this reads the events between two offsets, and is what data pipelines
 are made of: any number of them share a partition, and whoever reads a stretch again gets the same
-bytes. Nothing that replicas say is believed: batches of topics that stand liars lead to a
-checkpoint that a quorum signed, or another replica is asked (`protocol/ordering/ranges.py`).
+bytes. Batches come whole: the first and the last one may have events outside of the stretch.
+Nothing that replicas say is believed: batches of topics that stand liars lead to a checkpoint that
+a quorum signed, or another replica is asked (`protocol/ordering/ranges.py`).
 """
 
 import asyncio
@@ -33,8 +34,6 @@ from quorate.core.ordering import (
     Located,
     Partition,
     ProvenRange,
-    Weigh,
-    Weighed,
 )
 from quorate.crypto.proofs import Keys
 from quorate.protocol.control.client import Commands
@@ -46,24 +45,28 @@ from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.topic import Topic, topics_of
 
 TICK_EVERY_US = 20_000
-# Replicas count the events of so much in one answer, and are asked again for the rest.
-WEIGH_AGAIN_S = 0.3
 # Who hears nothing for so long may not be allowed to read any more.
 DOUBT_AFTER_S = 1.0
 
 
 class UnverifiedError(QuorateError):
-    """No replica could give a batch so that it passed the checks.
+    """No replica could give what stands at an offset so that it passed the checks.
 
-    `topic`, `partition` and `offset` say which, and `sent` what replicas sent in its place, by
-    their names.
+    `topic`, `partition` and `offset` say where; it has no event at or after `end`, as far as
+    replicas say that. `sent` is what they sent in its place, by their names.
     """
 
     def __init__(
-        self, sentence: str, topic: str, partition: int, offset: int, sent: dict[str, bytes]
+        self,
+        sentence: str,
+        topic: str,
+        partition: int,
+        offset: int,
+        end: int,
+        sent: dict[str, bytes],
     ) -> None:
         super().__init__(sentence)
-        self.topic, self.partition, self.offset = topic, partition, offset
+        self.topic, self.partition, self.offset, self.end = topic, partition, offset, end
         self.sent = sent
 
 
@@ -82,7 +85,6 @@ class RangeReader(Session):
         self._numbers = count(1)
         self._allowed: set[str] = set()
         self._searches: dict[int, tuple[Search, asyncio.Future[int]]] = {}
-        self._weighings: dict[int, _Weighing] = {}
         self._stretches: dict[Partition, _Stretch] = {}
 
     # What there is
@@ -113,25 +115,6 @@ class RangeReader(Session):
         """The first offset that was decided at this time or later."""
         return await self._locate(topic, partition, time_us)
 
-    async def weigh(self, topic: str, partition: int, offset: int, end: int, events: int) -> int:
-        """Up to which offset there are so many events from this one on; at least one batch.
-
-        Replicas know that of what they store, and a large batch is with few of them. So the one
-        that says the (f + 1)th most is believed: whoever lies makes a stretch no longer than a
-        correct one says, though perhaps shorter than it could be.
-        """
-        if offset >= end:
-            return end
-        found = offset
-        what = f"too few replicas say how many events partition {partition} of '{topic}' has"
-        async with self._answers_in_time(what, topic):
-            while found < end and events > 0:
-                weighed = await self._weigh(topic, partition, found, events)
-                found, events = weighed.end, events - weighed.events
-                if weighed.is_all:
-                    break
-        return min(end, max(found, offset + 1))
-
     # Reading
 
     async def read(
@@ -141,14 +124,17 @@ class RangeReader(Session):
         start: int,
         end: int,
         *,
+        validate: bool = True,
         is_checked: bool = True,
         patience_s: float = 10.0,
         on_unverified: "Callable[[UnverifiedError], None] | None" = None,
     ) -> AsyncIterator[list[Settled]]:
-        """The batches from one offset up to another, in their order, a few at a time.
+        """The batches that have the events from one offset up to another, a few at a time.
 
-        A batch that nobody can give raises `UnverifiedError` after `patience_s`, or is handed to
-        `on_unverified` as one and left out. Without `is_checked` the first replica is believed.
+        On a validated topic they come with their signatures checked, and basic ones without their
+        payloads; without `validate` all come, and no signature is looked at. A batch that nobody
+        can give raises `UnverifiedError` after `patience_s`, or is handed to `on_unverified` as one
+        and left out. Without `is_checked` the first replica is believed.
         """
         await self.contract(topic)
         target = Partition(self._topic(topic).id, partition)
@@ -160,7 +146,7 @@ class RangeReader(Session):
         stretch = self._stretches[target] = _Stretch()
         reading = RangeReading(
             self._topic(topic), target, range(start, end), self._listener.outbox, self._numbers,
-            checks, stretch.put, patience_us=int(patience_s * 1e6),
+            checks, stretch.put, validate=validate, patience_us=int(patience_s * 1e6),
         )  # fmt: skip
         stretch.reading = reading
         try:
@@ -180,7 +166,7 @@ class RangeReader(Session):
                     reading.skip(self._listener.connected_peers)
                     continue
                 yield found
-                reading.taken(found[-1].offset + 1, self._listener.connected_peers)
+                reading.taken(found[-1].end, self._listener.connected_peers)
         finally:
             del self._stretches[target]
             if not self._closed:
@@ -222,25 +208,6 @@ class RangeReader(Session):
                 return await self._or_doubt(topic, future)
         finally:
             del self._searches[number]
-
-    async def _weigh(self, topic: str, partition: int, offset: int, events: int) -> Weighed:
-        known = self._topic(topic)
-        number = next(self._numbers)
-        weigh = Weigh(known.id, partition, number, offset, events)
-        weighing = self._weighings[number] = _Weighing(known)
-        try:
-            while True:
-                self._listener.outbox.send_all(known.members, weigh)
-                self.driver.wake()
-                with contextlib.suppress(TimeoutError):
-                    return await asyncio.wait_for(asyncio.shield(weighing.answer), WEIGH_AGAIN_S)
-                if (found := weighing.found()) is not None:
-                    # The others are slow, or not there.
-                    return found
-                await self._require_permission(topic)
-        finally:
-            weighing.answer.cancel()
-            del self._weighings[number]
 
     async def _require_permission(self, topic: str) -> None:
         """Ask whether we may read a topic; raise what is refused.
@@ -287,6 +254,7 @@ class RangeReader(Session):
             topic,
             partition,
             found.offset,
+            found.end,
             {self.cluster.name_of(each): sent for each, sent in found.sent.items()},
         )
 
@@ -311,10 +279,6 @@ class RangeReader(Session):
         connected = self._listener.connected_peers
         if isinstance(message, Located):
             self._on_located(sender, message)
-        elif isinstance(message, Weighed):
-            weighing = self._weighings.get(message.number)
-            if weighing is not None:
-                weighing.on_weighed(sender, message)
         elif isinstance(message, Entries | Absent | ProvenRange):
             stretch = self._stretches.get(Partition(message.topic, message.partition))
             if stretch is None:
@@ -388,26 +352,3 @@ class _Stretch:
             together += more
             self._found.popleft()
         return together
-
-
-class _Weighing:
-    """What replicas say of the weight of a stretch."""
-
-    def __init__(self, topic: Topic) -> None:
-        self.answer: asyncio.Future[Weighed] = asyncio.get_running_loop().create_future()
-        self._topic = topic
-        self._said: dict[NodeId, Weighed] = {}
-
-    def on_weighed(self, sender: NodeId, weighed: Weighed) -> None:
-        if sender in self._topic.index:
-            self._said[sender] = weighed
-        if len(self._said) == len(self._topic.members) and not self.answer.done():
-            self.answer.set_result(self._believed())
-
-    def found(self) -> Weighed | None:
-        """What so many said as can be waited for."""
-        return self._believed() if len(self._said) >= self._topic.quorum.reachable else None
-
-    def _believed(self) -> Weighed:
-        ordered = sorted(self._said.values(), key=lambda said: said.end, reverse=True)
-        return ordered[self._topic.f]

@@ -2,7 +2,7 @@
 
     archive = Archive("archive")
     archive.table("payments", columns=["key", "value"])
-    proof = prove_archived(archive, keys, "payments", 0, 4711)
+    proof = prove_archived(archive, keys, "payments", 0, 4711)  # the event at this offset
 
 Files lie where other tools look for them, and a *log* says which of them are the archive:
 
@@ -10,7 +10,8 @@ Files lie where other tools look for them, and a *log* says which of them are th
     DIRECTORY/_archive/log/41.json    what became part of the archive then, and what it replaced
     DIRECTORY/_archive/staged/        files that are no part of it, or on their way to their place
 
-The date is that of the time at which a batch was ordered. An entry of the log appears whole or not
+Offsets are those of events, and all events of a batch are in one file. The date is that of the time
+at which a batch was ordered. An entry of the log appears whole or not
 at all, and whoever reads takes the files that the entries up to the last one name. So a batch of a
 query is there with all of its rows or with none, and the same holds for what compaction puts in the
 place of small files. One entry of so many has all files, and what is before it need not be read.
@@ -34,11 +35,14 @@ from pyarrow.dataset import dataset as over
 
 from quorate.client.proving import shown
 from quorate.core.errors import LocalProtocolError, QuorateError
+from quorate.core.limits import BATCH_EVENTS_MAX
 from quorate.crypto.merkle import HASH_BYTES, inclusion_in_runs
-from quorate.crypto.proofs import Keys, Proof, verify
+from quorate.crypto.proofs import FORMAT, Keys, Proof, parts_of, verify
 from quorate.pipeline.places import file_system
-from quorate.pipeline.proofs import written
+from quorate.pipeline.proofs import payload_of
 
+# Of entries and of what files have.
+VERSION = 2
 LOG = "_archive/log"
 STAGED = "_archive/staged"
 # One entry of so many has all files.
@@ -64,7 +68,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     date: str
     partition: int
-    # Offsets of batches; both are in it.
+    # Offsets of events; both are in it.
     first: int
     last: int
     rows: int
@@ -74,11 +78,16 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """How an archive went on."""
 
+    version: int
     added: list[File]
     removed: list[File]
     next: Next
     # All files, after that; in one entry of `WHOLE_EVERY`.
     whole: list[File] | None = None
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int = 1
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +112,15 @@ class Archive:
 
     def entry(self, number: int) -> Entry:
         with self.filesystem.open_input_stream(f"{self.root}/{LOG}/{number}.json") as file:
-            return msgspec.json.decode(file.read(), type=Entry)
+            text = file.read()
+        # The first version did not say which one it is.
+        if (version := msgspec.json.decode(text, type=_Version).version) != VERSION:
+            raise ArchiveError(
+                f"the archive {self.directory} is of version {version}, and this program reads "
+                f"version {VERSION}: archive the topics again in another directory, or read this "
+                "one with the version of Quorate that made it"
+            )
+        return msgspec.json.decode(text, type=Entry)
 
     def place(self, file: File) -> str:
         """Where a file is now."""
@@ -133,7 +150,8 @@ class Archive:
     def batch(
         self, topic: str, partition: int, offset: int, columns: list[str] | None = None
     ) -> pyarrow.Table:
-        """The rows of one batch, in their order."""
+        """The rows of the batch that has the event at this offset, in their order."""
+        place = compute.field("offset")
 
         def find() -> pyarrow.Table:
             files = [
@@ -143,15 +161,18 @@ class Archive:
                 and file.first <= offset <= file.last
             ]
             if not files:
-                raise self._no_batch(topic, partition, offset)
-            return over(files, filesystem=self.filesystem, format="parquet").to_table(
-                columns=columns, filter=compute.field("offset") == offset
+                raise self._no_event(topic, partition, offset)
+            found = over(files, filesystem=self.filesystem, format="parquet")
+            event = found.to_table(columns=["offset", "index"], filter=place == offset)
+            if not event.num_rows:
+                raise self._no_event(topic, partition, offset)
+            first = offset - event["index"][0].as_py()
+            within = (place >= first) & (place < first + BATCH_EVENTS_MAX)
+            return found.to_table(
+                columns=columns, filter=within & (place - compute.field("index") == first)
             )
 
-        rows = self._again(find)
-        if not rows.num_rows:
-            raise self._no_batch(topic, partition, offset)
-        return rows.sort_by("index")
+        return self._again(find).sort_by("index")
 
     def record_batches(self, file: File) -> Iterator[pyarrow.RecordBatch]:
         """The rows of one file."""
@@ -205,9 +226,9 @@ class Archive:
                 f"the archive {self.directory} lacks a file that belongs to it: {error}"
             ) from None
 
-    def _no_batch(self, topic: str, partition: int, offset: int) -> LocalProtocolError:
+    def _no_event(self, topic: str, partition: int, offset: int) -> LocalProtocolError:
         return LocalProtocolError(
-            f"the archive {self.directory} has no batch at offset {offset} of partition "
+            f"the archive {self.directory} has no event at offset {offset} of partition "
             f"{partition} of '{topic}'"
         )
 
@@ -218,11 +239,10 @@ def prove_archived(
     topic: str,
     partition: int,
     offset: int,
-    event: int | None = None,
     *,
     whole: bool = False,
 ) -> Proof:
-    """A proof of what was archived, as `quorate prove` makes it of what replicas have.
+    """A proof of the event at this offset, as `quorate prove` makes it of what replicas have.
 
     `ArchiveError` says of which rows that does not hold any more. Nothing else is believed: what is
     handed out verifies with these keys.
@@ -231,15 +251,10 @@ def prove_archived(
     where = f"offset {offset} of partition {partition} of '{topic}' in the archive"
     where = f"{where} {archive.directory}"
     kept = _first(rows, where)
-    if kept["seal"] is None:
-        raise LocalProtocolError(
-            f"topic '{topic}' was not validated when it was archived: nobody signed its batches, "
-            "and there is nothing to show to others"
-        )
     if kept["range"] is None:
         raise LocalProtocolError(
-            f"what is at {where} was archived without being verified, so that its position "
-            "cannot be proved"
+            f"nothing leads from {where} to a checkpoint: its topic was not ordered by replicas "
+            "that bear liars, or it was archived without being verified"
         )
     try:
         anchor = archive.batch(topic, partition, kept["range"], ["index", "proof"])
@@ -247,7 +262,7 @@ def prove_archived(
         verify(proof, keys)
     except (QuorateError, pyarrow.ArrowException, KeyError, TypeError, IndexError) as error:
         raise ArchiveError(f"what is at {where} is not what was ordered: {error}") from error
-    return shown(proof, event, keys, whole=whole)
+    return shown(proof, offset, keys, whole=whole)
 
 
 def _first(rows: pyarrow.Table, where: str) -> dict[str, Any]:
@@ -262,14 +277,16 @@ def _first(rows: pyarrow.Table, where: str) -> dict[str, Any]:
 
 
 def _proof(keys: Keys, rows: pyarrow.Table, kept: dict[str, Any], anchor: dict[str, Any]) -> Proof:
-    batch = written(rows) if kept["body"] is None else kept["body"]
     row = rows.select(["topic", "partition", "offset", "checkpoint"]).slice(0, 1).to_pylist()[0]
     runs = [range(run["leaf"], run["leaf"] + run["count"]) for run in anchor["runs"]]
-    leaf = [*chain.from_iterable(runs)][row["offset"] - anchor["first"]]
+    leaf = [*chain.from_iterable(runs)][kept["number"]]
     size = row["checkpoint"]
-    path = inclusion_in_runs(leaf, _hashes(anchor["leaves"]), runs, size, _hashes(anchor["path"]))
+    path = inclusion_in_runs(
+        leaf, hashes_in(anchor["leaves"]), runs, size, hashes_in(anchor["path"])
+    )
+    seal, header, body = parts_of(payload_of(kept, rows))
     return Proof(
-        format="quorate proof v1",
+        format=FORMAT,
         cluster=keys.cluster,
         topic=row["topic"],
         partition=row["partition"],
@@ -278,8 +295,9 @@ def _proof(keys: Keys, rows: pyarrow.Table, kept: dict[str, Any], anchor: dict[s
         session=kept["session"],
         sequence=kept["sequence"],
         time_us=time_us_of(rows),
-        seal=kept["seal"],
-        body=(kept["salt"] or b"") + batch,
+        seal=seal,
+        header=header,
+        body=body,
         leaf=leaf,
         tree_size=size,
         path=path,
@@ -294,5 +312,6 @@ def time_us_of(rows: pyarrow.Table) -> int:
     return found
 
 
-def _hashes(joined: bytes) -> list[bytes]:
+def hashes_in(joined: bytes) -> list[bytes]:
+    """Hashes that are laid end to end, one by one."""
     return [joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES)]

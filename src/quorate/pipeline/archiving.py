@@ -31,6 +31,7 @@ from quorate.core.errors import ConfigError
 from quorate.pipeline.archive import (
     LOG,
     STAGED,
+    VERSION,
     WHOLE_EVERY,
     Archive,
     ArchiveError,
@@ -93,7 +94,7 @@ class Archiver:
         if number % WHOLE_EVERY == 0:
             gone = {file.path for file in removed}
             whole = [file for file in view.files if file.path not in gone] + added
-        entry = Entry(added=added, removed=removed, next=known, whole=whole)
+        entry = Entry(version=VERSION, added=added, removed=removed, next=known, whole=whole)
         self._save(number, entry)
         self._bring(entry)
         for old in self.archive.numbers():

@@ -23,7 +23,8 @@ nobody can be named.
 
 Topics that stand crashes only have no signatures. There, numbers can be checked, and nothing else:
 a note says so. Of a batch without rows nobody knows from an archive whether it ever had any; the
-log of the archive says how many rows a file has, so that rows are missed if there are fewer.
+log of the archive says how many rows a file has, so that rows are missed if there are fewer. Where
+files meet, a gap is one if no leaf says that a batch was read there.
 
 Nothing here needs Spark, and nothing a cluster but its file.
 """
@@ -41,21 +42,21 @@ from pyarrow import compute
 from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
 from quorate.core.errors import ConfigError, QuorateError, RemoteProtocolError
-from quorate.core.ids import Digest, NodeId, member_of, node_of, topic_id
+from quorate.core.header import SEAL_BYTES, is_signed
+from quorate.core.ids import NodeId, member_of, node_of, topic_id
 from quorate.core.ordering import Line
 from quorate.crypto.checkpoint import Checkpoint, OtherKeysError
 from quorate.crypto.checkpoint import read as read_checkpoint
-from quorate.crypto.digests import SEAL_MAGIC, digest
+from quorate.crypto.digests import descriptor, seal_descriptor
 from quorate.crypto.evidence import heads_in_conflict
 from quorate.crypto.merkle import Hash, check_runs, nodes_of_runs
 from quorate.crypto.proofs import Keys
-from quorate.crypto.sids import Place, Seal, check_seal, is_sealed
-from quorate.pipeline.archive import Archive, File, time_us_of
-from quorate.pipeline.proofs import written
+from quorate.crypto.sids import Place, Seal, check_seal
+from quorate.pipeline.archive import Archive, File, hashes_in, time_us_of
+from quorate.pipeline.proofs import SIGNED_DIGEST, payload_of, written
 from quorate.protocol.auditing.findings import Finding, Findings, Where
 from quorate.protocol.auditing.payloads import KnownKeys, SealAudit
 from quorate.protocol.control.state import ENDED_PER_MEMBER_MAX
-from quorate.protocol.ordering.records import cut
 from quorate.protocol.ordering.value import leaves_of
 
 # Who keeps an archive, in findings. No member is called so: names have no spaces.
@@ -63,8 +64,6 @@ ARCHIVE = "the archive"
 # So many ways to a checkpoint are kept in memory; batches need the one before them.
 WAYS_KEPT = 4
 
-# Where a sealed batch has the digest of its body.
-_SIGNED_DIGEST = slice(16, 48)
 # What numbers and columns raise that somebody has altered.
 _BAD_VALUES = (pyarrow.ArrowException, KeyError, TypeError, ValueError, OverflowError, StructError)
 
@@ -149,6 +148,9 @@ class Looked:
     # Offsets of which there are no rows, or wrong ones, from one to before another.
     lost: list[tuple[int, int]] = field(default_factory=list)
     lines: dict[NodeId, Piece] = field(default_factory=dict)
+    # What was proved with the first batch, up to its own leaf, and with the last one, behind it.
+    leading: list[Hash] = field(default_factory=list)
+    trailing: list[Hash] = field(default_factory=list)
     by_producer: dict[str, int] = field(default_factory=dict)
     # Of the order log, what leads to checkpoints.
     nodes: list[Node] = field(default_factory=list)
@@ -157,16 +159,14 @@ class Looked:
 
 
 class _Way(NamedTuple):
-    """How the batches from one offset on lead to a checkpoint."""
+    """How batches that were proved together lead to a checkpoint."""
 
-    first: int
     leaves: list[Hash]
     positions: list[int]
     size: int
 
-    def at(self, offset: int) -> tuple[int, Hash] | None:
-        number = offset - self.first
-        if not 0 <= number < len(self.leaves):
+    def at(self, number: int | None) -> tuple[int, Hash] | None:
+        if number is None or not 0 <= number < len(self.leaves):
             return None
         return self.positions[number], self.leaves[number]
 
@@ -179,15 +179,16 @@ class _Batch(NamedTuple):
     sequence: int
     time_us: int
     payload: bytes
-    content: Digest
+    descriptor: bytes
 
     @property
-    def is_sealed(self) -> bool:
-        return self.payload[: len(SEAL_MAGIC)] == SEAL_MAGIC
+    def is_as_signed(self) -> bool:
+        """Whether what is behind the seal is what the seal names."""
+        return seal_descriptor(self.payload[:SEAL_BYTES]) == self.descriptor
 
     def leaf(self, offset: int) -> Hash:
         line = Line(self.publisher, topic_id(self.place.topic), self.place.partition)
-        (leaf,) = leaves_of(line, self.sequence, offset, self.time_us, [self.content])
+        (leaf,) = leaves_of(line, self.sequence, offset, self.time_us, [self.descriptor])
         return leaf
 
 
@@ -202,6 +203,8 @@ class FileAudit:
         self._heads: dict[str, Checkpoint | None] = {}
         self._other_notes: dict[str, None] = {}
         self._nodes: list[Node] = []
+        # How the last batch leads to a checkpoint, and its number there.
+        self._last: tuple[_Way, int] | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -211,6 +214,7 @@ class FileAudit:
         """Everything that can be said of one file."""
         looked = Looked(file.topic, file.partition, file.first, file.last)
         self._heads.clear()
+        self._last = None
         try:
             self._look_into(file, looked)
         except FileNotFoundError:
@@ -226,6 +230,9 @@ class FileAudit:
             if found is not None
         ]
         looked.nodes, self._nodes = self._nodes, []
+        if self._last is not None:
+            way, number = self._last
+            looked.trailing = way.leaves[number + 1 :]
         return looked
 
     def _look_into(self, file: File, looked: Looked) -> None:
@@ -240,7 +247,7 @@ class FileAudit:
             if offset > due:
                 missing.append((due, offset))
                 looked.lost.append((due, offset))
-            due = offset + 1
+            due = offset + batch["index"][-1].as_py() + 1
             if not self._is_right(file, offset, batch, looked):
                 looked.lost.append((offset, due))
         if due <= file.last:
@@ -275,18 +282,24 @@ class FileAudit:
             return False
         looked.payload_bytes += len(batch.payload)
         way = self._way(file, offset, kept)
-        stands = None if way is None else way.at(offset)
+        stands = None if way is None else way.at(kept["number"])
         if way is not None and (stands is None or stands[1] != leaf):
             self._accuse_of(file, offset, batch)
             return False
-        is_to_be_proved = kept["seal"] is not None or self._keys.signs(file.topic)
+        is_to_be_proved = is_signed(batch.payload) or self._keys.signs(file.topic)
         if way is None and is_to_be_proved:
             looked.unproved += 1
-        self._check_columns(file, offset, rows, batch, way)
+        position = None
+        if way is not None and stands is not None:
+            position = stands[0], way.size
+            self._last = way, kept["number"]
+            if looked.batches == 1:
+                looked.leading = way.leaves[: kept["number"] + 1]
+        self._check_columns(file, offset, rows, batch, position)
         self._note(looked, batch, offset)
-        if kept["seal"] is None:
+        if not is_signed(batch.payload):
             return True
-        if not is_sealed(batch.payload, batch.content):
+        if not batch.is_as_signed:
             self._accuse("altered-payload", file, offset, "has other bytes than were signed")
             return False
         self._seals.look(batch.place, batch.sequence, offset, batch.payload)
@@ -296,7 +309,7 @@ class FileAudit:
         """This is not what was ordered here: other bytes, or a batch from elsewhere."""
         try:
             check_seal(batch.place, batch.sequence, Seal.decode(batch.payload), self._seals.checked)
-            is_genuine = is_sealed(batch.payload, batch.content)
+            is_genuine = batch.is_as_signed
         except RemoteProtocolError:
             is_genuine = False
         if is_genuine:
@@ -305,16 +318,20 @@ class FileAudit:
             self._accuse("altered-payload", file, offset, "has other bytes than were agreed on")
 
     def _check_columns(
-        self, file: File, offset: int, rows: pyarrow.Table, batch: "_Batch", way: "_Way | None"
+        self,
+        file: File,
+        offset: int,
+        rows: pyarrow.Table,
+        batch: "_Batch",
+        position: tuple[int, int] | None,
     ) -> None:
         """What rows say beside the events follows from what was just found to be so."""
-        stands = None if way is None else way.at(offset)
         expected: dict[str, object] = {
             "producer": self._name_of(batch.publisher),
-            "digest": batch.payload[_SIGNED_DIGEST] if batch.is_sealed else None,
+            "digest": batch.payload[SIGNED_DIGEST] if is_signed(batch.payload) else None,
         }
-        if way is not None and stands is not None:
-            expected |= {"position": stands[0], "checkpoint": way.size}
+        if position is not None:
+            expected["position"], expected["checkpoint"] = position
         if not self._keys.knows(batch.publisher):
             del expected["producer"]
         wrong = [
@@ -354,12 +371,11 @@ class FileAudit:
         return self._ways[key]
 
     def _read_way(self, file: File, offset: int, kept: Mapping[str, Any]) -> _Way | None:
+        kept_by: int = kept["range"]
         try:
             if kept["note"] is None:
                 # It is in another batch, and that perhaps in another file.
-                rows = self._archive.batch(
-                    file.topic, file.partition, kept["range"], ["index", "proof"]
-                )
+                rows = self._archive.batch(file.topic, file.partition, kept_by, ["index", "proof"])
                 kept = rows["proof"][0].as_py() or {}
             if kept.get("note") is None:
                 raise RemoteProtocolError("what they name has none")
@@ -367,16 +383,16 @@ class FileAudit:
             if checkpoint is None:
                 return None
             runs = [range(run["leaf"], run["leaf"] + run["count"]) for run in kept["runs"]]
-            leaves = cut(kept["leaves"])
+            leaves = hashes_in(kept["leaves"])
             head = checkpoint.head
-            path = cut(kept["path"])
+            path = hashes_in(kept["path"])
             check_runs(leaves, runs, head.size, path, head.root)
         except (QuorateError, *_BAD_VALUES) as error:
             what = f"has batches that do not lead to their checkpoint ({error})"
             self._accuse("wrong-position", file, offset, what)
             return None
-        nodes_of_runs(leaves, runs, head.size, path, partial(self._know, file, kept["first"]))
-        return _Way(kept["first"], leaves, [*chain.from_iterable(runs)], head.size)
+        nodes_of_runs(leaves, runs, head.size, path, partial(self._know, file, kept_by))
+        return _Way(leaves, [*chain.from_iterable(runs)], head.size)
 
     def _know(self, file: File, offset: int, level: int, number: int, root: Hash) -> None:
         self._nodes.append(Node(level, number, root, file.topic, file.partition, offset))
@@ -470,9 +486,12 @@ def _gap(before: Looked, looked: Looked, findings: Findings) -> list[tuple[int, 
     due, last = before.last + 1, looked.first - 1
     if last < due:
         return []
-    batches = f"batch {last}" if due == last else f"batches {due} to {last}"
+    if {*before.trailing, *looked.leading} - {*looked.leading[-1:]}:
+        # There were batches in between that the archive read, and that hold no events.
+        return [(due, looked.first)]
+    offsets = f"offset {last}" if due == last else f"offsets {due} to {last}"
     sentence = (
-        f"{ARCHIVE} has no file with {batches} of partition {looked.partition} of '{looked.topic}'"
+        f"{ARCHIVE} has no file with {offsets} of partition {looked.partition} of '{looked.topic}'"
     )
     where = Where(topic=looked.topic, partition=looked.partition, offset=due)
     findings.add(Finding("gap", ARCHIVE, where, sentence))
@@ -480,7 +499,8 @@ def _gap(before: Looked, looked: Looked, findings: Findings) -> list[tuple[int, 
 
 
 def _goes_on(known: Piece, offset: int, sequence: int, lost: list[tuple[int, int]]) -> bool:
-    """Whether a number may come next: no number may be left out but with batches that are lost."""
+    """Whether a number may come next: no number may be left out but with batches that are lost,
+    which have an event at least."""
     between = sum(max(0, min(end, offset) - max(start, known.last_offset)) for start, end in lost)
     return 0 < sequence - known.last <= 1 + between
 
@@ -501,37 +521,35 @@ def _is_of(file: File, rows: pyarrow.Table) -> bool:
 
 
 def _batches(parts: Iterable[pyarrow.RecordBatch]) -> Iterator[tuple[int, pyarrow.Table]]:
-    """The rows of a file, batch by batch, wherever they are divided."""
+    """Where each batch of a file begins, and its rows, wherever they are divided."""
     waiting: list[pyarrow.RecordBatch] = []
+    first = 0
     for part in parts:
         if not part.num_rows:
             continue
-        offsets = part["offset"]
-        changes = compute.not_equal(offsets[1:], offsets[:-1]).to_numpy(zero_copy_only=False)
+        begins = compute.subtract(part["offset"], part["index"])
+        changes = compute.not_equal(begins[1:], begins[:-1]).to_numpy(zero_copy_only=False)
         bounds = [0, *(changes.nonzero()[0] + 1).tolist(), part.num_rows]
         for start, end in pairwise(bounds):
-            if waiting and waiting[0]["offset"][0] != offsets[start]:
-                yield _whole(waiting)
+            begin = begins[start].as_py()
+            if waiting and begin != first:
+                yield first, pyarrow.Table.from_batches(waiting)
                 waiting = []
+            first = begin
             waiting.append(part.slice(start, end - start))
     if waiting:
-        yield _whole(waiting)
-
-
-def _whole(parts: list[pyarrow.RecordBatch]) -> tuple[int, pyarrow.Table]:
-    return parts[0]["offset"][0].as_py(), pyarrow.Table.from_batches(parts)
+        yield first, pyarrow.Table.from_batches(waiting)
 
 
 def _batch_of(cluster: str, file: File, rows: pyarrow.Table, kept: Mapping[str, Any]) -> _Batch:
     publisher = node_of(kept["client"], kept["session"])
-    seal, salt, body = kept["seal"] or b"", kept["salt"] or b"", kept["body"]
-    if body is None:
-        body = written(rows)
-    elif written(Batch(body).record_batch()) != written(rows):
+    body = kept["body"]
+    if body is not None and written(Batch(body).record_batch()) != written(rows):
         raise RemoteProtocolError("rows that are not those of the batch beside them")
-    payload = bytes(seal + salt + body)
+    payload = payload_of(kept, rows)
     place = Place.of(cluster, file.topic, file.partition, publisher)
-    return _Batch(place, publisher, kept["sequence"], time_us_of(rows), payload, digest(payload))
+    time_us, described = time_us_of(rows), descriptor(payload)
+    return _Batch(place, publisher, kept["sequence"], time_us, payload, described)
 
 
 def _keys_or_none(cluster: Cluster) -> Keys | None:

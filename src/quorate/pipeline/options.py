@@ -33,7 +33,7 @@ class Offsets(msgspec.Struct, frozen=True, tag="offsets"):
 
 
 class Time(msgspec.Struct, frozen=True, tag="time"):
-    """The first batch that was ordered then or later."""
+    """The first event that was ordered then or later."""
 
     time_us: int
 
@@ -48,14 +48,17 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     until: str = "end"
     # A stream reads no more than so many events at a time; 0 stands for all that are there.
     max_rows: Annotated[int, Meta(ge=0)] = 0
-    # A range of more batches than this is divided, so that several tasks share a partition.
-    batches_per_task: Annotated[int, Meta(ge=1)] = 4096
+    # A stretch of more events than this is divided, so that several tasks share a partition.
+    rows_per_task: Annotated[int, Meta(ge=1)] = 250_000
+    # Of validated topics, whether only those events are read that their producers signed.
+    validate: bool = True
     verification: Literal["on", "off"] = "on"
     on_unverified: Literal["fail", "drop", "quarantine"] = "fail"
     # A directory, or another place that Arrow can write to.
     quarantine: str = ""
     patience_s: Annotated[float, Meta(gt=0)] = 10.0
-    # What an archive needs to prove a row later stands in the first row of each batch.
+    # What an archive needs to prove a row later stands in the first row of each batch. Batches are
+    # not cut then: they belong to the stretch that has their last event.
     proofs: bool = False
 
 

@@ -17,7 +17,13 @@ def quarantine(directory: str, error: UnverifiedError) -> None:
     filesystem, path = file_system(directory)
     filesystem.create_dir(path, recursive=True)
     lines = [
-        {"sentence": str(error), "offset": error.offset, "replica": name, "sent": _text(sent)}
+        {
+            "sentence": str(error),
+            "offset": error.offset,
+            "end": error.end,
+            "replica": name,
+            "sent": _text(sent),
+        }
         for name, sent in (error.sent or {"": b""}).items()
     ]
     with filesystem.open_output_stream(f"{path}/{_name(error)}.jsonl") as file:

@@ -2,6 +2,10 @@
 
 No step here is taken for each event. Events are wrapped where they lie, several batches are put
 together into one record batch where they are small, and what a batch has once is repeated by Arrow.
+
+Whoever reads a stretch gets whole batches. Of the first and the last one, the events that are
+outside of the stretch are cut off here, so that a stretch has the same rows whatever was read with
+it. With proofs, batches are not cut, and belong to the stretch that has their last event.
 """
 
 from __future__ import annotations
@@ -15,11 +19,9 @@ from pyarrow import compute
 
 from quorate.core.batch import Batch
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.header import is_signed
 from quorate.core.ids import NodeId
-from quorate.core.ordering import SEAL_BYTES
-from quorate.crypto.digests import SEAL_MAGIC
-from quorate.crypto.sids import batch_of
-from quorate.pipeline.proofs import Proofs
+from quorate.pipeline.proofs import SIGNED_DIGEST, Proofs
 from quorate.pipeline.schema import events
 
 if TYPE_CHECKING:
@@ -37,12 +39,13 @@ def arrow_schema(*, proofs: bool = False) -> pyarrow.Schema:
 
 
 class Rows:
-    """Makes record batches of what is read of one partition."""
+    """Makes record batches of what is read of one stretch of a partition."""
 
     def __init__(
         self,
         topic: str,
         partition: int,
+        stretch: range,
         name_of: Callable[[NodeId], str],
         *,
         proofs: bool = False,
@@ -50,10 +53,11 @@ class Rows:
         # What is the same in all rows, made once for the largest record batch so far.
         self._topics = pyarrow.array([topic])
         self._partitions = pyarrow.array([partition], pyarrow.int32())
+        self._stretch = stretch
         self._name_of = name_of
         self._proofs = Proofs() if proofs else None
         self._schema = arrow_schema(proofs=proofs)
-        # What its publisher published, and is no batch.
+        # Batches whose bodies are not what their headers say.
         self.malformed = 0
 
     def of(self, batches: Iterable[Settled]) -> Iterator[pyarrow.RecordBatch]:
@@ -67,7 +71,7 @@ class Rows:
             if batch is None:
                 continue
             opened.append((settled, batch))
-            rows += batch.count
+            rows += len(self._inside(settled))
             if rows >= ROWS_AT_ONCE:
                 yield self._together(opened)
                 opened, rows = [], 0
@@ -75,23 +79,37 @@ class Rows:
             yield self._together(opened)
 
     def _opened(self, settled: Settled) -> Batch | None:
-        is_sealed = settled.payload[: len(SEAL_MAGIC)] == SEAL_MAGIC
+        if settled.payload is None or not self._inside(settled):
+            return None
         try:
-            return Batch(batch_of(settled.payload) if is_sealed else settled.payload)
+            return Batch(settled.payload)
         except RemoteProtocolError:
             self.malformed += 1
             return None
 
+    def _inside(self, settled: Settled) -> range:
+        """Which events of a batch become rows, by their places in it."""
+        first, last = settled.offset, settled.end - 1
+        if self._proofs is not None:
+            return range(settled.end - first) if last in self._stretch else range(0)
+        return range(max(self._stretch.start - first, 0), min(self._stretch.stop, last + 1) - first)
+
     def _together(self, opened: list[tuple[Settled, Batch]]) -> pyarrow.RecordBatch:
-        each_batch = [batch.record_batch() for _, batch in opened]
+        inside = [self._inside(settled) for settled, _ in opened]
+        each_batch = [
+            batch.record_batch().slice(places.start, len(places))
+            for (_, batch), places in zip(opened, inside, strict=True)
+        ]
         columns = concatenated(each_batch)
         batches = [settled for settled, _ in opened]
-        counts = numpy.array([batch.count for _, batch in opened])
+        counts = numpy.array([len(places) for places in inside])
         total = int(counts.sum())
         if total > len(self._topics):
             self._topics = _repeated(self._topics, total)
             self._partitions = _repeated(self._partitions, total)
-        starts = numpy.repeat(numpy.cumsum(counts) - counts, counts)
+        starts = numpy.cumsum(counts) - counts - [places.start for places in inside]
+        index = numpy.arange(total) - numpy.repeat(starts, counts)
+        firsts = numpy.repeat([settled.offset for settled in batches], counts)
         of_batch = numpy.repeat(numpy.arange(len(batches)), counts)
         kind = {field.name: field.type for field in self._schema}
 
@@ -110,8 +128,8 @@ class Rows:
             "urgent": columns["urgent"],
             "topic": self._topics[:total],
             "partition": self._partitions[:total],
-            "offset": pyarrow.array(numpy.repeat([each.offset for each in batches], counts)),
-            "index": pyarrow.array((numpy.arange(total) - starts).astype(numpy.int32)),
+            "offset": pyarrow.array(firsts + index),
+            "index": pyarrow.array(index.astype(numpy.int32)),
             "producer": each([self._name_of(batch.publisher) for batch in batches], "producer"),
             "digest": each([_digest(batch) for batch in batches], "digest"),
             "position": each([batch.leaf for batch in batches], "position"),
@@ -122,18 +140,18 @@ class Rows:
                 self._proofs.of(settled, batch, rows)
                 for (settled, batch), rows in zip(opened, each_batch, strict=True)
             ]
-            is_later = starts != numpy.arange(total)
-            first_only = pyarrow.array(of_batch, mask=is_later)
+            first_only = pyarrow.array(of_batch, mask=index > 0)
             by_name["proof"] = pyarrow.array(found, kind["proof"]).take(first_only)
         arrays = [by_name[name] for name in self._schema.names]
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
 def _digest(settled: Settled) -> bytes | None:
-    """What the producer of a validated batch signed for its content."""
-    if settled.payload[: len(SEAL_MAGIC)] != SEAL_MAGIC or settled.leaf is None:
+    """What the producer of a signed batch signed for its content."""
+    payload = settled.payload
+    if payload is None or settled.leaf is None or not is_signed(payload):
         return None
-    return settled.payload[:SEAL_BYTES][16:48]
+    return payload[SIGNED_DIGEST]
 
 
 def concatenated(batches: list[pyarrow.RecordBatch]) -> pyarrow.RecordBatch:

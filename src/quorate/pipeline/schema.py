@@ -1,7 +1,7 @@
 """The columns that Spark sees: of what is read from topics, and of what is published on them.
 
-An event is a row. What a batch has once (its offset, who published it, what was verified) stands
-in each of its rows, but for the proof: that is in the first row of a batch only, since it is large
+An event is a row. What a batch has once (who published it, what was verified) stands in each of its
+rows, but for the proof: that is in the first row of a batch only, since it is large
 and the same for all of them.
 """
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-# What every topic has. `offset` is that of the batch, and `index` the event's place in it: the two
-# together are a row's position in its partition.
+# What every topic has. `offset` is that of the event, its position in the partition, and `index`
+# its place in the batch: the batch begins at the difference of both.
 EVENT_COLUMNS: Final = (
     "key binary",
     "value binary",
@@ -27,8 +27,9 @@ EVENT_COLUMNS: Final = (
     "index int",
     "producer string",
 )
-# What a validated topic has beside: what its producer signed for the batch, the batch's leaf in the
-# order log, and the size of a signed checkpoint that covers it. Null on other topics.
+# What there is beside: what the producer signed for the batch (null if nobody signed it), and on
+# topics that stand liars the batch's leaf in the order log and the size of a signed checkpoint that
+# covers it.
 VALIDATED_COLUMNS: Final = (
     "digest binary",
     "position bigint",
@@ -40,11 +41,11 @@ EVENTS: Final = ", ".join((*EVENT_COLUMNS, *VALIDATED_COLUMNS))
 # With the option `proofs`, the first row of each batch has what it takes to prove it later: whose
 # batch it is, when it was ordered, its seal, and its salt and its body where they do not follow
 # from the rows. `range` is the offset of the batch that has, for itself and those behind it, how
-# they lead to a checkpoint: their leaves from offset `first` on, which runs of the order log they
-# are, and the hashes beside them (`crypto/merkle.py`).
+# they lead to a checkpoint: their leaves, which runs of the order log they are, and the hashes
+# beside them (`crypto/merkle.py`). `number` says which of these leaves is that of the batch.
 PROOF: Final = (
     "proof struct<client: bigint, session: bigint, sequence: bigint, ordered: timestamp, "
-    "seal: binary, salt: binary, body: binary, range: bigint, first: bigint, "
+    "seal: binary, salt: binary, body: binary, range: bigint, number: int, "
     "runs: array<struct<leaf: bigint, count: int>>, leaves: binary, path: binary, note: string>"
 )
 

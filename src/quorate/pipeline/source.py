@@ -5,8 +5,8 @@ to be read into stretches. Executors read: each task fetches one stretch from th
 verifies it, before a row of it exists (`client/ranges.py`). What verifies is wrapped as Arrow's
 record batches where it lies (`rows.py`), and goes to Spark without a step in Python for any event.
 
-A position is `{topic: {partition: offset}}`, where an offset is that of a batch. A stretch between
-two positions has the same rows whenever and wherever it is read.
+A position is `{topic: {partition: offset}}`, in offsets of events. A stretch between two positions
+has the same rows whenever and wherever it is read, also where it begins or ends inside of a batch.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ class _Reader:
         rows = Rows(
             partition.topic,
             partition.partition,
+            range(partition.start, partition.end),
             at.reader.cluster.name_of,
             proofs="proof" in self._columns,
         )
@@ -123,6 +124,7 @@ class _Reader:
             partition.partition,
             partition.start,
             partition.end,
+            validate=options.validate,
             is_checked=options.verification == "on",
             patience_s=options.patience_s,
             on_unverified=left_out,
@@ -152,7 +154,7 @@ class _Reader:
     def _stretches(self, start: Positions, end: Positions) -> list[Stretch]:
         """What is between two positions, in parts that one task each reads."""
         found: list[Stretch] = []
-        size = self._options.batches_per_task
+        size = self._options.rows_per_task
         for topic, ends in end.items():
             for partition, last in ends.items():
                 first = start.get(topic, {}).get(partition, 0)
@@ -251,13 +253,10 @@ class TopicStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailabl
             if start.get(topic, {}).get(partition, 0) < end
         ]
         found = {topic: dict(partitions) for topic, partitions in ends.items()}
-        at = self._connection
+        share = max(1, rows // max(1, len(waiting)))
         for topic, partition in waiting:
             first = start.get(topic, {}).get(partition, 0)
-            share = max(1, rows // len(waiting))
-            found[topic][partition] = at.call(
-                at.reader.weigh(topic, int(partition), first, ends[topic][partition], share)
-            )
+            found[topic][partition] = min(found[topic][partition], first + share)
         return found
 
 

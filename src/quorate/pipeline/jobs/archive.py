@@ -83,7 +83,8 @@ def _start(pipes: Pipes, config: ArchiveConfig) -> list[StreamingQuery]:
     known = Archiver(config.directory).settle().next
     # A query that has no checkpoint any more goes on where the archive ends.
     begin = {"start": msgspec.json.encode(known).decode()} if known else {}
-    events = pipes.events(*config.topics, proofs="true", max_rows=str(config.rows_at_once), **begin)
+    options = {"proofs": "true", "validate": "false", "max_rows": str(config.rows_at_once)}
+    events = pipes.events(*config.topics, **options, **begin)
     return [pipes.each(NAME, events, lambda frame, _: archive(frame, config))]
 
 
