@@ -20,8 +20,10 @@ from quorate.crypto.digests import descriptor, digest_of
 from quorate.crypto.evidence import Keys, verify_evidence
 from quorate.crypto.identity import Identity
 from quorate.crypto.merkle import Hash, Tree, runs_proof
+from quorate.crypto.proofs import Keys as ProofKeys
+from quorate.crypto.proofs import verify
 from quorate.crypto.sids import Place, sealed
-from quorate.pipeline.archive import Archive
+from quorate.pipeline.archive import Archive, prove_archived
 from quorate.pipeline.archiving import Archiver, stage
 from quorate.pipeline.auditing import ARCHIVE, FileAudit, KeyRing, Looked, follow_on, two_heads
 from quorate.pipeline.auditing import two_trees as trees_apart
@@ -204,7 +206,9 @@ def test_a_producer_that_signed_another_tree_of_events_is_named_with_evidence(
     assert verify_evidence(evidence, Keys.of(CLUSTER)).name == "alice"
 
 
-def test_basic_batches_of_a_validated_topic_are_archived_and_sound(tmp_path: Path) -> None:
+def test_basic_batches_of_a_validated_topic_are_archived_sound_and_proved_as_basic(
+    tmp_path: Path,
+) -> None:
     findings = Findings()
     compressed = encode([Event(None, b"long" * 100, (), TIME_US)] * 2, compression="zstd")
     archive(tmp_path, ordered(Quorum(), 0, [payload_of(1), basic(2), compressed], 1))
@@ -213,6 +217,10 @@ def test_basic_batches_of_a_validated_topic_are_archived_and_sound(tmp_path: Pat
 
     assert kinds(findings) == []
     assert (looked.batches, looked.events, looked.unproved) == (3, 6, 0)
+    keys = ProofKeys.of(CLUSTER)
+    for offset in range(6):
+        verdict = verify(prove_archived(Archive(str(tmp_path)), keys, TOPIC, 0, offset), keys)
+        assert (verdict.producer_name, verdict.is_signed) == ("alice", offset < 2)
 
 
 def test_rows_are_not_taken_for_a_batch_whose_signed_header_says_otherwise() -> None:
