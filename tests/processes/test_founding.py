@@ -76,6 +76,9 @@ def test_a_cluster_whose_disks_are_all_gone_is_founded_anew_as_another_one(
     # When it is founded anew with the same keys,
     founded = quorate("cluster", "found", "-d", cluster.directory)
     assert founded.code == 0, founded.err
+    assert "r0, r1, r2, r3 here can start" in founded.out
+    prepared = quorate("replica", "r0", "prepare", "-d", cluster.directory)
+    assert "r0 has a disk already" in prepared.err
     assert quorate("up", cluster.directory, "--detach").code == 0
     second = proof_of(cluster, publish(cluster, b"a completely different vote"))
 

@@ -119,8 +119,9 @@ def found_anew(directory: DirectoryOption = DEFAULT) -> None:
         f"  {launcher.directory / CLUSTER_FILE}   another cluster with the same members\n"
         f"  {before}   the file of before, for proofs of before\n"
         f"Identity {launcher.cluster.identity.hex()}\n"
-        f"Next     give every party a copy of the new file; each prepares its replicas: "
-        f"quorate replica all prepare"
+        f"Next     {', '.join(launcher.held) or 'no replica'} here can start; give every other "
+        f"party a copy of the new file\n"
+        f"         each of them then prepares its replicas: quorate replica NAME prepare"
     )
 
 

@@ -61,7 +61,7 @@ SUBCOMMANDS = (
     Subcommand("group", _CLUSTER, "List, share, reset and delete consumer groups."),
     Subcommand("publish", _EVENTS, "Publish events on a topic."),
     Subcommand("subscribe", _EVENTS, "Print the events of a topic as they are delivered."),
-    Subcommand("prove", _EVENTS, "Print a proof of what was published on a validated topic."),
+    Subcommand("prove", _EVENTS, "Print a proof of what was published on a Byzantine log topic."),
     Subcommand("verify", _EVENTS, "Say what a proof proves, offline, or why it does not hold."),
     Subcommand("pipeline", _EVENTS, "Run programs over event streams, on Spark."),
     Subcommand("audit", _CHECK, "Check the whole history of a cluster, at every replica."),

@@ -126,7 +126,9 @@ class Launcher:
         if not key.exists():
             raise LaunchError(f"{name} does not run here: its private keys would be in {key}")
         if data.exists() and any(data.iterdir()):
-            raise LaunchError(f"{data} is not empty, and a new disk is: move it away")
+            raise LaunchError(
+                f"{name} has a disk already, {data}: if it shall have a new one, move that away"
+            )
         others = self._others_that_ran(name)
         (check_restoration if restores else check_preparation)(self.cluster, replica, others)
         write_mark(data, read_founding(self.directory / CLUSTER_FILE, self.cluster))
