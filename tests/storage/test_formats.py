@@ -165,7 +165,7 @@ def test_the_present_version_and_the_one_before_are_read_and_others_refused_in_a
 
     first.save(path, Old(5))
     assert second.load(path) == New(5_000_000)
-    with pytest.raises(StorageError, match=r"earlier version.*with an empty data directory"):
+    with pytest.raises(StorageError, match=r"earlier version.*quorate replica NAME restore"):
         third.load(path)
     second.save(path, New(5))
     assert third.load(path) == New(5)

@@ -48,8 +48,9 @@ class Format(Generic[_Content]):
             )
         raise StorageError(
             f"{path} was written by an earlier version of Quorate (format {version}, and this one "
-            f"reads {min(self.readers)} to {self.version}): start this replica with an empty data "
-            "directory, and it takes what it had from the others"
+            f"reads {min(self.readers)} to {self.version}): move the data directory of this "
+            "replica away, and 'quorate replica NAME restore' makes one that takes what the others "
+            "have"
         )
 
     def decode(self, data: bytes | memoryview, version: int, path: str | Path) -> _Content:

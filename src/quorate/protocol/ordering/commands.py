@@ -66,7 +66,8 @@ class Commands:
             if [*map(descriptor, payloads)] != cut(placed.descriptors):
                 raise DamagedError(
                     f"the commands of slot {decided.slot} are not on disk as they were decided; "
-                    f"with an empty data directory this replica starts over with what others have"
+                    f"move the data directory away, and 'quorate replica NAME restore' makes one "
+                    f"that takes what the others have"
                 )
             self.carry_out(placed, payloads, decided.time_us)
 
