@@ -1,6 +1,7 @@
 """`quorate doctor`: what it looks at, and when it says that something will not work."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from clusters import TestCluster, quorate, running_cluster
 from quorate.cli import doctor as command
 from quorate.core.errors import ConfigError
 
-SUBJECTS = ["Python", "Spark", "Java", "ports", "disk", "fsync", "memory", "clock", "Formats"]
+SUBJECTS = ["Python", "Spark", "Java", "ports", "disk", "fsync", "memory", "clock", "formats"]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,15 @@ def test_without_a_cluster_it_looks_at_everything_a_local_one_would_need(
     assert list(found) == SUBJECTS
     assert str(tmp_path) in found["fsync"]["words"]
     assert {row["level"] for row in found.values()} <= {"ok", "warning", "problem"}
+
+
+def test_it_tells_the_version_of_each_format() -> None:
+    _, found = findings()
+
+    told = found["formats"]["words"].split(", ")
+    assert all(re.fullmatch(r"[a-z ]+ [1-9][0-9]*", each) for each in told)
+    kinds = {each.rpartition(" ")[0] for each in told}
+    assert kinds >= {"protocol", "batch", "cluster file", "journal", "proof", "archive"}
 
 
 def test_each_finding_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """`quorate doctor`: whether this machine has what Quorate needs, and what to do if not."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -130,8 +131,13 @@ def _formats() -> Finding:
         "proof": proofs.VERSION,
         "evidence": evidence.VERSION,
     }
+    with contextlib.suppress(ImportError):
+        # An extra brings pyarrow, without which there are no archives.
+        from quorate.pipeline import archive
+
+        versions["archive"] = archive.VERSION
     told = ", ".join(f"{kind} {version}" for kind, version in versions.items())
-    return Finding("Formats", "ok", told)
+    return Finding("formats", "ok", told)
 
 
 def _spark() -> Iterator[Finding]:
