@@ -142,7 +142,7 @@ def check_preparation(cluster: Cluster, replica: Replica, others: Sequence[str])
         raise ConfigError(
             f"{replica.name} is not prepared, since {', '.join(others)} have run under the "
             f"identity of this cluster: without its disk it may vote twice. 'quorate replica "
-            f"{replica.name} restore' starts it all the same; its help says what that may cost"
+            f"{replica.name} restore' replaces the disk all the same; its help says what that may cost"
         )
 
 
@@ -176,8 +176,8 @@ class _Met:
 def _lost(cluster: Cluster, name: str, why: str) -> str:
     return (
         f"{why}: the disk of {name} was lost, or never prepared. If {cluster.f + 1} other replicas "
-        f"run, 'quorate replica {name} restore' starts it; before the cluster first runs, 'quorate "
-        f"replica {name} prepare' does; if all disks of the cluster are gone, {FOUND_ANEW}"
+        f"run, 'quorate replica {name} restore' replaces it; before the cluster first runs, "
+        f"'quorate replica {name} prepare' makes it; if all disks of the cluster are gone, {FOUND_ANEW}"
     )
 
 
