@@ -142,7 +142,8 @@ def check_preparation(cluster: Cluster, replica: Replica, others: Sequence[str])
         raise ConfigError(
             f"{replica.name} is not prepared, since {', '.join(others)} have run under the "
             f"identity of this cluster: without its disk it may vote twice. 'quorate replica "
-            f"{replica.name} restore' replaces the disk all the same; its help says what that may cost"
+            f"{replica.name} restore' replaces the disk all the same; its help says what that "
+            "may cost"
         )
 
 
@@ -177,7 +178,8 @@ def _lost(cluster: Cluster, name: str, why: str) -> str:
     return (
         f"{why}: the disk of {name} was lost, or never prepared. If {cluster.f + 1} other replicas "
         f"run, 'quorate replica {name} restore' replaces it; before the cluster first runs, "
-        f"'quorate replica {name} prepare' makes it; if all disks of the cluster are gone, {FOUND_ANEW}"
+        f"'quorate replica {name} prepare' makes it; if all disks of the cluster are gone, "
+        f"{FOUND_ANEW}"
     )
 
 
