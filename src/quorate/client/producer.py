@@ -36,7 +36,7 @@ from quorate.core.errors import (
     RemoteProtocolError,
 )
 from quorate.core.event import Event
-from quorate.core.header import SALT_BYTES, header_of
+from quorate.core.header import SALT_BYTES, count_of, is_signed
 from quorate.core.ids import Lane, NodeId, TopicId, topic_id
 from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
@@ -726,17 +726,16 @@ def _check_batch(outlet: Outlet, payload: bytes, events: int) -> None:
         # Of one with event proofs, each event is looked at.
         stream = outlet.stream
         is_whole = isinstance(stream, LineOutgoing) and stream.topic.contract.event_proofs
-        header = header_of(payload)
-        if header.is_signed:
+        count = count_of(payload)
+        if is_signed(payload):
             raise RemoteProtocolError("it says that it is signed")
         if is_whole:
             batch.Batch(payload)
     except RemoteProtocolError as error:
         raise LocalProtocolError(f"no batch to publish on '{outlet.name}': {error}") from None
-    if header.events != events:
+    if count != events:
         raise LocalProtocolError(
-            f"a batch for '{outlet.name}' of {header.events} events, where {events} are said to be "
-            f"in it"
+            f"a batch for '{outlet.name}' of {count} events, where {events} are said to be in it"
         )
 
 

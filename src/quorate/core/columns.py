@@ -43,8 +43,8 @@ from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.header import (
     HEADER_BYTES,
     PLAIN_BYTES_MAX,
-    Header,
     Payload,
+    basic_header,
     columns_at,
     count_of,
 )
@@ -200,7 +200,7 @@ def seal(columns: Columns, count: int, compression: str) -> bytes:
     head_bytes = HEADER_BYTES + BEGINNING_BYTES
     if plain_bytes > (BATCH_BYTES_MAX if compression == "none" else PLAIN_BYTES_MAX):
         raise too_large(head_bytes + plain_bytes)
-    header = Header.of(count, headers.entries, plain_bytes).encode()
+    header = basic_header(count, headers.entries, plain_bytes)
     sizes = keys.size, headers.names.size, headers.values.size
     beginning = _BEGINNING.pack(flags, 0, 0, columns.oldest_us, *sizes)
     plain = b"".join((header, beginning, *_pieces(columns)))

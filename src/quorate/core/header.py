@@ -69,6 +69,11 @@ class Header(NamedTuple):
         return _HEADER.pack(*self)
 
 
+def basic_header(events: int, headers: int, plain_bytes: int) -> bytes:
+    """The header of a basic batch, encoded."""
+    return _HEADER.pack(VERSION, BASIC, 0, events, headers, plain_bytes)
+
+
 def header_of(payload: Payload) -> Header:
     """The header that a payload or a descriptor begins with, or `RemoteProtocolError`."""
     count_of(payload)
@@ -127,6 +132,11 @@ def columns_at(payload: Payload) -> int:
 def is_signed(payload: Payload) -> bool:
     """Whether a payload, or a descriptor, says that its producer signed it."""
     return len(payload) >= HEADER_BYTES and payload[1] == SIGNED
+
+
+def are_signed(descriptors: Iterable[Payload]) -> bool:
+    """Whether some of these say that their producers signed them."""
+    return any([described[1] for described in descriptors])
 
 
 def events_in(descriptor: Payload) -> int:

@@ -23,7 +23,7 @@ from itertools import islice
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.header import SEAL_BYTES, are_possible, is_signed
+from quorate.core.header import SEAL_BYTES, are_possible, are_signed, is_signed
 from quorate.core.ids import Digest, NodeId, Sequence, member_of, session_of
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
@@ -452,6 +452,8 @@ class Group:
         if not are_possible(descriptors[known:]):
             self._outbox.report(line.publisher, "bad-batch", f"a header in the run at {first}")
             return False
+        if not are_signed(descriptors[known:]):
+            return True
         try:
             if isinstance(message, AnnounceSealed):
                 self._validation.check_seals(line, first + known, message.seals[known:])

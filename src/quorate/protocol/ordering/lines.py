@@ -233,12 +233,12 @@ class Waiting:
         if contradicts or skip < 0 or skip >= len(descriptors) or not self.has_room:
             return contradicts
         room_bytes -= 0 if self.cost_bytes else LINE_COST
-        fitting = _fitting(descriptors[skip:], payloads[skip:], room_bytes)
-        room = min(WAITING_BATCHES_MAX - len(self.descriptors), fitting)
+        room = WAITING_BATCHES_MAX - len(self.descriptors)
+        fresh, payloads = descriptors[skip : skip + room], payloads[skip : skip + room]
+        room = _fitting(fresh, payloads, room_bytes)
         if not room:
             return False
-        fresh = descriptors[skip : skip + room]
-        payloads = payloads[skip : skip + room]
+        fresh, payloads = fresh[:room], payloads[:room]
         self.chains += chain_of(self.chains[-1] if self.chains else self.base, fresh)
         self.descriptors += fresh
         self.events += sum(map(events_in, fresh))
@@ -577,6 +577,9 @@ def end_of(word: Stored) -> Sequence:
 
 def _fitting(descriptors: Seq[bytes], payloads: Seq[bytes | None], room_bytes: int) -> int:
     """How many of these batches there is room for."""
+    cost_bytes = BATCH_COST * len(payloads) + EVENT_COST * sum(map(events_in, descriptors))
+    if cost_bytes + sum([len(payload) for payload in payloads if payload]) <= room_bytes:
+        return len(payloads)
     for count, (described, payload) in enumerate(zip(descriptors, payloads, strict=True)):
         room_bytes -= BATCH_COST + EVENT_COST * events_in(described) + len(payload or b"")
         if room_bytes < 0:

@@ -24,7 +24,7 @@ from itertools import count
 from typing import NamedTuple
 
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.header import DESCRIPTOR_BYTES, are_possible, is_signed
+from quorate.core.header import DESCRIPTOR_BYTES, count_of, is_signed
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import (
     END_US,
@@ -270,10 +270,12 @@ class Reading:
     def on_entries(self, sender: NodeId, entries: Entries, connected: "set[NodeId]") -> None:
         if sender != self.lead:
             return
-        if not are_possible(entries.payloads):
+        try:
+            counts = [*map(count_of, entries.payloads)]
+        except RemoteProtocolError:
             self._blame("sent a batch whose header cannot be true", connected)
             return
-        if not self._is_next_or_later(entries):
+        if not self._is_next_or_later(entries.offset, counts):
             return
         if entries.offset in self._early or not self._has_room_for(entries, connected):
             return
@@ -301,13 +303,14 @@ class Reading:
         self._settle(connected)
         self._pass_on(connected)
 
-    def _is_next_or_later(self, entries: Entries) -> bool:
-        """Whether it was asked for, and we have nothing of it yet."""
-        offsets = entries.offsets
-        if self._start is None and entries.offset < self.position:
+    def _is_next_or_later(self, offset: int, counts: list[int]) -> bool:
+        """Whether batches of so many events were asked for, and we have nothing of them yet."""
+        last = offset + sum(counts) - counts[-1]
+        if self._start is None and offset < self.position:
             # It begins with the batch that has the event which we want first.
-            return self.position < offsets[1] and offsets[-2] < max(self._limit, self.position + 1)
-        return self.received <= entries.offset and offsets[-2] < self._limit
+            is_here = self.position < offset + counts[0]
+            return is_here and last < max(self._limit, self.position + 1)
+        return self.received <= offset and last < self._limit
 
     def on_chained(self, sender: NodeId, chain: Chained, connected: "set[NodeId]") -> None:
         if sender not in self.topic.index:
@@ -483,7 +486,7 @@ class Reading:
         """False if these are not the batches that the lead says they are."""
         line, bare = Line(entries.publisher, *self.partition), frozenset(entries.bare)
         descriptors = [
-            payload if at in bare else descriptor(payload)
+            payload if bare and at in bare else descriptor(payload)
             for at, payload in enumerate(entries.payloads)
         ]
         if bare and (
