@@ -16,6 +16,7 @@ refused wherever it comes from, with its payload or without.
 """
 
 from collections.abc import Iterable
+from operator import itemgetter
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
@@ -45,6 +46,7 @@ _WORDS = Struct("<IIII")
 _ALLOWED = tuple(VERSION | kind << 8 for kind in range(len(KINDS)))
 _EVENTS = Struct("<I")
 _EVENTS_AT = 4
+_KIND = itemgetter(1)
 
 Payload: TypeAlias = bytes | memoryview
 
@@ -136,7 +138,7 @@ def is_signed(payload: Payload) -> bool:
 
 def are_signed(descriptors: Iterable[Payload]) -> bool:
     """Whether some of these say that their producers signed them."""
-    return any([described[1] for described in descriptors])
+    return any(map(_KIND, descriptors))
 
 
 def events_in(descriptor: Payload) -> int:
