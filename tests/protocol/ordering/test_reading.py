@@ -1306,3 +1306,16 @@ def test_a_batch_that_begins_before_what_is_wanted_takes_the_place_of_what_came_
     desk.entries(book, 0, 1)
 
     assert desk.reading.received == 3
+
+
+def test_a_word_from_before_a_seek_keeps_none_out_that_comes_after_it() -> None:
+    """Whoever sought back waited until it was late, and asked everybody once more."""
+    desk = Desk(offset=3)
+    desk.reading.seek(0, desk.connected)
+    # What was asked before is answered only now.
+    desk.chain(desk.others[0], TRUE, 4)
+    desk.chain(desk.others[0], TRUE, 2)
+
+    desk.entries(TRUE, 0, 2)
+
+    assert desk.read() == [b"1", b"2"]

@@ -319,10 +319,22 @@ class Reading:
         self._starts[sender], self._takens[sender] = chain.start, chain.taken
         if self._skip_what_is_gone(connected):
             return
-        words = self._words.setdefault(sender, deque(maxlen=WORDS_MAX))
-        if not words or words[-1].offset < chain.offset:
-            words.append(chain)
+        self._hear(self._words.setdefault(sender, deque()), chain)
         self._settle(connected)
+
+    @staticmethod
+    def _hear(words: deque[Chained], word: Chained) -> None:
+        """Keep a word in the order of offsets.
+
+        One from further on may be older: what we asked before a seek is answered as well.
+        """
+        at = bisect_left(words, word.offset, key=_offset_of)
+        if at < len(words) and words[at].offset == word.offset:
+            return
+        words.insert(at, word)
+        if len(words) > WORDS_MAX:
+            # Those that come later cover it.
+            words.popleft()
 
     def _skip_what_is_gone(self, connected: "set[NodeId]", *, is_late: bool = False) -> bool:
         """Go on behind what retention took, once all say so whose word can be waited for.
@@ -742,8 +754,8 @@ class Reading:
         self._start = None
 
 
-def _offset_of(batch: Batch) -> int:
-    return batch.offset
+def _offset_of(found: Batch | Chained) -> int:
+    return found.offset
 
 
 def _end_of(batch: Batch) -> int:
