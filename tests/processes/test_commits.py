@@ -78,9 +78,11 @@ async def said(
                 found.append(line)
     finally:
         member.kill()
-    found += (await member.stdout.read()).splitlines()
+    found += (await member.stdout.read()).splitlines(keepends=True)
     await member.wait()
-    return [(words[0], int(words[1])) for words in (line.decode().split() for line in found)]
+    # The last line may be torn: it was killed while it said that.
+    whole = [line.decode().split() for line in found if line.endswith(b"\n")]
+    return [(word, int(at)) for word, at in whole]
 
 
 @pytest.mark.parametrize(("topic", "every"), [("plain", 7), ("votes", 10)])
