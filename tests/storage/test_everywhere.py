@@ -106,6 +106,9 @@ class Building(Chamber):
         # It has the interface of a store, and no more than that is used here.
         return cast(SimStore, store), Found(found.snapshots, [*found.records])
 
+    def stores(self) -> list[DiskStore]:
+        return [cast(Directory, seat.disk).store for seat in self.seats.values()]
+
     def take_step(self, step: Published | Killed | Trims) -> None:
         if isinstance(step, Killed):
             self.reboot(step.replica)
@@ -113,9 +116,9 @@ class Building(Chamber):
         elif isinstance(step, Trims):
             at = bisect_right(self.offsets, round(step.part * self.offsets[-1])) - 1
             self.start = max(self.start, self.offsets[at])
-            for seat in self.seats.values():
-                seat.store.trim(PARTITION, self.start)
-                seat.store.clean()
+            for store in self.stores():
+                store.trim(PARTITION, self.start)
+                store.clean()
         else:
             values = [b"%d.%d" % (len(self.payloads), at) for at in range(step.events)]
             self.payloads.append((values, step.sign))
@@ -145,8 +148,8 @@ def building() -> Iterator[Building]:
     with TemporaryDirectory() as root:
         built = Building(root=Path(root))
         yield built
-        for seat in built.seats.values():
-            seat.store.close()
+        for store in built.stores():
+            store.close()
 
 
 @pytest.mark.usefixtures("no_waiting")
