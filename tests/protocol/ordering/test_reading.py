@@ -38,6 +38,7 @@ from quorate.protocol.ordering.reading import (
     BEYOND_AFTER_US,
     COMPLAIN_EVERY_US,
     CREDIT_BATCHES,
+    CREDIT_GROWTH,
     FIRST_CREDIT_EVENTS,
     LATE_AFTER_US,
     SLOW_AFTER_US,
@@ -1361,3 +1362,18 @@ def test_a_word_from_before_a_seek_keeps_none_out_that_comes_after_it() -> None:
     desk.entries(TRUE, 0, 2)
 
     assert desk.read() == [b"1", b"2"]
+
+
+def test_whoever_seeks_is_sent_little_at_first_and_more_with_all_that_it_takes() -> None:
+    """A random look at a long log cost as much as the 4,096 batches that came with it."""
+    book, desk = Book(*[b"x"] * 700), Desk()
+    desk.reading.seek(100, desk.connected)
+    assert {follow.limit for follow in desk.asked().values()} == {100 + FIRST_CREDIT_EVENTS}
+
+    limits = []
+    for start, end in ((100, 164), (164, 420)):
+        desk.entries(book, start, end)
+        desk.chain(desk.others[0], book, end)
+        limits += [max(allowed(desk)) - end]
+
+    assert limits == [CREDIT_GROWTH * FIRST_CREDIT_EVENTS, CREDIT_GROWTH**2 * FIRST_CREDIT_EVENTS]
