@@ -5,7 +5,7 @@ from pathlib import Path
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition
 from quorate.core.stores import KafkaStore
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import batch_digest
 from quorate.storage.kafka import KafkaPayloads
 from quorate.storage.kafka_client import Listener
 from quorate.storage.kafka_memory import Memory, Place
@@ -57,7 +57,7 @@ def test_what_was_just_written_needs_no_kafka_to_be_read(tmp_path: Path) -> None
     payloads = KafkaPayloads(KafkaStore(bootstrap="127.0.0.1:1"), pointers, listener)
     try:
         payloads.adopt({topic: ("log", 1)})
-        pointer = Pointer(5, len(payload), digest(payload))
+        pointer = Pointer(5, len(payload), batch_digest(payload))
 
         payloads._reader.keep_written(Place("quorate.log", 0, 5), payload)
         payloads.fetch(Partition(topic, 0), [pointer])

@@ -41,7 +41,7 @@ from quorate.core.ids import Lane, NodeId, TopicId, topic_id
 from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
 from quorate.core.table import from_table
-from quorate.crypto.digests import payload_digest
+from quorate.crypto.digests import digest
 from quorate.protocol import machine
 from quorate.protocol.control.client import Commands
 from quorate.protocol.machine import Answered, Outcome
@@ -717,7 +717,7 @@ class Producer(Session):
 
 def partition_of(key: bytes, partitions: int) -> int:
     """Where events with this key go, of so many partitions."""
-    return int.from_bytes(payload_digest(key)[:8], "little") % partitions
+    return int.from_bytes(digest(key)[:8], "little") % partitions
 
 
 def _check_batch(outlet: Outlet, payload: bytes, events: int) -> None:

@@ -48,7 +48,7 @@ from quorate.core.ids import MEMBER_ID_MAX, SESSION_MAX, MemberId
 from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import DIGEST_BYTES, EVIDENCE_CHARACTERS_MAX
 from quorate.crypto.checkpoint import SIZE_MAX, TIME_S_MAX, Checkpoint, Head, cosigned_bytes
-from quorate.crypto.digests import link, payload_digest
+from quorate.crypto.digests import digest, link
 from quorate.crypto.events import check_events
 from quorate.crypto.identity import SIGNATURE_BYTES, is_signed
 from quorate.crypto.receipts import Receipt, Refusal
@@ -357,7 +357,7 @@ def _malformed(evidence: Malformed, keys: Keys) -> Proved:
     place, sequence, payload = evidence.place, evidence.sequence, evidence.seal + evidence.body
     seal = Seal.decode(payload)
     _check_sealed(keys, place, sequence, seal)
-    if payload_digest(evidence.body) != seal.digest:
+    if digest(evidence.body) != seal.digest:
         raise RemoteProtocolError("a seal, and a body that is not the one that it names")
     try:
         check_events(payload)

@@ -74,7 +74,7 @@ from quorate.crypto.checkpoint import (
     read,
     render,
 )
-from quorate.crypto.digests import digest, payload_digest, seal_digest
+from quorate.crypto.digests import batch_digest, digest, seal_digest
 from quorate.crypto.events import check_events, event_leaf, event_leaves, event_salt
 from quorate.crypto.leaves import LEAF, LEAF_VERSION
 from quorate.crypto.merkle import (
@@ -336,7 +336,7 @@ def verify_bytes(data: bytes, keys: Keys) -> Verdict:
 
 def leaf_of(proof: Proof) -> Hash:
     """The leaf of the batch that a proof is about."""
-    content = digest(proof.payload) if proof.seal is None else seal_digest(proof.seal)
+    content = batch_digest(proof.payload) if proof.seal is None else seal_digest(proof.seal)
     return leaf_hash(
         LEAF.pack(
             LEAF_VERSION, topic_id(proof.topic), proof.partition, proof.offset, proof.publisher,
@@ -381,7 +381,7 @@ def _checked_seal(proof: Proof) -> Seal | None:
 def _check_content(proof: Proof, seal: Seal) -> None:
     if proof.event is not None:
         _check_event(proof.event, seal)
-    elif payload_digest(proof.body or b"") != seal.digest:
+    elif digest(proof.body or b"") != seal.digest:
         raise ProofError(4, "the body is not what the producer signed")
 
 

@@ -68,7 +68,7 @@ from quorate.core.header import (
     header_of,
 )
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of, session_of
-from quorate.crypto.digests import payload_digest, seal_digest
+from quorate.crypto.digests import digest, seal_digest
 from quorate.crypto.merkle import HASH_BYTES, Tree, inclusion_proof, leaf_hash, node_hash, way_up
 
 # So many batches share one signature at most: a path of three hashes.
@@ -150,9 +150,9 @@ class Seal(NamedTuple):
 
 def unsealed(batch: bytes, salt: bytes, *, time_us: int, root: bytes, public_key: bytes) -> Seal:
     """The seal of this basic batch before it is signed; `salt` goes between both."""
-    digest = payload_digest(salt + batch[HEADER_BYTES:])
+    body = digest(salt + batch[HEADER_BYTES:])
     header = header_of(batch)._replace(kind=SIGNED)
-    return Seal(header, time_us, digest, root, public_key)
+    return Seal(header, time_us, body, root, public_key)
 
 
 def sid(place: Place, sequence: Sequence, seal: Seal) -> bytes:

@@ -55,7 +55,7 @@ from quorate.core.ordering import (
     Walked,
     Write,
 )
-from quorate.crypto.digests import descriptor, digest
+from quorate.crypto.digests import batch_digest, descriptor, digest
 from quorate.protocol.machine import Ready
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.records import Held, Record
@@ -223,7 +223,9 @@ def _wrong_payload(message: Message, how: int) -> Message:
     forged = [payload[:-1] + _flip(payload[-1:], how) for payload in message.payloads]
     # A lie that is true to itself: what a message says of its payloads fits them.
     if isinstance(message, Append) and message.digests:
-        return msgspec.structs.replace(message, payloads=forged, digests=[*map(digest, forged)])
+        return msgspec.structs.replace(
+            message, payloads=forged, digests=[*map(batch_digest, forged)]
+        )
     if isinstance(message, Entries):
         line = Line(message.publisher, message.topic, message.partition)
         descriptors = [

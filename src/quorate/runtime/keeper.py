@@ -16,7 +16,7 @@ from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC_ID, owner_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
-from quorate.crypto.digests import payload_digest
+from quorate.crypto.digests import digest
 from quorate.crypto.evidence import render
 from quorate.crypto.identity import Identity
 from quorate.protocol.broker import Broker
@@ -199,7 +199,7 @@ class LogKeeper:
         state = steward.control.state
         return {
             "revision": state.revision,
-            "digest": payload_digest(msgspec.msgpack.encode(state)).hex(),
+            "digest": digest(msgspec.msgpack.encode(state)).hex(),
             "sessions": len(state.sessions),
             "groups": {
                 name: msgspec.to_builtins(steward.control.describe_group(name))

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from functools import partial
 from typing import Any, TypeAlias
 
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import batch_digest
 from quorate.storage.kafka_client import (
     CLOSE_SECONDS_MAX,
     POLL_S,
@@ -268,7 +268,7 @@ class Reader:
                 if place not in self._written and place not in self._fetched:
                     self._ahead.put(place, value)
                 return 0
-        if len(value) != pointer.length or digest(value) != pointer.digest:
+        if len(value) != pointer.length or batch_digest(value) != pointer.digest:
             return self._lose(target, [offset], "it is not what was written there")
         self._keep(place, value)
         return 1

@@ -29,7 +29,7 @@ from quorate.core.ordering import (
     Partition,
     Wants,
 )
-from quorate.crypto.digests import descriptor, payload_digest
+from quorate.crypto.digests import descriptor, digest
 from quorate.protocol.machine import Entry, Ready, Trimmed
 from quorate.protocol.ordering import reading as module
 from quorate.protocol.ordering.ranges import RangeReading, Settled, Unsettled
@@ -309,7 +309,7 @@ def test_one_that_contradicts_the_lead_in_many_ways_is_one_voice_and_takes_no_ro
     lead, liar = desk.lead, desk.others[0]
     desk.entries(TRUE, 0, 2)
     for number in range(1000):
-        word = Chained(T, 0, 2, payload_digest(b"%d" % number), 0, 0, 2)
+        word = Chained(T, 0, 2, digest(b"%d" % number), 0, 0, 2)
         desk.reading.on_chained(liar, word, desk.connected)
     assert len(desk.reading.contradicted_by) == 1
     desk.chain(desk.others[1], TRUE, 2)
@@ -514,9 +514,7 @@ def test_a_lead_that_brings_all_there_is_is_not_slow_however_little_that_is() ->
 def test_one_replica_that_claims_there_is_more_does_not_make_a_lead_slow() -> None:
     desk = Desk()
     lead, liar = desk.lead, desk.others[0]
-    desk.reading.on_chained(
-        liar, Chained(T, 0, 1, payload_digest(b"?"), 0, 0, 1 << 40), desk.connected
-    )
+    desk.reading.on_chained(liar, Chained(T, 0, 1, digest(b"?"), 0, 0, 1 << 40), desk.connected)
     for _ in range(4 * SLOW_AFTER_US // LATE_AFTER_US):
         desk.pass_time(LATE_AFTER_US)
     assert desk.lead == lead
