@@ -16,21 +16,18 @@ REPEATED = 0
 TWO_FACED = -1
 
 
-class Tally:
-    """The voices about one batch; replicas are bits.
+class Votes:
+    """Who spoke for which content of one batch; replicas are bits.
 
     Nearly always all agree, so the first content has a place of its own, and only others
     need a dictionary.
     """
 
-    __slots__ = ("_others", "asked_at_us", "content", "opener", "since_us", "voters", "votes")
+    __slots__ = ("_others", "content", "voters", "votes")
 
-    def __init__(self, opener: int, content: Digest, now_us: int) -> None:
-        self.content = content
-        self.votes = self.voters = 1 << opener
-        self.opener = opener
-        self.since_us = now_us
-        self.asked_at_us = now_us
+    def __init__(self) -> None:
+        self.content = b""
+        self.votes = self.voters = 0
         self._others: dict[Digest, int] | None = None
 
     def votes_for(self, content: Digest) -> int:
@@ -39,18 +36,39 @@ class Tally:
             return self.votes
         return self._others.get(content, 0) if self._others else 0
 
+    def others_than(self, content: Digest) -> int:
+        """Who spoke for another content, as bits."""
+        return self.voters & ~self.votes_for(content)
+
     def add(self, bit: int, content: Digest) -> int:
         """Count a voice: how many now agree with it, or why it does not count."""
-        if self.voters & bit:
+        voters = self.voters
+        if voters & bit:
             return REPEATED if self.votes_for(content) & bit else TWO_FACED
-        self.voters |= bit
+        self.voters = voters | bit
         if content == self.content:
-            self.votes |= bit
-            return self.votes.bit_count()
-        if self._others is None:
-            self._others = {}
-        votes = self._others[content] = self._others.get(content, 0) | bit
+            votes = self.votes = self.votes | bit
+        elif not voters:
+            self.content, self.votes = content, bit
+            return 1
+        else:
+            if self._others is None:
+                self._others = {}
+            votes = self._others[content] = self._others.get(content, 0) | bit
         return votes.bit_count()
+
+
+class Tally(Votes):
+    """The voices about one batch, since somebody opened it."""
+
+    __slots__ = ("asked_at_us", "opener", "since_us")
+
+    def __init__(self, opener: int, content: Digest, now_us: int) -> None:
+        self.content = content
+        self.votes = self.voters = 1 << opener
+        self._others = None
+        self.opener = opener
+        self.since_us = self.asked_at_us = now_us
 
 
 class WholeRun:
