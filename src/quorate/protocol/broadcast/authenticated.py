@@ -18,9 +18,6 @@ Invariants:
 """
 
 from quorate.core.quorum import Quorum
-from quorate.protocol.broadcast.forwarding import Replica
-
-__all__ = ["GUARANTEE", "Replica", "copies_to_deliver", "replicas_to_settle"]
 
 GUARANTEE = "at least f + 1 correct replicas have it and will forward it"
 

@@ -14,9 +14,6 @@ Invariants:
 """
 
 from quorate.core.quorum import Quorum
-from quorate.protocol.broadcast.forwarding import Replica
-
-__all__ = ["GUARANTEE", "Replica", "copies_to_deliver", "replicas_to_settle"]
 
 GUARANTEE = "one replica has it, and the publisher sends it to the others while it is there"
 

@@ -13,13 +13,13 @@ Invariant: a correct replica vouches for at most one content per stream and sequ
 from msgspec import structs
 
 from quorate.core.ids import NodeId, Sequence, Stream
-from quorate.core.messages import Publish, Status
+from quorate.core.messages import Publish
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import history
-from quorate.protocol.broadcast.scope import Scope
+from quorate.protocol.broadcast.scope import BroadcastReplica, Scope
 
 
-class Replica:
+class Replica(BroadcastReplica):
     """Forwards each batch once, to every subscriber."""
 
     def __init__(self, scope: Scope, histories: history.Replica | None = None) -> None:
@@ -48,8 +48,7 @@ class Replica:
             for sequence in fresh:
                 payload = publish.payloads[sequence - publish.first]
                 self._forward(stream, publish.urgent, sequence, [payload])
-        status = self._histories.status(stream) if self._histories else Status.OK
-        scope.acknowledge(stream, status)
+        scope.acknowledge(stream, history.status_of(self._histories, stream))
 
     def accept_late(self, stream: Stream, sequence: Sequence, payload: bytes) -> None:
         """A batch that a history named, sent by its source when we asked for it."""
@@ -63,6 +62,5 @@ class Replica:
             return
         digests = [digest(payload) for payload in payloads]
         if self._histories is not None:
-            for offset, content in enumerate(digests):
-                self._histories.accepted(stream, first + offset, content)
+            self._histories.accepted(stream, first, digests)
         self._scope.vouch(stream, urgent, first, payloads, digests)

@@ -23,6 +23,7 @@ A replica that lacks payloads first waits whether the others complete the histor
 and only then asks the source: in the chain, f replicas never see the payloads, and need not.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from struct import Struct
@@ -129,18 +130,19 @@ class Replica:
         unblocked, self._unblocked = self._unblocked, {}
         return [held for stream in unblocked for held in self._antechamber.pop(stream, [])]
 
-    def accepted(self, stream: Stream, sequence: Sequence, content: Digest) -> None:
-        """A batch was accepted on its own way: the histories to come must agree with it."""
+    def accepted(self, stream: Stream, first: Sequence, contents: Iterable[Digest]) -> None:
+        """Batches were accepted on their own way: the histories to come must agree with them."""
         ledger = self._ledger(stream)
         if not ledger.open_from:
-            ledger.open_from = sequence
-        ledger.accepted[sequence] = content
-        if sequence in ledger.missing:
-            del ledger.missing[sequence]
-            if not ledger.missing:
-                self._complete[stream] = None
-        if len(ledger.accepted) >= 2 * self._span:
-            ledger.forget_oldest(self._span)
+            ledger.open_from = first
+        for sequence, content in enumerate(contents, first):
+            ledger.accepted[sequence] = content
+            if sequence in ledger.missing:
+                del ledger.missing[sequence]
+                if not ledger.missing:
+                    self._complete[stream] = None
+            if len(ledger.accepted) >= 2 * self._span:
+                ledger.forget_oldest(self._span)
 
     def content_of(self, stream: Stream, sequence: Sequence) -> Digest | None:
         return self._ledger(stream).accepted.get(sequence)
@@ -155,9 +157,6 @@ class Replica:
         if count >= 2 * self._alpha:
             return Status.BLOCKED
         return Status.HISTORY if count >= self._alpha else Status.OK
-
-    def on_publish(self, publisher: NodeId, publish: Publish) -> None:
-        self.broadcast.on_publish(publisher, publish)
 
     def on_supply(self, sender: NodeId, supply: Supply) -> list[tuple[Stream, Sequence, bytes]]:
         """Payloads that a history named and the source delivers late: accept them now."""
@@ -252,3 +251,8 @@ class Replica:
         ledger.missing = {s: content for s, content in ledger.missing.items() if s >= end}
         if stream in self._scope.intakes:
             self._scope.acknowledge(stream, self.status(stream))
+
+
+def status_of(histories: Replica | None, stream: Stream) -> Status:
+    """What to tell the source with an acknowledgement, where the topic may have no histories."""
+    return Status.OK if histories is None else histories.status(stream)

@@ -43,7 +43,7 @@ from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Echo, Fetch, Publish, ReadyVote, Supply, Vouch
 from quorate.core.quorum import Quorum
 from quorate.crypto.digests import digest
-from quorate.protocol.broadcast.scope import Scope
+from quorate.protocol.broadcast.scope import BroadcastReplica, Scope
 from quorate.protocol.budget import gives_way
 from quorate.protocol.runs import consecutive
 from quorate.protocol.voting import TWO_FACED, Votes
@@ -135,7 +135,7 @@ class Progress:
         return bool(self.abandoned) or any(voted)
 
 
-class Replica:
+class Replica(BroadcastReplica):
     """One replica's half, for one lane of one topic.
 
     `admits` lets a history add its own condition before it is echoed; it is asked again when

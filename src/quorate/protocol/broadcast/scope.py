@@ -7,9 +7,10 @@ acknowledging to the source, and answering those who missed something.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from quorate.core.ids import SEQUENCE_MAX, Digest, NodeId, Sequence, Stream
-from quorate.core.messages import Ack, Fetch, Status, Supply, Vouch
+from quorate.core.messages import Ack, Fetch, Link, Publish, Status, Supply, Vouch
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.channel import Channel
 from quorate.protocol.intake import Intake
@@ -151,6 +152,26 @@ class Scope:
                 del known[stream]
         self.channel.forget(publisher)
         self.retention.forget(publisher, self.topic.id)
+
+
+class BroadcastReplica:
+    """A replica's part in one protocol. What a protocol does not need does nothing."""
+
+    # How its runs come: from their publisher, or through a chain.
+    takes: type[Publish] | type[Link] = Publish
+
+    def on_publish(self, sender: NodeId, run: Any) -> None:
+        """A run that may be published here."""
+
+    def accept_late(self, stream: Stream, sequence: Sequence, payload: bytes) -> None:
+        """A batch that a history named, sent by its source when we asked for it."""
+
+    def forget(self, publisher: NodeId) -> None:
+        """This publisher is gone for good."""
+
+    def tick(self) -> None: ...
+
+    def flush(self) -> None: ...
 
 
 def _within_size(
