@@ -26,6 +26,7 @@ from quorate.protocol.ordering.records import (
     Store,
     Voted,
 )
+from quorate.storage.checkpoint import CERTIFIED
 from quorate.storage.errors import DiskFullError, RefusedRecordError, StorageError
 from quorate.storage.store import DiskStore
 from stores import (
@@ -429,7 +430,7 @@ def test_a_signed_snapshot_that_finds_no_room_is_saved_later(
 
     certified = Certified(0, 8, b"state", "signed")
     with monkeypatch.context() as patch:
-        patch.setattr("quorate.storage.store.save_certified", full)
+        patch.setattr(CERTIFIED, "save", full)
         disk.store.append([certified])
         assert disk.store.certified(0) == certified
     disk.hold(LINES[0], 1)

@@ -10,6 +10,7 @@ import pytest
 from quorate.protocol.ordering.records import (
     Snapshot,
 )
+from quorate.storage.checkpoint import SNAPSHOTS
 from quorate.storage.errors import StorageError
 from quorate.storage.store import DiskStore
 from stores import LINES, Disk, Oracle, check, check_recovered, fill
@@ -106,7 +107,7 @@ def test_a_crash_between_checkpoint_and_snapshot_leaves_the_snapshot_before(
         raise PowerCutError
 
     with monkeypatch.context() as patch:
-        patch.setattr("quorate.storage.store.save_snapshot", cut)
+        patch.setattr(SNAPSHOTS, "save", cut)
         with pytest.raises(PowerCutError):
             disk.store.append([Snapshot(0, 4, b"lost")])
     disk.saved = len(disk.history)

@@ -30,7 +30,7 @@ from quorate.protocol.ordering.records import (
     Stretch,
     Voted,
 )
-from quorate.storage.recovery import Recovered
+from quorate.storage.store import Recovered
 from quorate.storage.store import DiskStore
 
 START = bytes(32)

@@ -66,6 +66,9 @@ class Derived:
         self._files = files
         self._directory = directory
         self._chunk_entries = checkpoint.chunk_entries
+        # In place of the index of a partition in which nothing was ever put.
+        nothing = IndexState(0, 0, 0, 0)
+        self._nothing = Index(files, str(directory), nothing, checkpoint.chunk_entries)
         self._restore(checkpoint)
         for number, slot in snapshot_slots.items():
             self.group(number).snapshot_taken(slot)
@@ -74,6 +77,10 @@ class Derived:
     def group(self, number: int) -> Group:
         group = self._groups.get(number)
         return self._add_group(GroupState(number, 0)) if group is None else group
+
+    def index_of(self, partition: tuple[int, int]) -> Index:
+        """What is kept of a partition; nothing may be appended to it."""
+        return self.indexes.get(partition, self._nothing)
 
     @property
     def kept_slots(self) -> dict[int, int]:
@@ -95,7 +102,12 @@ class Derived:
         ends: dict[tuple[int, int], int] = {}
         for entry in entries:
             if isinstance(entry, Installed):
-                self._refuse_going_back(entry, slots.get(entry.group))
+                slot = slots.get(entry.group, self.group(entry.group).next_slot)
+                if slot is not None and entry.slot < slot:
+                    raise RefusedRecordError(
+                        entry.group,
+                        f"a snapshot of slot {entry.slot} is installed, but {slot} is next",
+                    )
                 state = _state_of(entry)
                 for target in state.partitions:
                     self._refuse_others(entry, target, owners)
@@ -314,8 +326,7 @@ class Derived:
             target = (placed.topic, placed.partition)
             end = ends.get(target)
             if end is None:
-                index = self.indexes.get(target)
-                end = 0 if index is None else index.end_offset
+                end = self.index_of(target).end_offset
             if placed.offset != end:
                 raise _gap(entry.group, "offset", placed.offset, end)
             if placed.leaf != leaf:
@@ -354,13 +365,6 @@ class Derived:
 
     def _paths(self) -> set[str]:
         return {path for column in self._columns() for path in column.paths()}
-
-    def _refuse_going_back(self, entry: Installed, slot: int | None) -> None:
-        slot = self.group(entry.group).next_slot if slot is None else slot
-        if slot is not None and entry.slot < slot:
-            raise RefusedRecordError(
-                entry.group, f"a snapshot of slot {entry.slot} is installed, but {slot} is next"
-            )
 
     def _columns(self) -> list[Column]:
         holders: Iterator[Index | Group] = iter((*self.indexes.values(), *self._groups.values()))

@@ -5,7 +5,7 @@ Invariants:
   a bad frame anywhere else is damage. So is one in the last segment if a record behind it says that
   it was synced: what rests on it has been said, and it must not pass for a torn tail. Where nothing
   waits for syncs, that happens in the background, and a power cut in between may leave what counts
-  as damage too. That the last segment is the last one, a file beside it tells (`witness`);
+  as damage too. That the last segment is the last one, a file beside it tells (`Witness`);
 - what a failed write left behind is cut off before anything else is written;
 - a failed sync is final, because the operating system may have dropped what it could not write
   and would report success the next time.
@@ -20,15 +20,33 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
 
+import msgspec
+
 from quorate.storage.errors import DiskFullError, StorageError, explained
 from quorate.storage.files import Files, sync_directory, sync_file, uncache
+from quorate.storage.formats import Format
 from quorate.storage.frames import PREFIX_BYTES, encode_frame, frames_in
 from quorate.storage.heads import Entry, Synced, encode_head, split
 from quorate.storage.segments import Frame, Segments
-from quorate.storage.witness import load_witness, new_mark, save_witness
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
+_MARK_BYTES = 16
+
+
+class Witness(msgspec.Struct, frozen=True):
+    """What stands beside a journal, and tells of it what it could not say were it damaged.
+
+    `mark` is in every record that says how far the journal was synced. Nobody else knows it, so
+    that these records can be found behind damage of any kind, and no payload passes for one. `last`
+    is a segment that was there: a journal that ends before it has lost one.
+    """
+
+    mark: bytes
+    last: int
+
+
+WITNESSES = Format("witness", {1: msgspec.msgpack.Decoder(Witness).decode})
 
 
 class Journal:
@@ -51,12 +69,13 @@ class Journal:
         self._retiring: Thread | None = None
         self._failed: str = ""
         self._torn = False
-        last, witness = self.segments.last, load_witness(directory)
+        self._witness = directory / "witness"
+        last, witness = self.segments.last, WITNESSES.load(self._witness)
         if witness is not None and (last is None or last < witness.last):
             raise StorageError(
                 f"{self.segments.path(witness.last)} is missing, though it was written"
             )
-        self._mark = new_mark() if witness is None else witness.mark
+        self._mark = os.urandom(_MARK_BYTES) if witness is None else witness.mark
         if last is None:
             self._first, self._size = 0, 0
             self._descriptor = self._create(0)
@@ -180,7 +199,7 @@ class Journal:
     def _tell_witness(self) -> None:
         # Nothing rests on it. Where there is no room, it hears of the next segment.
         with suppress(DiskFullError):
-            save_witness(self.segments.directory, self._mark, self._first)
+            WITNESSES.save(self._witness, Witness(self._mark, self._first))
 
     def _retire(self, first: int, descriptor: int) -> None:
         """Look after a segment that is full while the next one is written.

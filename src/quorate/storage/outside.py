@@ -13,8 +13,7 @@ Rules:
 - nothing from outside is served that does not have the digest of its pointer.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,9 +21,9 @@ from quorate.core.errors import QuorateError
 from quorate.core.ids import TopicId
 from quorate.core.ordering import Partition
 from quorate.protocol.ordering.records import DIGEST_BYTES, Deposit, Held, Stretch
+from quorate.storage.pending import Run, Source
 from quorate.storage.pointers import POINTER_BYTES, Pointer, Pointers
-from quorate.storage.recovery import Recovered, Replayed
-from quorate.storage.store import DiskStore, FsyncPolicy
+from quorate.storage.store import DiskStore, FsyncPolicy, Replayed
 
 # So many bytes are asked for ahead of whoever reads.
 READ_AHEAD_BYTES = 4 * 1024 * 1024
@@ -100,25 +99,12 @@ class OutsideStore(DiskStore):
         return self._followed(partition, found, bytes_max)
 
     def is_fetching(self, partition: Partition, offset: int) -> bool:
-        pointer = self._pointer_at(partition, offset)
-        return (
-            self.payloads is not None
-            and pointer is not None
-            and self.payloads.is_fetching(partition, pointer)
-        )
+        pointer, payloads = self._pointer_at(partition, offset), self.payloads
+        return bool(payloads and pointer and payloads.is_fetching(partition, pointer))
 
     def may_come(self, partition: Partition, offset: int) -> bool:
-        pointer = self._pointer_at(partition, offset)
-        return (
-            self.payloads is not None
-            and pointer is not None
-            and not self.payloads.is_lost(partition, pointer)
-        )
-
-    def recover(self) -> Recovered:
-        recovered = super().recover()
-        records = self._recovered(recovered.records)
-        return replace(recovered, records=records)
+        pointer, payloads = self._pointer_at(partition, offset), self.payloads
+        return bool(payloads and pointer and not payloads.is_lost(partition, pointer))
 
     # Parts
 
@@ -174,13 +160,15 @@ class OutsideStore(DiskStore):
         if wanted:
             self.payloads.fetch(partition, wanted)
 
-    def _recovered(self, records: Iterator[Replayed]) -> Iterator[Replayed]:
+    def _replayed_records(
+        self, pending: Sequence[tuple[Source, Run]], positions: Sequence[int]
+    ) -> Iterator[Replayed]:
         """The machine goes on with payloads, not with pointers. Those that are lost it never had.
 
         What is undecided was promised, and may be on no other disk yet: nothing goes on before the
         store outside has said what it has of it.
         """
-        for record in records:
+        for record in super()._replayed_records(pending, positions):
             if isinstance(record, Held):
                 yield from self._recovered_held(record)
             else:
