@@ -153,7 +153,7 @@ def test_nothing_grows_with_the_log(disk: Disk) -> None:
         disk.snapshot(0)
         disk.snapshot(1)
     derived = disk.store._derived
-    assert len(derived.pending) == 0
+    assert list(derived.pending) == []
     assert derived.patches == 0
     assert not any(index._patches for index in derived.indexes.values())
     # The one line that is never held here is one gap, however long it is.

@@ -212,7 +212,7 @@ def test_what_is_dropped_stays_dropped_after_a_crash_and_needs_no_room(disk: Dis
     disk.append(Dropped(*LINES[0]), Dropped(*LINES[1]))
     disk.checkpoint()
     check_recovered(disk.crash(), disk.oracle)
-    assert len(disk.store._derived.pending) == 0
+    assert list(disk.store._derived.pending) == []
     assert sum(use.live_bytes for use in disk.store._derived.usage.uses) == 0
 
 
@@ -226,5 +226,5 @@ def test_what_will_never_be_decided_can_be_given_up(disk: Disk) -> None:
     check_recovered(disk.crash(), disk.oracle)
     disk.forget(LINES[0], 10**6)
     disk.forget(LINES[1], 10**6)
-    assert len(disk.store._derived.pending) == 0
+    assert list(disk.store._derived.pending) == []
     assert sum(use.live_bytes for use in disk.store._derived.usage.uses) == 0

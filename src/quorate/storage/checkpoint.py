@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 
 from quorate.protocol.ordering.records import Certified, Snapshot
-from quorate.storage.absents import Gap
 from quorate.storage.formats import Format
 from quorate.storage.groups import GroupState
 from quorate.storage.index import IndexState
-from quorate.storage.pending import Run, Source
+from quorate.storage.pending import Gap, Run, Source
 from quorate.storage.usage import SegmentUse
 
 _SNAPSHOT = re.compile(r"snapshot-(\d+)")

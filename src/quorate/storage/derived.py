@@ -21,7 +21,7 @@ from quorate.protocol.ordering.records import (
     Placed,
     Voted,
 )
-from quorate.storage.absents import Absents, Gap
+from quorate.storage.absents import Absents
 from quorate.storage.checkpoint import Checkpoint
 from quorate.storage.columns import Column
 from quorate.storage.errors import RefusedRecordError
@@ -29,7 +29,7 @@ from quorate.storage.files import Files, sync_directory
 from quorate.storage.groups import Group, GroupState
 from quorate.storage.heads import Entry, HeldHead, MovedHead
 from quorate.storage.index import Index, IndexState
-from quorate.storage.pending import Pending, Source
+from quorate.storage.pending import Gap, Pending, Source
 from quorate.storage.places import (
     ABSENT,
     PLACE_BYTES,
