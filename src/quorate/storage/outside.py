@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import structs
+
 from quorate.core.errors import QuorateError
 from quorate.core.ids import TopicId
 from quorate.core.ordering import Partition
@@ -134,7 +136,9 @@ class OutsideStore(DiskStore):
                 payloads.append(found)
                 taken += len(found)
             if payloads:
-                followed.append(_cut(stretch, payloads))
+                # The first batches of the stretch, with these payloads.
+                chains = stretch.chains[: len(payloads) * DIGEST_BYTES]
+                followed.append(structs.replace(stretch, chains=chains, payloads=payloads))
             if len(payloads) < len(stretch.payloads):
                 break
         return followed
@@ -181,33 +185,16 @@ class OutsideStore(DiskStore):
         if not wanted:
             yield held
             return
-        found: list[bytes | None] = [None] * len(wanted)
-        if self.payloads is not None:
-            found = self.payloads.fetch_now(partition, wanted)
-        fetched = iter(found)
+        has = self.payloads
+        fetched = iter([None] * len(wanted) if has is None else has.fetch_now(partition, wanted))
         payloads = [
             payload if pointer is None else next(fetched)
             for payload, pointer in zip(held.payloads, pointers, strict=True)
         ]
-        for first, run in _present(held.first, payloads):
-            yield Held(held.publisher, held.topic, held.partition, first, run)
-
-
-def _cut(stretch: Stretch, payloads: list[bytes]) -> Stretch:
-    """The first batches of a stretch, with these payloads."""
-    chains = stretch.chains[: len(payloads) * DIGEST_BYTES]
-    return Stretch(
-        stretch.publisher, stretch.offset, stretch.first, stretch.time_us, stretch.before, chains,
-        payloads,
-    )  # fmt: skip
-
-
-def _present(first: int, payloads: list[bytes | None]) -> Iterator[tuple[int, list[bytes]]]:
-    """Runs of payloads that are there, and their first numbers."""
-    run: list[bytes] = []
-    for number, payload in enumerate([*payloads, None], first):
-        if payload is not None:
-            run.append(payload)
-        elif run:
-            yield number - len(run), run
-            run = []
+        run: list[bytes] = []
+        for number, payload in enumerate([*payloads, None], held.first):
+            if payload is not None:
+                run.append(payload)
+            elif run:
+                yield Held(held.publisher, held.topic, held.partition, number - len(run), run)
+                run = []
