@@ -316,7 +316,7 @@ def _shown_groups(control: Control) -> list[str]:
     """At most `GROUPS_SHOWN`, of each party as many."""
     parties = sorted({owner_of(name) for name in control.state.groups})
     each = GROUPS_SHOWN // len(parties) if parties else 0
-    return [name for party in parties for name in control.groups_of(party)[: max(1, each)]]
+    return [name for party in parties for name in control.groups.of_party(party)[: max(1, each)]]
 
 
 def _groups(broker: Broker) -> Mapping[int, Group]:

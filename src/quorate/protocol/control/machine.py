@@ -29,7 +29,7 @@ Invariants:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -64,7 +64,7 @@ from quorate.core.control import (
 from quorate.core.errors import QuorateError, RefusedError, RemoteProtocolError
 from quorate.core.ids import MemberId, NodeId, member_of, node_of, session_of, topic_id
 from quorate.protocol.control import topology
-from quorate.protocol.control.groups import Assignment, Groups
+from quorate.protocol.control.groups import Groups, places_of
 from quorate.protocol.control.state import (
     ENDED_PER_MEMBER_MAX,
     GROUPS_PER_SESSION_MAX,
@@ -151,7 +151,7 @@ class Control:
         self.state = ControlState.genesis(genesis) if state is None else state
         self.cluster = genesis if state is None else _cluster_of(genesis, state)
         self._check_member = check_member
-        self._groups = Groups(self.state.groups)
+        self.groups = Groups(self.state, self.cluster.topics)
         self._topology_changed = False
         # What follows from the sessions, to have it at hand.
         self._publishers: dict[str, set[NodeId]] = {}
@@ -209,9 +209,9 @@ class Control:
 
     def take_changes(self) -> Changes:
         """What changed since the last call."""
-        groups = {name: list(nodes) for name, nodes in self._groups.changed.items()}
+        groups = {name: list(nodes) for name, nodes in self.groups.changed.items()}
         changes = Changes(self._topology_changed, groups, self._ended)
-        self._topology_changed, self._groups.changed, self._ended = False, {}, []
+        self._topology_changed, self.groups.changed, self._ended = False, {}, []
         return changes
 
     # What is known
@@ -231,47 +231,26 @@ class Control:
     def is_known(self, node: NodeId) -> bool:
         return node in self.state.sessions or node in self.state.resting
 
-    def assignment(self, group: str, node: NodeId) -> Assignment | None:
-        return self._groups.assignment(group, node)
-
-    def assignments(self, group: str, nodes: Iterable[NodeId]) -> dict[NodeId, Assignment]:
-        return self._groups.assignments(group, nodes)
-
-    def groups_of(self, party: str) -> list[str]:
-        return self._groups.of_party(party, self.state.time_us)
-
     def describe_group(self, group: str) -> GroupDescription | None:
         found = self.state.groups.get(group)
         if found is None:
             return None
-        places = [(topic, i, p) for topic, all_ in found.places.items() for i, p in enumerate(all_)]
+        name, places = self._name, list(places_of(found))
         readable = Counter(place.holder for _, _, place in places if place.holder == place.owner)
+        members = [
+            MemberDescription(self.cluster.name_of(node), node, list(member.topics), readable[node])
+            for node, member in found.members.items()
+        ]
+        partitions = [
+            PartitionDescription(
+                topic, number, name(p.holder), name(p.owner), p.offset, p.leader_epoch, p.metadata
+            )
+            for topic, number, p in places
+        ]
         return GroupDescription(
-            group,
-            found.epoch,
-            [
-                MemberDescription(
-                    self.cluster.name_of(node), node, list(member.topics), readable[node]
-                )
-                for node, member in found.members.items()
-            ],
-            [
-                PartitionDescription(
-                    topic,
-                    i,
-                    self._name(place.holder),
-                    self._name(place.owner),
-                    place.offset,
-                    place.leader_epoch,
-                    place.metadata,
-                )
-                for topic, i, place in places
-            ],
-            list(found.access),
-            found.mode,
-            found.used_us,
+            group, found.epoch, members, partitions, list(found.access), found.mode, found.used_us,
             found.keep_us,
-        )
+        )  # fmt: skip
 
     # Sessions
 
@@ -379,7 +358,7 @@ class Control:
                 self._publishers[topic].discard(node)
             for group in session.groups:
                 groups.setdefault(group, []).append(node)
-        self._groups.end(groups, self.cluster.topics, now_us)
+        self.groups.end(groups)
         for node in list(self.state.resting):
             if now_us - self.state.resting[node].since_us < REST_US:
                 break
@@ -415,7 +394,7 @@ class Control:
                 for topic, _, _ in command.offsets:
                     if topic not in self.cluster.topics:
                         topology.known_topic(self.cluster, topic)
-                self._groups.commit(command, node, client.name, self.state.time_us)
+                self.groups.commit(command, node, client.name)
             case Renew():
                 self._renew(client, session)
             case _:
@@ -549,7 +528,7 @@ class Control:
                 f"this session of {client.name} is in {GROUPS_PER_SESSION_MAX} groups already"
             )
         self._check_shares(node, client, command)
-        self._groups.join(command, node, client, self.cluster.topics, self.state.time_us)
+        self.groups.join(command, node, client)
         if is_new:
             self._begin_lease(node, session)
             session.groups.append(command.group)
@@ -569,8 +548,7 @@ class Control:
 
     def _own(self, client: Client, command: AlterGroup | ResetGroup | DeleteGroup) -> None:
         """What only the owner of a group may ask for."""
-        name, now_us = command.group, self.state.time_us
-        party = owner_of(name)
+        name, party = command.group, owner_of(command.group)
         if not client.operator or not topology.may_speak_for(self.cluster, client, party):
             raise RefusedError(
                 f"group '{name}' is of {party}; only operators of {party} let others in, reset or "
@@ -582,7 +560,7 @@ class Control:
                 for other in command.access:
                     if other not in known:
                         raise RefusedError(f"there is no client named '{other}'")
-                for node in self._groups.let_in(name, command.access, now_us):
+                for node in self.groups.let_in(name, command.access):
                     member = self._client(node)
                     if member is None or (
                         member.party != party and not _listed(member, tuple(command.access))
@@ -591,14 +569,14 @@ class Control:
             case ResetGroup():
                 for topic, _, _ in command.offsets:
                     topology.known_log(self.cluster, topic)
-                self._groups.reset(command, self.cluster.topics, now_us)
+                self.groups.reset(command)
             case DeleteGroup():
-                self._groups.delete(name, now_us)
+                self.groups.delete(name)
 
     def _leave(self, node: NodeId, session: Session, group: str) -> None:
         if group in session.groups:
             session.groups.remove(group)
-            self._groups.leave(group, node, self.cluster.topics, self.state.time_us)
+            self.groups.leave(group, node)
 
     def _renew(self, client: Client, session: Session) -> None:
         if not session.topics and not session.groups:
@@ -618,7 +596,7 @@ class Control:
             if not self._may(node, after.publish):
                 self._unregister(node, self.state.sessions[node], name)
         off = [node for node in self.state.sessions if not self._may(node, after.subscribe)]
-        for group, node in self._groups.alter(name, off, self.cluster.topics):
+        for group, node in self.groups.alter(name, off):
             self.state.sessions[node].groups.remove(group)
 
     def _add_replica(self, client: Client, command: AddReplica) -> str:
@@ -664,6 +642,7 @@ class Control:
                 state.placed_over.setdefault(name, made.placed_over.get(name, n))
         state.revision += 1
         self.cluster = replace(made, revision=state.revision)
+        self.groups.contracts = self.cluster.topics
         self._topology_changed = True
 
     def _check(self, member: Member) -> None:

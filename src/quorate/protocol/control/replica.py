@@ -14,7 +14,7 @@ from quorate.core.batch import Batch, compression_of
 from quorate.core.cluster import Cluster
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId, Sequence
-from quorate.core.ordering import Assigned, Concluded, Recall, TopologyQuery, TopologyReport
+from quorate.core.ordering import Concluded, Recall, TopologyQuery, TopologyReport
 from quorate.crypto.digests import digest
 from quorate.protocol.control.machine import Control
 from quorate.protocol.control.state import ControlState
@@ -99,13 +99,7 @@ class Steward:
             self._tell_assignments(group, [member])
 
     def _tell_assignments(self, group: str, members: list[NodeId]) -> None:
-        for member, assignment in self.control.assignments(group, members).items():
-            partitions = [
-                (topic, partition, -1 if offset is None else offset)
-                for topic, partition, offset in assignment.partitions
-            ]
-            epoch, revision, notes = assignment.epoch, assignment.revision, assignment.notes
-            assigned = Assigned(group, epoch, revision, partitions, notes)
+        for member, assigned in self.control.groups.assignments(group, members).items():
             self._outbox.send(member, assigned)
 
 
