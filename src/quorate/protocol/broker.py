@@ -144,9 +144,13 @@ class Broker:
     # Machine
 
     def step(self, sender: NodeId, message: Message) -> None:
-        handler = _HANDLERS.get(type(message))
-        if handler is not None:
-            handler(self, sender, message)
+        if handler := _ON_TOPICS.get(type(message)):
+            said: Any = message
+            served = self._served_for(sender, said.topic)
+            if served is not None:
+                handler(self, served, sender, said)
+        elif isinstance(message, Request):
+            self._on_request(sender, message)
         elif self.ordering is not None and type(message) in ORDERING:
             self.ordering.step(sender, message)
         else:
@@ -258,10 +262,7 @@ class Broker:
 
     # Messages
 
-    def _on_publish(self, sender: NodeId, publish: Publish) -> None:
-        served = self._served_for(sender, publish.topic)
-        if served is None:
-            return
+    def _on_publish(self, served: Served, sender: NodeId, publish: Publish) -> None:
         if not served.scope.channel.may_publish(sender):
             self._refuse(sender, f"is not registered to publish on '{served.scope.topic.name}'")
             return
@@ -276,10 +277,7 @@ class Broker:
         else:
             self._refuse(sender, f"sent a {publish.lane.name} run that its topic does not take")
 
-    def _on_link(self, sender: NodeId, link: Link) -> None:
-        served = self._served_for(sender, link.topic)
-        if served is None:
-            return
+    def _on_link(self, served: Served, sender: NodeId, link: Link) -> None:
         if served.replica.takes is not Link or not served.scope.channel.may_publish(link.publisher):
             self._refuse(sender, "sent a chain's run to a topic or for a publisher without one")
             return
@@ -289,10 +287,7 @@ class Broker:
         self.counters["batches_in"] += len(link.payloads)
         served.replica.on_publish(sender, link)
 
-    def _on_vote(self, sender: NodeId, vote: Echo | ReadyVote | Vouch) -> None:
-        served = self._served_for(sender, vote.topic)
-        if served is None:
-            return
+    def _on_vote(self, served: Served, sender: NodeId, vote: Echo | ReadyVote | Vouch) -> None:
         broadcast = served.broadcast(vote.lane)
         known = member_of(vote.publisher) in self._names
         if broadcast is None or sender not in served.scope.topic.index or not known:
@@ -302,10 +297,7 @@ class Broker:
         else:
             broadcast.on_ready(sender, vote)
 
-    def _on_fetch(self, sender: NodeId, fetch: Fetch) -> None:
-        served = self._served_for(sender, fetch.topic)
-        if served is None:
-            return
+    def _on_fetch(self, served: Served, sender: NodeId, fetch: Fetch) -> None:
         served.scope.answer(sender, fetch)
         if sender not in served.scope.channel.outlets:
             return
@@ -324,15 +316,10 @@ class Broker:
             repair = Ack(stream.topic, stream.lane, Status.REPAIR, max(fetch.sequences))
             self._outbox.send(stream.publisher, repair)
 
-    def _on_taken(self, sender: NodeId, taken: Taken) -> None:
-        served = self._served_for(sender, taken.topic)
-        if served is not None:
-            served.scope.channel.on_taken(sender, taken)
+    def _on_taken(self, served: Served, sender: NodeId, taken: Taken) -> None:
+        served.scope.channel.on_taken(sender, taken)
 
-    def _on_supply(self, sender: NodeId, supply: Supply) -> None:
-        served = self._served_for(sender, supply.topic)
-        if served is None:
-            return
+    def _on_supply(self, served: Served, sender: NodeId, supply: Supply) -> None:
         if supply.lane is Lane.EVENTS and not are_basic(supply.payloads):
             self._outbox.report(sender, "bad-batch", "a header in what it supplied")
             return
@@ -401,7 +388,7 @@ class Broker:
         self._outbox.report(sender, "rejected", sentence)
 
 
-_HANDLERS: dict[type, Callable[[Broker, NodeId, Any], None]] = {
+_ON_TOPICS: dict[type, Callable[[Broker, Served, NodeId, Any], None]] = {
     Publish: Broker._on_publish,
     Link: Broker._on_link,
     Echo: Broker._on_vote,
@@ -410,5 +397,4 @@ _HANDLERS: dict[type, Callable[[Broker, NodeId, Any], None]] = {
     Fetch: Broker._on_fetch,
     Supply: Broker._on_supply,
     Taken: Broker._on_taken,
-    Request: Broker._on_request,
 }

@@ -175,11 +175,19 @@ class Destination(ClientMachine):
     # Machine
 
     def step(self, sender: NodeId, message: Message) -> None:
-        handler = _HANDLERS.get(type(message))
-        if handler is None:
+        said: Any = message
+        if of_stream := _OF_STREAMS.get(type(message)):
+            incoming = self._incoming(sender, said.publisher, said.topic, said.lane)
+            if incoming is not None:
+                of_stream(incoming, sender, said)
+        elif of_partition := _OF_PARTITIONS.get(type(message)):
+            reading = self._readings.get(Partition(said.topic, said.partition))
+            if reading is not None:
+                of_partition(reading, sender, said, self.connected_peers)
+        elif handler := _HANDLERS.get(type(message)):
+            handler(self, sender, said)
+        else:
             self.outbox.report(sender, "rejected", f"{type(message).__name__} to a destination")
-            return
-        handler(self, sender, message)
 
     def _tick(self, late_us: int) -> None:
         now_us = self.outbox.now_us
@@ -255,32 +263,6 @@ class Destination(ClientMachine):
 
     # Messages
 
-    def _on_forward(self, sender: NodeId, forward: Forward) -> None:
-        incoming = self._incoming(sender, forward.publisher, forward.topic, forward.lane)
-        if incoming is not None:
-            incoming.on_copies(sender, forward.first, forward.payloads)
-
-    def _on_vouch(self, sender: NodeId, vouch: Vouch) -> None:
-        incoming = self._incoming(sender, vouch.publisher, vouch.topic, vouch.lane)
-        if incoming is not None:
-            incoming.on_voices(sender, vouch.first, vouch.digests)
-
-    def _on_frontier(self, sender: NodeId, frontier: Frontier) -> None:
-        incoming = self._incoming(sender, frontier.publisher, frontier.topic, frontier.lane)
-        if incoming is not None:
-            incoming.on_frontier(sender, frontier)
-
-    def _on_omitted(self, sender: NodeId, omitted: Omitted) -> None:
-        incoming = self._incoming(sender, omitted.publisher, omitted.topic, omitted.lane)
-        if incoming is not None:
-            incoming.on_omitted(sender, omitted)
-
-    def _on_supply(self, sender: NodeId, supply: Supply) -> None:
-        incoming = self._incoming(sender, supply.publisher, supply.topic, supply.lane)
-        if incoming is not None:
-            for sequence, payload in zip(supply.sequences, supply.payloads, strict=True):
-                incoming.on_supply(sender, sequence, payload)
-
     def _on_link(self, sender: NodeId, link: Link) -> None:
         incoming = self._incoming(sender, link.publisher, link.topic, Lane.EVENTS)
         if incoming is None:
@@ -312,21 +294,6 @@ class Destination(ClientMachine):
                 self.outbox.deliver(Clamped(target, search.committed, offset))
             if search.time_us not in (BEGIN_US, END_US):
                 reading.want_from(search.time_us, search.others)
-
-    def _on_entries(self, sender: NodeId, entries: Entries) -> None:
-        reading = self._readings.get(Partition(entries.topic, entries.partition))
-        if reading is not None:
-            reading.on_entries(sender, entries, self.connected_peers)
-
-    def _on_chained(self, sender: NodeId, chained: Chained) -> None:
-        reading = self._readings.get(Partition(chained.topic, chained.partition))
-        if reading is not None:
-            reading.on_chained(sender, chained, self.connected_peers)
-
-    def _on_absent(self, sender: NodeId, absent: Absent) -> None:
-        reading = self._readings.get(Partition(absent.topic, absent.partition))
-        if reading is not None:
-            reading.on_absent(sender, absent, self.connected_peers)
 
     # Parts
 
@@ -382,17 +349,21 @@ class Destination(ClientMachine):
         return candidates[self.me % len(candidates)]
 
 
+_OF_STREAMS: dict[type, Callable[[Incoming, NodeId, Any], None]] = {
+    Forward: Incoming.on_forward,
+    Vouch: Incoming.on_vouch,
+    Frontier: Incoming.on_frontier,
+    Omitted: Incoming.on_omitted,
+    Supply: Incoming.on_supply,
+}
+_OF_PARTITIONS: dict[type, Callable[[Reading, NodeId, Any, set[NodeId]], None]] = {
+    Entries: Reading.on_entries,
+    Chained: Reading.on_chained,
+    Absent: Reading.on_absent,
+}
 _HANDLERS: dict[type, Callable[[Destination, NodeId, Any], None]] = {
     **ABOUT_THE_CLUSTER,
-    Forward: Destination._on_forward,
-    Vouch: Destination._on_vouch,
-    Frontier: Destination._on_frontier,
-    Omitted: Destination._on_omitted,
-    Supply: Destination._on_supply,
     Link: Destination._on_link,
     Reply: Destination._on_reply,
     Located: Destination._on_located,
-    Entries: Destination._on_entries,
-    Chained: Destination._on_chained,
-    Absent: Destination._on_absent,
 }

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from quorate.core.ids import SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream, member_of
-from quorate.core.messages import Fetch, Frontier, Link, Omitted, Taken
+from quorate.core.messages import Fetch, Forward, Frontier, Link, Omitted, Supply, Taken, Vouch
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import chain
 from quorate.protocol.broadcast.history import History
@@ -162,8 +162,9 @@ class Incoming:
 
     # Voices
 
-    def on_copies(self, replica: NodeId, first: Sequence, payloads: list[bytes]) -> None:
+    def on_forward(self, replica: NodeId, forward: Forward) -> None:
         """Copies from the lead: payload and voice in one."""
+        first, payloads = forward.first, forward.payloads
         contents = [digest(payload) for payload in payloads]
         if not self._agrees(replica, first, contents, payloads):
             self._count_copies(replica, first, payloads, contents)
@@ -189,7 +190,8 @@ class Incoming:
         self._subscription.note_in_time(replica, in_time)
         self._count_voices(replica, first, contents)
 
-    def on_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
+    def on_vouch(self, replica: NodeId, vouch: Vouch) -> None:
+        first, contents = vouch.first, vouch.digests
         if self._subscription.is_distrusted(replica, self._member):
             self._hear_later(replica, first, contents)
         elif not self._agrees(replica, first, contents, None):
@@ -412,15 +414,16 @@ class Incoming:
             elif waiting.content == content:
                 self._supplied(sequence, waiting, payload)
 
-    def on_supply(self, replica: NodeId, sequence: Sequence, payload: bytes) -> None:
-        waiting = self.decided.get(sequence)
-        if waiting is None or self._is_done(sequence):
-            return
-        if digest(payload) == waiting.content:
-            self._supplied(sequence, waiting, payload)
-        else:
-            what = f"supplied another content for batch {sequence}"
-            self._subscription.blame(replica, what, self._member)
+    def on_supply(self, replica: NodeId, supply: Supply) -> None:
+        for sequence, payload in zip(supply.sequences, supply.payloads, strict=True):
+            waiting = self.decided.get(sequence)
+            if waiting is None or self._is_done(sequence):
+                continue
+            if digest(payload) == waiting.content:
+                self._supplied(sequence, waiting, payload)
+            else:
+                what = f"supplied another content for batch {sequence}"
+                self._subscription.blame(replica, what, self._member)
 
     def on_history(self, history: History, vouchers: tuple[NodeId, ...]) -> None:
         """A history names what was sent. What it names is probably on its way: wait a little."""

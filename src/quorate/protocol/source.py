@@ -291,39 +291,32 @@ class Source(ClientMachine):
         outgoing = self._outgoing(ack.topic, ack.lane)
         if outgoing is None or sender not in outgoing.peers:
             return
-        before = len(self.outbox.ready.deliver)
+        deliver = self.outbox.ready.deliver
+        before = len(deliver)
         outgoing.on_ack(sender, ack)
         histories = self._histories.get(ack.topic)
         if histories is None:
             return
         if ack.lane is Lane.HISTORIES:
-            self._hide_history_receipts(histories, before)
+            # The application hears of its own batches; receipts of histories are ours.
+            mine = [outcome for outcome in deliver[before:] if isinstance(outcome, Receipt)]
+            del deliver[before:]
+            for receipt in mine:
+                histories.on_receipt(receipt)
         elif ack.status in (Status.HISTORY, Status.BLOCKED):
             histories.tick(self.outbox.now_us)
 
-    def _hide_history_receipts(self, histories: Histories, before: int) -> None:
-        """The application hears of its own batches; receipts of histories are ours."""
-        deliver = self.outbox.ready.deliver
-        mine = [outcome for outcome in deliver[before:] if isinstance(outcome, Receipt)]
-        del deliver[before:]
-        for receipt in mine:
-            histories.on_receipt(receipt)
-
-    def _on_ordered(self, sender: NodeId, ordered: Ordered) -> None:
-        if ordered.topic == CONTROL_TOPIC_ID:
-            self.commands.on_ordered(sender, ordered)
+    def _on_line(self, sender: NodeId, said: Ordered | Unordered) -> None:
+        """What became of batches of a log topic, or of commands."""
+        is_command = said.topic == CONTROL_TOPIC_ID
+        line = self._lines.get(Partition(said.topic, said.partition))
+        whose = self.commands if is_command else line
+        if whose is None:
             return
-        line = self._lines.get(Partition(ordered.topic, ordered.partition))
-        if line is not None:
-            line.on_ordered(sender, ordered)
-
-    def _on_unordered(self, sender: NodeId, unordered: Unordered) -> None:
-        if unordered.topic == CONTROL_TOPIC_ID:
-            self.commands.on_unordered(sender, unordered)
-            return
-        line = self._lines.get(Partition(unordered.topic, unordered.partition))
-        if line is not None:
-            line.on_unordered(sender, unordered)
+        if isinstance(said, Ordered):
+            whose.on_ordered(sender, said)
+        else:
+            whose.on_unordered(sender, said)
 
     def _on_fetch(self, sender: NodeId, fetch: Fetch) -> None:
         """A replica misses what one of our histories names."""
@@ -372,7 +365,7 @@ class Source(ClientMachine):
 _HANDLERS: dict[type, Callable[[Source, NodeId, Any], None]] = {
     **ABOUT_THE_CLUSTER,
     Ack: Source._on_ack,
-    Ordered: Source._on_ordered,
-    Unordered: Source._on_unordered,
+    Ordered: Source._on_line,
+    Unordered: Source._on_line,
     Fetch: Source._on_fetch,
 }

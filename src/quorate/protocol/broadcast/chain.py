@@ -29,7 +29,7 @@ from struct import Struct
 from msgspec import structs
 
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
-from quorate.core.messages import Authenticator, Link
+from quorate.core.messages import Authenticator, Link, Status
 from quorate.core.quorum import Quorum
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
@@ -120,7 +120,7 @@ class Replica(BroadcastReplica):
             intake.accept(link.first, len(digests))
             self._note(stream, link.first, link.payloads, digests)
             self._pass_on(stream, link, digests, covered, path[position + 1 :])
-        scope.acknowledge(stream, history.status_of(histories, stream))
+        scope.acknowledge(stream, histories.status(stream) if histories else Status.OK)
 
     def accept_late(self, stream: Stream, sequence: Sequence, payload: bytes) -> None:
         """A batch that a history named, sent by its source when we asked for it."""

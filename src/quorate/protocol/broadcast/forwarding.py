@@ -13,7 +13,7 @@ Invariant: a correct replica vouches for at most one content per stream and sequ
 from msgspec import structs
 
 from quorate.core.ids import NodeId, Sequence, Stream
-from quorate.core.messages import Publish
+from quorate.core.messages import Publish, Status
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import history
 from quorate.protocol.broadcast.scope import BroadcastReplica, Scope
@@ -48,7 +48,8 @@ class Replica(BroadcastReplica):
             for sequence in fresh:
                 payload = publish.payloads[sequence - publish.first]
                 self._forward(stream, publish.urgent, sequence, [payload])
-        scope.acknowledge(stream, history.status_of(self._histories, stream))
+        status = self._histories.status(stream) if self._histories else Status.OK
+        scope.acknowledge(stream, status)
 
     def accept_late(self, stream: Stream, sequence: Sequence, payload: bytes) -> None:
         """A batch that a history named, sent by its source when we asked for it."""

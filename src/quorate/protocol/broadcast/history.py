@@ -251,8 +251,3 @@ class Replica:
         ledger.missing = {s: content for s, content in ledger.missing.items() if s >= end}
         if stream in self._scope.intakes:
             self._scope.acknowledge(stream, self.status(stream))
-
-
-def status_of(histories: Replica | None, stream: Stream) -> Status:
-    """What to tell the source with an acknowledgement, where the topic may have no histories."""
-    return Status.OK if histories is None else histories.status(stream)

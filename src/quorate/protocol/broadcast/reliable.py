@@ -270,9 +270,9 @@ class Replica(BroadcastReplica):
 
     def flush(self) -> None:
         """Send this turn's votes as runs, and stand up for what became ready."""
-        others, outbox = self._scope.others, self._scope.outbox
+        outbox = self._scope.outbox
         for progress in self._touched:
-            stream = progress.stream
+            stream, others = progress.stream, self._scope.others
             for first, digests in consecutive(progress.echo):
                 outbox.send_all(others, Echo(*stream, first, digests))
             for first, digests in consecutive(progress.ready):
