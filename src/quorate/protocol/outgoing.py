@@ -8,6 +8,7 @@ acknowledgement stays out. A stream that goes through a chain is in `chain_outgo
 """
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
 from quorate.core.ids import SEQUENCE_MAX, NodeId, Sequence, Stream
 from quorate.core.messages import Ack, Publish, Status
@@ -55,15 +56,13 @@ class Peer:
         return now_us - self.heard_at_us < patience_us
 
 
+@dataclass(slots=True)
 class Kept:
     """One batch that may have to be sent again."""
 
-    __slots__ = ("events", "payload", "urgent")
-
-    def __init__(self, payload: bytes, urgent: bool, events: int) -> None:
-        self.payload = payload
-        self.urgent = urgent
-        self.events = events
+    payload: bytes
+    urgent: bool
+    events: int
 
 
 class Outgoing:

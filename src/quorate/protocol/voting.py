@@ -7,6 +7,7 @@ counted for the first and can be named for the second.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import WINDOW_BATCHES
@@ -71,6 +72,7 @@ class Tally(Votes):
         self.since_us = self.asked_at_us = now_us
 
 
+@dataclass(slots=True)
 class WholeRun:
     """The voices about a run of batches, as long as all that speak of it agree.
 
@@ -78,15 +80,12 @@ class WholeRun:
     comes from each of them, and one comparison counts all its batches.
     """
 
-    __slots__ = ("contents", "copier", "opener", "payloads", "since_us", "votes")
-
-    def __init__(self, opener: int, contents: list[Digest], now_us: int) -> None:
-        self.contents = contents
-        self.votes = 0
-        self.opener = opener
-        self.since_us = now_us
-        self.payloads: list[bytes] | None = None
-        self.copier: NodeId | None = None
+    opener: int
+    contents: list[Digest]
+    since_us: int
+    votes: int = 0
+    payloads: list[bytes] | None = None
+    copier: NodeId | None = None
 
 
 class Ballot:
