@@ -64,8 +64,8 @@ def test_retention_by_time_and_by_size(disk: Disk) -> None:
     fill(disk)
     partition = PARTITIONS[0]
     time_us = disk.oracle.entries[partition][10][2]
-    assert disk.store.expired(partition, time_us) == disk.oracle.offset_at(partition, time_us)
-    assert disk.store.expired(Partition(99, 0), time_us) == 0
+    assert disk.store.offset_at(partition, time_us) == disk.oracle.offset_at(partition, time_us)
+    assert disk.store.offset_at(Partition(99, 0), time_us) == 0
     for bytes_max in (0, 1, 333, 1000, 10**6):
         offset = disk.store.surplus(partition, bytes_max)
         fitting = [

@@ -123,7 +123,7 @@ class Subscription:
     def deliver_all(self, deliveries: list[Delivery]) -> None:
         if deliveries[0].stream.lane is Lane.EVENTS:
             self.delivered += len(deliveries)
-            self.outbox.ready.deliver.extend(deliveries)
+            self.outbox.deliver_all(deliveries)
         else:
             for delivery in deliveries:
                 self.deliver(delivery)

@@ -128,16 +128,20 @@ class Derived:
     def note(self, frame: Frame) -> bool:
         """Remember from where on a group must be replayed; says whether this record must."""
         head = frame.head
-        if isinstance(head, Voted | Decided):
-            is_vote = isinstance(head, Voted)
-            return self.group(head.group).mark(head.slot, frame.position, is_vote=is_vote)
         if isinstance(head, Installed):
             return self.group(head.group).mark_installed(head.slot, frame.position)
-        return False
+        if not isinstance(head, Voted | Decided) or not self.is_needed(head):
+            return False
+        self.group(head.group).mark(head.slot, frame.position)
+        return True
 
     def is_needed(self, head: Voted | Decided) -> bool:
-        """Whether the machine must hear of this record again."""
-        return self.group(head.group).is_needed(head.slot, is_vote=isinstance(head, Voted))
+        """Whether the machine must hear of this record again.
+
+        What was voted in the snapshot's own slot is still asked for when the leader changes.
+        """
+        taken = self.group(head.group).snapshot_slot
+        return head.slot > taken or (head.slot == taken and isinstance(head, Voted))
 
     def apply(self, frame: Frame) -> None:
         head = frame.head

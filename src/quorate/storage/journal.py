@@ -84,8 +84,8 @@ class Journal:
             self._descriptor = self._reopen(last, self._size)
         if witness is None or witness.last < self._first:
             self._tell_witness()
-        # Up to where it was synced, and up to where records say so.
-        self._synced = self._noted = self.end
+        # Everything before this position outlives a power cut; and up to where records say so.
+        self.synced = self._noted = self.end
         if self.end < synced:
             raise StorageError(
                 f"the journal in {directory} ends at position {self.end}, "
@@ -97,11 +97,6 @@ class Journal:
         """The position after the last record."""
         return self._first + self._size
 
-    @property
-    def synced(self) -> int:
-        """Everything before this position outlives a power cut."""
-        return self._synced
-
     def append(self, entries: Iterable[Entry]) -> list[Frame]:
         """Write the entries, all or none of them."""
         self._refuse_if_failed()
@@ -110,7 +105,7 @@ class Journal:
         if self._size >= self._segment_bytes or not self.segments.is_present(self._first):
             self._roll()
         frames: list[Frame] = []
-        noted, at = self._synced, self.end
+        noted, at = self.synced, self.end
         buffers: list[bytes] = []
         # That a segment before this one was synced goes without saying.
         if noted > max(self._noted, self._first):
@@ -137,9 +132,9 @@ class Journal:
             if not self._waits:
                 # The segment before this one may still be on its way to the disk.
                 self._finish_retiring()
-            if end > self._synced:
+            if end > self.synced:
                 self._sync_segment(self._first, self._descriptor)
-                self._synced = end
+                self.synced = end
 
     def replay(self, position: int) -> Iterator[Frame]:
         """Every record from this position on."""
@@ -188,9 +183,9 @@ class Journal:
         """Begin the next segment, with everything before it on disk."""
         with self._lock:
             first = self.end
-            if self._waits and first > self._synced:
+            if self._waits and first > self.synced:
                 self._sync_segment(self._first, self._descriptor)
-                self._synced = first
+                self.synced = first
             descriptor = self._create(first)
             self._retire(self._first, self._descriptor)
             self._descriptor, self._first, self._size = descriptor, first, 0

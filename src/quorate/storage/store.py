@@ -373,10 +373,6 @@ class DiskStore:
         """Payload bytes of a partition that this replica has."""
         return self._derived.index_of(partition).bytes_held
 
-    def expired(self, partition: Partition, before_time_us: int) -> int:
-        """The offset to trim to, if batches that were decided before this time shall go."""
-        return self.offset_at(partition, before_time_us)
-
     def surplus(self, partition: Partition, bytes_max: int, *, absent_bytes: int = 0) -> int:
         """The offset to trim to, if no more than so many bytes shall be held.
 

@@ -25,7 +25,7 @@ from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.header import DESCRIPTOR_BYTES, count_of
 from quorate.core.ids import Digest, NodeId, Sequence, member_of
 from quorate.core.ordering import Line, Partition, Slot, Walked
-from quorate.crypto.checkpoint import Checkpoint, Cosigner, Head, OtherKeysError
+from quorate.crypto.checkpoint import Checkpoint, Cosigner, OtherKeysError
 from quorate.crypto.checkpoint import read as read_checkpoint
 from quorate.crypto.digests import cut, digest_of
 from quorate.crypto.evidence import heads_in_conflict
@@ -476,18 +476,18 @@ class History:
         signed = [each.checkpoint for each in self._signed.values()]
         for at, one in enumerate(signed):
             for other in signed[at + 1 :]:
-                self._find_fork(one.head, other.head)
+                # Those who signed them are not to blame where they may be deceived.
+                is_fork = one.head.size == other.head.size and one.head.root != other.head.root
+                if is_fork and orderers.may_be_deceived:
+                    sentence = (
+                        f"two heads with {one.head.size} batches were signed, and {CRASHES_ONLY}"
+                    )
+                    self.findings.add(Finding("fork", "", Where(orderers.name), sentence))
                 for evidence in heads_in_conflict(orderers.cluster, one, other, numbers):
                     who = orderers.name_of(evidence.replica)
                     sentence = f"{who} signed two heads with {evidence.size} batches"
                     where = Where(orderers.name)
                     self.findings.add(Finding("two-heads", who, where, sentence, evidence))
-
-    def _find_fork(self, one: Head, other: Head) -> None:
-        """Two heads of one size, where those who signed them are not to blame for it."""
-        if self.orderers.may_be_deceived and one.size == other.size and one.root != other.root:
-            sentence = f"two heads with {one.size} batches were signed, and {CRASHES_ONLY}"
-            self.findings.add(Finding("fork", "", Where(self.orderers.name), sentence))
 
     def _accuse(self, replica: NodeId, kind: str, slot: int | None, what: str) -> None:
         self.findings.add(accusation(self.orderers, replica, kind, slot, what))

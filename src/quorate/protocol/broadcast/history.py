@@ -218,25 +218,20 @@ class Replica:
             if known is None:
                 missing[history.first + offset] = content
             elif known != content:
-                self._report_contradiction(stream, history.first + offset)
+                self._scope.outbox.report(
+                    stream.publisher,
+                    "equivocation",
+                    f"its history names another content for batch {history.first + offset} than "
+                    "it sent",
+                )
                 return False
-        self._miss(ledger, missing)
-        return not missing
-
-    def _miss(self, ledger: Ledger, missing: dict[Sequence, Digest]) -> None:
-        """Remember what to ask the source for, unless it comes by itself."""
+        # Remember what to ask the source for, unless it comes by itself.
         if missing and not ledger.missing:
             ledger.ask_at_us = self._scope.outbox.now_us + ASK_SOURCE_AFTER_US
         for sequence, content in missing.items():
             if len(ledger.missing) < self._span:
                 ledger.missing.setdefault(sequence, content)
-
-    def _report_contradiction(self, stream: Stream, sequence: Sequence) -> None:
-        self._scope.outbox.report(
-            stream.publisher,
-            "equivocation",
-            f"its history names another content for batch {sequence} than it sent",
-        )
+        return not missing
 
     def _on_delivered(self, lane: Stream, _: Sequence, payload: bytes) -> None:
         """The history is delivered: the source may go on."""

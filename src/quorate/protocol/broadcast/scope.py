@@ -17,7 +17,7 @@ from quorate.protocol.intake import Intake
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.outlet import run_of
 from quorate.protocol.retention import Held, Retention
-from quorate.protocol.runs import RUN_BYTES_MAX, consecutive
+from quorate.protocol.runs import RUN_BYTES_MAX, by_size, consecutive
 from quorate.protocol.topic import Topic
 
 # A source that is pushed back hears so again, or it would take us for dead.
@@ -105,12 +105,13 @@ class Scope:
             for first, run in consecutive((sequence, h.digest) for sequence, h in held):
                 self.outbox.send(asker, Vouch(*stream, first, run))
             return
-        for part in _within_size([(sequence, h.payload) for sequence, h in held]):
+        sequences = [sequence for sequence, _ in held]
+        for at, payloads in by_size(0, [h.payload for _, h in held]) if held else ():
             if self.supplied[asker] >= SUPPLY_BYTES_MAX:
                 return
-            sequences, payloads = [s for s, _ in part], [p for _, p in part]
+            some = sequences[at : at + len(payloads)]
             self.supplied[asker] += sum(map(len, payloads))
-            self.outbox.send(asker, Supply(*stream, sequences, payloads))
+            self.outbox.send(asker, Supply(*stream, some, payloads))
 
     def _find(
         self, asker: NodeId, stream: Stream, sequences: Iterable[Sequence]
@@ -172,18 +173,3 @@ class BroadcastReplica:
     def tick(self) -> None: ...
 
     def flush(self) -> None: ...
-
-
-def _within_size(
-    items: list[tuple[Sequence, bytes]],
-) -> Iterable[list[tuple[Sequence, bytes]]]:
-    part: list[tuple[Sequence, bytes]] = []
-    size = 0
-    for item in items:
-        if part and size + len(item[1]) > RUN_BYTES_MAX:
-            yield part
-            part, size = [], 0
-        part.append(item)
-        size += len(item[1])
-    if part:
-        yield part
