@@ -231,7 +231,7 @@ class Journal:
             raise StorageError(self._failed) from error
 
     def _create(self, first: int) -> int:
-        path = self.segments.new_path(first)
+        path = self.segments.path(first, is_new=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC, 0o600)
         except OSError as error:

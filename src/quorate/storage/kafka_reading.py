@@ -20,11 +20,12 @@ from quorate.storage.kafka_client import (
     POLL_S,
     REST_SECONDS,
     Listener,
+    Memory,
+    Place,
     Trouble,
     kafka_exception,
     made,
 )
-from quorate.storage.kafka_memory import Memory, Place
 from quorate.storage.pointers import Pointer
 
 # A fetch that brings nothing for so long is given up.

@@ -19,12 +19,12 @@ from quorate.storage.kafka_client import (
     REQUEST_SECONDS_MAX,
     REST_SECONDS,
     Listener,
+    Place,
     Trouble,
     kafka_exception,
     made,
     make_topics,
 )
-from quorate.storage.kafka_memory import Place
 from quorate.storage.pointers import Pointer, Pointers
 
 # What Kafka has not acknowledged after so long was not taken.

@@ -230,17 +230,15 @@ class Assembly:
                 if extract is not right:
                     self._compare(extract, right, signed if size else 0, accused, findings)
         self._compare_ranges(trusted)
-        there = {node for branches in self.ranges for each in branches for node in each.tellers}
-        agreeing = {
+        others = {
             node
-            for node in there
-            if all(
-                right is each or node not in each.tellers
-                for branches, right in zip(self.ranges, trusted, strict=True)
-                for each in branches
-            )
+            for branches, right in zip(self.ranges, trusted, strict=True)
+            for each in branches
+            if each is not right
+            for node in each.tellers
         }
-        return Whole(tuple(trusted), signed, tuple(sorted(agreeing)), tuple(self._notes))
+        agreeing = tuple(node for node in self.nodes if node not in others)
+        return Whole(tuple(trusted), signed, agreeing, tuple(self._notes))
 
     def path(self, node: NodeId) -> tuple[Extract, ...]:
         """The branches that one replica tells, from the first range on."""
