@@ -146,7 +146,7 @@ class ChainOutgoing(Outgoing):
                 # It works.
                 self._failures[self.number] = 0
         if last >= self.unreceipted:
-            self.receipt_through(last, ends, chain.GUARANTEE)
+            self.receipt_through(last, ends, chain.RULES.guarantee)
 
     def _next_chain(self, why: str) -> None:
         suspects = self.topic.chain(self.number)

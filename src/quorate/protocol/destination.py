@@ -91,7 +91,9 @@ class Destination(ClientMachine):
         old = self._subscriptions.get(topic.id)
         if old is not None:
             self.requests.withdraw(old.standing)
-        lead = self._first_lead(topic)
+        # Subscribers spread over the replicas by their numbers.
+        candidates = list(filter(self._can_send, topic.members)) or topic.members
+        lead = candidates[self.me % len(candidates)]
         standing = self.requests.ask(topic, Operation.SUBSCRIBE, wanted=wanted, lead=lead)
         if old is not None:
             old.standing = standing
@@ -342,11 +344,6 @@ class Destination(ClientMachine):
         if incoming is not None:
             self._touched[incoming] = None
         return incoming
-
-    def _first_lead(self, topic: Topic) -> NodeId:
-        """Subscribers spread over the replicas by their numbers."""
-        candidates = [r for r in topic.members if r in self.connected_peers] or list(topic.members)
-        return candidates[self.me % len(candidates)]
 
 
 _OF_STREAMS: dict[type, Callable[[Incoming, NodeId, Any], None]] = {

@@ -69,7 +69,15 @@ class Derived:
         # In place of the index of a partition in which nothing was ever put.
         nothing = IndexState(0, 0, 0, 0)
         self._nothing = Index(files, str(directory), nothing, checkpoint.chunk_entries)
-        self._restore(checkpoint)
+        for source, run in checkpoint.pending:
+            self.pending.hold(source, run.first, run.places)
+        for source, gap in checkpoint.absents:
+            self._absents.add(source, gap)
+        for index_state in checkpoint.indexes:
+            self._add_index(index_state).restore()
+        for group_state in checkpoint.groups:
+            for column in self._add_group(group_state).columns:
+                column.restore()
         for number, slot in snapshot_slots.items():
             self.group(number).snapshot_taken(slot)
         self._sweep()
@@ -338,17 +346,6 @@ class Derived:
             ends[target] = end + sum(events_of(placed.descriptors))
             leaf += placed.count
         return leaf
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        for source, run in checkpoint.pending:
-            self.pending.hold(source, run.first, run.places)
-        for source, gap in checkpoint.absents:
-            self._absents.add(source, gap)
-        for index_state in checkpoint.indexes:
-            self._add_index(index_state).restore()
-        for group_state in checkpoint.groups:
-            for column in self._add_group(group_state).columns:
-                column.restore()
 
     def _sweep(self) -> None:
         """Delete chunk files that began, or were trimmed, without the checkpoint saying so."""

@@ -30,28 +30,23 @@ from msgspec import structs
 
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
 from quorate.core.messages import Authenticator, Link, Status
-from quorate.core.quorum import Quorum
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import history
-from quorate.protocol.broadcast.scope import BroadcastReplica, Scope
+from quorate.protocol.broadcast.scope import BroadcastReplica, Rules, Scope
 from quorate.protocol.outlet import Run, events_in
 from quorate.protocol.topic import Topic
 
-GUARANTEE = "the last f + 1 replicas of the chain have it, so all its correct ones do"
+RULES = Rules(
+    guarantee="the last f + 1 replicas of the chain have it, so all its correct ones do",
+    # Replicas that are asked say what they accepted, and 2f + 1 equal voices decide too: f + 1 of
+    # them are correct, as many as a chain's end to end acceptance has at least.
+    copies_to_deliver=lambda quorum: quorum.majority_correct,
+    # The last f + 1 of the chain.
+    replicas_to_settle=lambda quorum: quorum.one_correct,
+)
 
 _HEAD = Struct("<QIBQQBI")
-
-
-def copies_to_deliver(quorum: Quorum) -> int:
-    """Replicas that are asked say what they accepted, and 2f + 1 equal voices decide too:
-    f + 1 of them are correct, as many as a chain's end to end acceptance has at least."""
-    return quorum.majority_correct
-
-
-def replicas_to_settle(quorum: Quorum) -> int:
-    """The last f + 1 of the chain."""
-    return quorum.one_correct
 
 
 def authenticated_bytes(link: Link, digests: list[Digest]) -> bytes:

@@ -41,14 +41,12 @@ import msgspec
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, Stream, member_of
 from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Echo, Fetch, Publish, ReadyVote, Supply, Vouch
-from quorate.core.quorum import Quorum
 from quorate.crypto.digests import digest
-from quorate.protocol.broadcast.scope import BroadcastReplica, Scope
+from quorate.protocol.broadcast.scope import BroadcastReplica, Rules, Scope
 from quorate.protocol.budget import gives_way
 from quorate.protocol.runs import consecutive
 from quorate.protocol.voting import TWO_FACED, Votes
 
-GUARANTEE = "a correct replica delivered it, so every correct subscriber will"
 REPEAT_AFTER_US = 300_000
 REPEAT_AFTER_US_MAX = 3_000_000
 PAYLOAD_PATIENCE_US = 100_000
@@ -65,13 +63,12 @@ _SOURCE = -1
 Vote: TypeAlias = Echo | ReadyVote | Vouch
 
 
-def copies_to_deliver(quorum: Quorum) -> int:
-    return quorum.majority_correct
-
-
-def replicas_to_settle(quorum: Quorum) -> int:
-    """f + 1 replicas delivered it, one of them correct, and totality does the rest."""
-    return quorum.one_correct
+RULES = Rules(
+    guarantee="a correct replica delivered it, so every correct subscriber will",
+    copies_to_deliver=lambda quorum: quorum.majority_correct,
+    # One of f + 1 is correct, and totality does the rest.
+    replicas_to_settle=lambda quorum: quorum.one_correct,
+)
 
 
 class Instance(msgspec.Struct, eq=False):

@@ -5,12 +5,13 @@ acknowledging to the source, and answering those who missed something.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from quorate.core.ids import SEQUENCE_MAX, Digest, NodeId, Sequence, Stream
 from quorate.core.messages import Ack, Fetch, Link, Publish, Status, Supply, Vouch
+from quorate.core.quorum import Quorum
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.channel import Channel
 from quorate.protocol.intake import Intake
@@ -153,6 +154,17 @@ class Scope:
                 del known[stream]
         self.channel.forget(publisher)
         self.retention.forget(publisher, self.topic.id)
+
+
+class Rules(NamedTuple):
+    """What each protocol says to sources and destinations."""
+
+    # What a receipt promises, in words.
+    guarantee: str
+    # How many replicas must vouch for one content before it is delivered.
+    copies_to_deliver: Callable[[Quorum], int]
+    # How many replicas must have a batch before its receipt is due.
+    replicas_to_settle: Callable[[Quorum], int]
 
 
 class BroadcastReplica:

@@ -129,16 +129,20 @@ class Groups:
             raise RefusedError(
                 f"group '{name}' is in epoch {group.epoch}, and has not been in {epoch}"
             )
-        places = [
-            self._held(name, group, node, epoch, who, topic, partition)
-            for topic, partition, _ in commit.offsets
-        ]
-        if len(commit.notes) not in (0, len(places)):
-            raise RefusedError(f"a commit of {len(places)} offsets with {len(commit.notes)} notes")
-        if any(len(metadata.encode()) > METADATA_BYTES_MAX for _, metadata in commit.notes):
-            raise RefusedError(f"metadata of a commit has at most {METADATA_BYTES_MAX} bytes")
-        if any(metadata for _, metadata in commit.notes):
-            self._check_metadata(name, places, commit)
+        places: list[Place] = []
+        for topic, partition, _ in commit.offsets:
+            known = group.places.get(topic, [])
+            if partition >= len(known):
+                raise RefusedError(
+                    f"group '{name}' has no partition {partition} of topic '{topic}'"
+                )
+            if known[partition].holder != node:
+                raise RefusedError(
+                    f"{who} does not hold partition {partition} of topic '{topic}' in group "
+                    f"'{name}' (it commits in epoch {epoch}, and the group is in {group.epoch})"
+                )
+            places.append(known[partition])
+        self._check_metadata(name, places, commit.notes)
         for place, (_, _, offset), note in zip_longest(places, commit.offsets, commit.notes):
             place.offset = offset
             place.leader_epoch, place.metadata = note or (-1, "")
@@ -273,7 +277,15 @@ class Groups:
                 f"allowed are {PARTITIONS_PER_PARTY_MAX}"
             )
 
-    def _check_metadata(self, name: str, places: Sequence[Place], commit: Commit) -> None:
+    def _check_metadata(
+        self, name: str, places: Sequence[Place], notes: Sequence[tuple[int, str]]
+    ) -> None:
+        if len(notes) not in (0, len(places)):
+            raise RefusedError(f"a commit of {len(places)} offsets with {len(notes)} notes")
+        if any(len(metadata.encode()) > METADATA_BYTES_MAX for _, metadata in notes):
+            raise RefusedError(f"metadata of a commit has at most {METADATA_BYTES_MAX} bytes")
+        if not any(metadata for _, metadata in notes):
+            return
         party, replaced = owner_of(name), set(map(id, places))
         size = sum(
             len(place.metadata.encode())
@@ -281,7 +293,7 @@ class Groups:
             for _, _, place in places_of(self._groups[other])
             if id(place) not in replaced
         )
-        size += sum(len(metadata.encode()) for _, metadata in commit.notes)
+        size += sum(len(metadata.encode()) for _, metadata in notes)
         if size > METADATA_BYTES_PER_PARTY_MAX:
             raise RefusedError(
                 f"the commits of the groups of {party} would have {size} bytes of metadata; "
@@ -319,26 +331,6 @@ class Groups:
                 f"group '{name}' has {len(group.members)} members, which have to leave first"
             )
         return group
-
-    def _held(
-        self,
-        name: str,
-        group: Group,
-        node: NodeId,
-        epoch: int,
-        who: str,
-        topic: str,
-        partition: int,
-    ) -> Place:
-        places = group.places.get(topic, [])
-        if partition >= len(places):
-            raise RefusedError(f"group '{name}' has no partition {partition} of topic '{topic}'")
-        if places[partition].holder != node:
-            raise RefusedError(
-                f"{who} does not hold partition {partition} of topic '{topic}' in group '{name}' "
-                f"(it commits in epoch {epoch}, and the group is in {group.epoch})"
-            )
-        return places[partition]
 
     def _give_up(self, name: str, group: Group, node: NodeId, epoch: int) -> None:
         given = [

@@ -469,7 +469,14 @@ class Control:
                 )
             self._charge_streams(client, session, name, contract.partitions)
             if not session.topics:
-                self._take_part_of_room(member_of(node), client)
+                # What replicas keep of all that is undecided is bounded for each client, and
+                # every session of it that publishes has its part (`ordering/room.py`).
+                if self._publishing[member_of(node)] >= PUBLISHERS_PER_MEMBER_MAX:
+                    raise RefusedError(
+                        f"{client.name} publishes on log topics in {PUBLISHERS_PER_MEMBER_MAX} "
+                        f"sessions already; one of them has to end before another can begin"
+                    )
+                self._publishing[member_of(node)] += 1
             self._begin_lease(node, session)
             publishers.add(node)
             session.topics.append(name)
@@ -497,16 +504,6 @@ class Control:
                 streams -= sum(rests.streams.values())
                 self._end(node)
         session.streams = {**session.streams, key: partitions}
-
-    def _take_part_of_room(self, member: MemberId, client: Client) -> None:
-        """A session begins to publish. What replicas keep of all that is undecided is bounded for
-        each client, and every session of it has its part (`ordering/room.py`)."""
-        if self._publishing[member] >= PUBLISHERS_PER_MEMBER_MAX:
-            raise RefusedError(
-                f"{client.name} publishes on log topics in {PUBLISHERS_PER_MEMBER_MAX} sessions "
-                f"already; one of them has to end before another can begin"
-            )
-        self._publishing[member] += 1
 
     def _unregister(self, node: NodeId, session: Session, topic: str) -> None:
         if topic in session.topics:

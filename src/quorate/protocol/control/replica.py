@@ -71,7 +71,11 @@ class Steward:
     def on_query(self, sender: NodeId, query: TopologyQuery) -> None:
         if not self._outbox.may_answer(sender):
             return
-        revision, content, text = self._founding() if query.founding else self._topology()
+        if query.founding:
+            text = self.control.state.founding
+            revision, content = 0, digest(text.encode())
+        else:
+            revision, content, text = self._topology()
         text = text if query.whole else ""
         report = TopologyReport(query.number, revision, content, text)
         self._outbox.answer(sender, report, len(text))
@@ -81,10 +85,6 @@ class Steward:
             text = self.control.cluster.shared().render()
             self._rendered = self.control.state.revision, digest(text.encode()), text
         return self._rendered
-
-    def _founding(self) -> tuple[int, bytes, str]:
-        text = self.control.state.founding
-        return 0, digest(text.encode()), text
 
     def _repeat_assignments(self, member: NodeId) -> None:
         """Whoever is here again may have missed something; it hears of it once more, and not with
