@@ -172,7 +172,7 @@ def test_few_files_are_open(tmp_path: Path) -> None:
     disk.clean()
     disk.check()
     assert len(list(disk.directory.rglob("*"))) > 50
-    assert len(disk.store._files) == 5
+    assert len(disk.store._files._open) == 5
     assert len(os.listdir("/dev/fd")) <= before + 5
     disk.store.close()
     # The lock and the journal's last segment are closed as well.

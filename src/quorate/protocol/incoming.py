@@ -223,8 +223,11 @@ class Incoming:
             if equal > 0 and self._is_enough(sequence, equal):
                 tally = self.ballot.open[sequence]
                 votes = tally.votes_for(content)
-                if votes != tally.voters:
-                    self._name_outvoted(sequence, tally.voters & ~votes)
+                # The others stood up for something else: they lied, or their publisher did.
+                for other in self._who(tally.voters & ~votes) if votes != tally.voters else ():
+                    what = f"vouched for another content of batch {sequence} than the quorum"
+                    self._outbox.report(other, "outvoted", what)
+                    self._subscription.distrust(other, self._member)
                 self._decide(sequence, content, self._who(votes), repaired=False)
             elif equal == TWO_FACED:
                 self._subscription.blame(replica, f"two contents for batch {sequence}")
@@ -472,13 +475,6 @@ class Incoming:
     def _is_enough(self, sequence: Sequence, equal: int) -> bool:
         """Do enough replicas vouch for one content?"""
         return equal >= self._needed
-
-    def _name_outvoted(self, sequence: Sequence, votes: int) -> None:
-        """These stood up for something else: they lied, or their publisher did."""
-        for replica in self._who(votes):
-            what = f"vouched for another content of batch {sequence} than the quorum"
-            self._outbox.report(replica, "outvoted", what)
-            self._subscription.distrust(replica, self._member)
 
     def _decide(
         self, sequence: Sequence, content: Digest, vouchers: tuple[NodeId, ...], *, repaired: bool

@@ -24,9 +24,6 @@ class Files:
         self._open_max = open_max
         self._failed = ""
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def descriptor(self, path: str, *, create: bool = False) -> int:
         """The file, open for reading and writing. Use it at once: later calls may close it."""
         descriptor = self._open.get(path)

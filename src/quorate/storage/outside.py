@@ -96,7 +96,8 @@ class OutsideStore(DiskStore):
             return super().read(partition, offset, bytes_max)
         # A few first: behind pointers there is much more than they take themselves.
         found = super().read(partition, offset, _POINTERS_READ_BYTES)
-        if not self._has_pointers(found):
+        decode = self._pointers.decode
+        if all(decode(payload) is None for stretch in found for payload in stretch.payloads):
             found = super().read(partition, offset, bytes_max)
         return self._followed(partition, found, bytes_max)
 
@@ -114,10 +115,6 @@ class OutsideStore(DiskStore):
         for stretch in super().read(partition, offset, 1):
             return self._pointers.decode(stretch.payloads[0])
         return None
-
-    def _has_pointers(self, stretches: list[Stretch]) -> bool:
-        decode = self._pointers.decode
-        return any(decode(payload) is not None for each in stretches for payload in each.payloads)
 
     def _followed(
         self, partition: Partition, stretches: list[Stretch], bytes_max: int

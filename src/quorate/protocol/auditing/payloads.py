@@ -361,16 +361,13 @@ class PartitionAudit:
             self.payload_bytes += len(payload)
             if is_signed(payload):
                 self._look_into_signed(number, payload)
-            else:
-                self._look_into_basic(payload)
-
-    def _look_into_basic(self, payload: bytes) -> None:
-        try:
-            self.events += Batch(payload).count
-            if self.topic.id == CONTROL_TOPIC_ID:
-                self._keys.learn(payload)
-        except QuorateError:
-            self.notes[f"'{self.topic.name}' has basic batches that are malformed"] = None
+                continue
+            try:
+                self.events += Batch(payload).count
+                if self.topic.id == CONTROL_TOPIC_ID:
+                    self._keys.learn(payload)
+            except QuorateError:
+                self.notes[f"'{self.topic.name}' has basic batches that are malformed"] = None
 
     def _look_into_signed(self, number: int, payload: bytes) -> None:
         (place, sequence), offset = self._place(number), self.ledger.offsets[number]
