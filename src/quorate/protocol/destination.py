@@ -123,22 +123,18 @@ class Destination(ClientMachine):
         self, name: str, partition: int, offset: int, *, validate: bool = True
     ) -> None:
         """The same, or from the end if that is before this offset; then there is a `Clamped`."""
-        self._search(name, partition, END_US, validate, offset)
+        self.read_from_time(name, partition, END_US, validate=validate, committed=offset)
 
     def read_from_time(
-        self, name: str, partition: int, time_us: int, *, validate: bool = True
-    ) -> None:
-        """The same, from the first batch of this time on, or from `BEGIN_US` or `END_US`."""
-        self._search(name, partition, time_us, validate)
-
-    def _search(
         self,
         name: str,
         partition: int,
         time_us: int,
-        validate: bool,
+        *,
+        validate: bool = True,
         committed: int | None = None,
     ) -> None:
+        """The same, from the first batch of this time on, or from `BEGIN_US` or `END_US`."""
         topic, target = self._partition(name, partition)
         self._stop(target)
         search = Search(topic, target, time_us, self.outbox, next(self._numbers), committed)

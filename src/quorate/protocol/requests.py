@@ -109,7 +109,9 @@ class Requests:
         for earlier in self._standing.values():
             earlier.superseded |= earlier.is_about == standing.is_about
         self._standing[standing.number] = standing
-        self.repeat(standing)
+        standing.repeat_at_us = self._outbox.now_us + REPEAT_AFTER_US
+        for replica in topic.members:
+            self._outbox.send(replica, standing.request(replica))
         return standing
 
     def take_number(self) -> int:
@@ -119,11 +121,6 @@ class Requests:
 
     def withdraw(self, standing: Standing) -> None:
         self._standing.pop(standing.number, None)
-
-    def repeat(self, standing: Standing) -> None:
-        standing.repeat_at_us = self._outbox.now_us + REPEAT_AFTER_US
-        for replica in standing.topic.members:
-            self._outbox.send(replica, standing.request(replica))
 
     def on_reply(self, replica: NodeId, reply: Reply) -> None:
         standing = self._standing.get(reply.number)

@@ -23,6 +23,7 @@ A replica that lacks payloads first waits whether the others complete the histor
 and only then asks the source: in the chain, f replicas never see the payloads, and need not.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -98,7 +99,7 @@ class Replica:
         self._scope = scope
         self._span = scope.topic.windows.span
         self._alpha = scope.topic.contract.history_every
-        self._ledgers: dict[Stream, Ledger] = {}
+        self._ledgers = defaultdict[Stream, Ledger](Ledger)
         # Streams for which the last missing batch came in this turn.
         self._complete: dict[Stream, None] = {}
         # Streams whose source a history unblocked in this turn, and what waits for that.
@@ -108,7 +109,7 @@ class Replica:
 
     def room(self, stream: Stream, first: Sequence) -> int:
         """How many batches from `first` on the source may send before its next history."""
-        ledger = self._ledger(stream)
+        ledger = self._ledgers[stream]
         open_from = ledger.open_from or first
         room: int = open_from + 2 * self._alpha - first
         return max(0, room)
@@ -132,7 +133,7 @@ class Replica:
 
     def accepted(self, stream: Stream, first: Sequence, contents: Iterable[Digest]) -> None:
         """Batches were accepted on their own way: the histories to come must agree with them."""
-        ledger = self._ledger(stream)
+        ledger = self._ledgers[stream]
         if not ledger.open_from:
             ledger.open_from = first
         for sequence, content in enumerate(contents, first):
@@ -145,11 +146,11 @@ class Replica:
                 ledger.forget_oldest(self._span)
 
     def content_of(self, stream: Stream, sequence: Sequence) -> Digest | None:
-        return self._ledger(stream).accepted.get(sequence)
+        return self._ledgers[stream].accepted.get(sequence)
 
     def status(self, stream: Stream) -> Status:
         """What to tell the source with an acknowledgement (Freeman, listing 6.3)."""
-        ledger = self._ledger(stream)
+        ledger = self._ledgers[stream]
         intake = self._scope.intakes.get(stream)
         if intake is None or not ledger.open_from:
             return Status.OK
@@ -195,12 +196,6 @@ class Replica:
             self._antechamber.pop(stream, None)
         self.broadcast.forget(publisher)
 
-    def _ledger(self, stream: Stream) -> Ledger:
-        ledger = self._ledgers.get(stream)
-        if ledger is None:
-            ledger = self._ledgers[stream] = Ledger()
-        return ledger
-
     def _admits(self, lane: Stream, _: Sequence, payload: bytes) -> bool:
         """May this history be ECHOed? Only if we hold all of it and contradict none of it."""
         stream = lane._replace(lane=Lane.EVENTS)
@@ -209,7 +204,7 @@ class Replica:
         except RemoteProtocolError as error:
             self._scope.outbox.report(stream.publisher, "malformed", str(error))
             return False
-        ledger = self._ledger(stream)
+        ledger = self._ledgers[stream]
         if history.first < ledger.forgotten_below:
             return False
         missing = {}
@@ -236,7 +231,7 @@ class Replica:
     def _on_delivered(self, lane: Stream, _: Sequence, payload: bytes) -> None:
         """The history is delivered: the source may go on."""
         stream = lane._replace(lane=Lane.EVENTS)
-        ledger = self._ledger(stream)
+        ledger = self._ledgers[stream]
         history = History.decode(payload)
         end = history.end
         ledger.open_from = max(ledger.open_from, end)

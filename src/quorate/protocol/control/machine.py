@@ -411,19 +411,8 @@ class Control:
         finally:
             session.expires_us = max(session.expires_us, self.state.time_us + session.lease_us)
 
-    def _operate(
-        self,
-        client: Client,
-        command: CreateTopic
-        | AlterTopic
-        | AlterGroup
-        | ResetGroup
-        | DeleteGroup
-        | ReplaceReplica
-        | AddReplica
-        | PutClient
-        | RemoveClient,
-    ) -> str:
+    def _operate(self, client: Client, command: Command) -> str:
+        """What takes an operator."""
         if isinstance(command, AlterGroup | ResetGroup | DeleteGroup):
             self._own(client, command)
             return ""
