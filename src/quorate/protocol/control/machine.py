@@ -594,7 +594,8 @@ class Control:
             for proposal in self.state.proposals
             if (proposal.party, proposal.request.name) != (client.party, command.name)
         ]
-        asked = [*topology.parties_for(others, command), client.party]
+        # Who has asked for exactly this, in order.
+        asked = [each.party for each in others if each.request == command] + [client.party]
         needed = topology.parties_needed(self.cluster)
         if len(asked) >= needed:
             self.state.proposals = [each for each in others if each.request.name != command.name]

@@ -37,7 +37,7 @@ from quorate.core.control import (
 )
 from quorate.core.errors import RefusedError
 from quorate.core.ids import topic_id
-from quorate.protocol.control.state import CLIENTS_MAX, TOPICS_MAX, Proposal
+from quorate.protocol.control.state import CLIENTS_MAX, TOPICS_MAX
 
 # In the order in which a refusal names them.
 FIXED_KEYS = (
@@ -180,11 +180,6 @@ def parties_needed(cluster: Cluster) -> int:
     """How many parties must ask for a replica: so many that not all of them lie."""
     parties = {client.party for client in cluster.clients if client.operator}
     return min(cluster.f + 1, len(parties))
-
-
-def parties_for(proposals: Sequence[Proposal], command: AddReplica) -> list[str]:
-    """Who has asked for exactly this, in order."""
-    return [proposal.party for proposal in proposals if proposal.request == command]
 
 
 def known_topic(cluster: Cluster, name: str) -> Contract:
