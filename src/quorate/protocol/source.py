@@ -283,7 +283,8 @@ class Source(ClientMachine):
             histories.flush(self._can_send)
         for line in self._lines.values():
             line.flush(self._can_send)
-        return super().take()
+        self.commands.flush(self._can_send)
+        return self.outbox.take()
 
     # Messages
 
@@ -359,7 +360,7 @@ class Source(ClientMachine):
         return histories.outgoing if histories else None
 
     def _can_send(self, replica: NodeId) -> bool:
-        return super()._can_send(replica) and replica not in self._stuck
+        return replica in self.connected_peers and replica not in self._stuck
 
 
 _HANDLERS: dict[type, Callable[[Source, NodeId, Any], None]] = {

@@ -9,6 +9,8 @@ counted for the first and can be named for the second.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import WINDOW_BATCHES
 
@@ -17,25 +19,23 @@ REPEATED = 0
 TWO_FACED = -1
 
 
-class Votes:
+class Votes(msgspec.Struct, eq=False, gc=False):
     """Who spoke for which content of one batch; replicas are bits.
 
     Nearly always all agree, so the first content has a place of its own, and only others
     need a dictionary.
     """
 
-    __slots__ = ("_others", "content", "voters", "votes")
-
-    def __init__(self) -> None:
-        self.content = b""
-        self.votes = self.voters = 0
-        self._others: dict[Digest, int] | None = None
+    content: Digest = b""
+    votes: int = 0
+    voters: int = 0
+    others: dict[Digest, int] | None = None
 
     def votes_for(self, content: Digest) -> int:
         """Who spoke for this content, as bits."""
         if content == self.content:
             return self.votes
-        return self._others.get(content, 0) if self._others else 0
+        return self.others.get(content, 0) if self.others else 0
 
     def others_than(self, content: Digest) -> int:
         """Who spoke for another content, as bits."""
@@ -53,23 +53,18 @@ class Votes:
             self.content, self.votes = content, bit
             return 1
         else:
-            if self._others is None:
-                self._others = {}
-            votes = self._others[content] = self._others.get(content, 0) | bit
+            if self.others is None:
+                self.others = {}
+            votes = self.others[content] = self.others.get(content, 0) | bit
         return votes.bit_count()
 
 
-class Tally(Votes):
+class Tally(Votes, eq=False, gc=False):
     """The voices about one batch, since somebody opened it."""
 
-    __slots__ = ("asked_at_us", "opener", "since_us")
-
-    def __init__(self, opener: int, content: Digest, now_us: int) -> None:
-        self.content = content
-        self.votes = self.voters = 1 << opener
-        self._others = None
-        self.opener = opener
-        self.since_us = self.asked_at_us = now_us
+    opener: int = 0
+    since_us: int = 0
+    asked_at_us: int = 0
 
 
 @dataclass(slots=True)
@@ -110,7 +105,8 @@ class Ballot:
         if self._opened[position] >= self.span:
             return REPEATED
         self._opened[position] += 1
-        self.open[sequence] = Tally(position, content, now_us)
+        bit = 1 << position
+        self.open[sequence] = Tally(content, bit, bit, None, position, now_us, now_us)
         return 1
 
     def reserve(self, position: int, batches: int) -> bool:

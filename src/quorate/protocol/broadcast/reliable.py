@@ -71,7 +71,7 @@ RULES = Rules(
 )
 
 
-class Instance(msgspec.Struct, eq=False):
+class Instance(msgspec.Struct, eq=False, gc=False):
     """The broadcast of one batch, as one replica sees it."""
 
     sequence: Sequence
@@ -197,9 +197,11 @@ class Replica(BroadcastReplica):
         progress = self._votes_for(vote, position)
         if progress is None:
             return
-        bit, echoes_needed = 1 << position, self._echoes_to_ready
+        bit = 1 << position
+        needed = self._echoes_to_ready if are_echoes else self._readies_to_ready
         for sequence, content in enumerate(vote.digests, vote.first):
-            instance = self._instance(progress, sequence, position)
+            known = progress.open.get(sequence)
+            instance = known or self._instance(progress, sequence, position)
             if instance is None:
                 continue
             equal = (instance.echoes if are_echoes else instance.readies).add(bit, content)
@@ -209,9 +211,11 @@ class Replica(BroadcastReplica):
                     "equivocation",
                     f"voted for two contents of batch {sequence} of publisher {vote.publisher}",
                 )
-            elif equal and not are_echoes:
+            elif equal < needed:
+                continue
+            elif not are_echoes:
                 self._weigh_readies(progress, instance, content, equal)
-            elif equal >= echoes_needed and instance.readied is None:
+            elif instance.readied is None:
                 self._get_ready(progress, instance, content)
 
     def on_supply(self, supply: Supply) -> None:
