@@ -26,6 +26,7 @@ from quorate.protocol.ordering.records import (
     Store,
     Voted,
 )
+from quorate.storage.checkpoint import CERTIFIED
 from quorate.storage.errors import DiskFullError, RefusedRecordError, StorageError
 from quorate.storage.store import DiskStore
 from stores import (
@@ -171,7 +172,7 @@ def test_few_files_are_open(tmp_path: Path) -> None:
     disk.clean()
     disk.check()
     assert len(list(disk.directory.rglob("*"))) > 50
-    assert len(disk.store._files) == 5
+    assert len(disk.store._files._open) == 5
     assert len(os.listdir("/dev/fd")) <= before + 5
     disk.store.close()
     # The lock and the journal's last segment are closed as well.
@@ -429,7 +430,7 @@ def test_a_signed_snapshot_that_finds_no_room_is_saved_later(
 
     certified = Certified(0, 8, b"state", "signed")
     with monkeypatch.context() as patch:
-        patch.setattr("quorate.storage.store.save_certified", full)
+        patch.setattr(CERTIFIED, "save", full)
         disk.store.append([certified])
         assert disk.store.certified(0) == certified
     disk.hold(LINES[0], 1)

@@ -42,14 +42,9 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.checkpoint import Cosigner
 from quorate.protocol.auditing.findings import Findings
-from quorate.protocol.auditing.history import (
-    History,
-    Judgement,
-    Ledger,
-    Orderers,
-    credible_end,
-)
+from quorate.protocol.auditing.history import History, Ledger, Orderers, credible_end
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
+from quorate.protocol.auditing.ranges import Judgement, judge
 from quorate.protocol.control.client import Commands
 from quorate.protocol.listener import Listener
 from quorate.protocol.machine import Answered, Outcome, Topology
@@ -228,7 +223,7 @@ class Auditor(Session):
         for orderers in self.groups(topics):
             history = History(orderers, self._findings)
             await self.walk(history)
-            judgement = history.judge()
+            judgement = judge(history)
             groups.append(self._group_report(history, judgement))
             if judgement.trusted is not None:
                 ledgers |= judgement.trusted.ledgers()

@@ -39,7 +39,6 @@ from quorate.storage.places import (
     events_of,
     little_endian,
     payload_bytes,
-    unpack,
 )
 
 _OFFSET_BYTES = 8
@@ -223,10 +222,6 @@ class Index:
             if patch is not None:
                 patched[at * PLACE_BYTES : (at + 1) * PLACE_BYTES] = patch
         return bytes(patched)
-
-    def located(self, number: int, count: int) -> tuple[Numbers, Numbers]:
-        """Positions and lengths of so many payloads."""
-        return unpack(self.places(number, count))
 
     def move(self, number: int, places: bytes) -> bytes:
         """From now on, these payloads stand there; says where they stood."""

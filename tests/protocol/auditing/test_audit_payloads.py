@@ -31,6 +31,7 @@ from quorate.crypto.sids import Place, sealed
 from quorate.protocol.auditing.findings import Finding, Findings
 from quorate.protocol.auditing.history import History
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
+from quorate.protocol.auditing.ranges import judge
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.value import CHAIN_START, chained
 from stage import topic
@@ -89,7 +90,7 @@ class Shelf:
         history = History(orderers(), self.findings)
         truth = Scribe().slot({ALICE: self.payloads})
         history.begin(0, truth.walked(checkpoints=[truth.checkpoint()]))
-        trusted = history.judge().trusted
+        trusted = judge(history).trusted
         assert trusted is not None
         self.audit = PartitionAudit(
             topic(self.contract, TOPIC), trusted.ledgers()[HERE], self.keys, self.findings, name_of
