@@ -15,7 +15,7 @@ a quorum signed, or another replica is asked (`protocol/ordering/ranges.py`).
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -137,25 +137,12 @@ class RangeReader(Session):
         and left out. Without `is_checked` the first replica is believed.
         """
         await self.contract(topic)
-        target = Partition(self._topic(topic).id, partition)
-        if target in self._stretches:
-            raise LocalProtocolError(
-                f"partition {partition} of '{topic}' is being read by this client already"
-            )
         checks = self._checks if is_checked else None
-        stretch = self._stretches[target] = _Stretch()
-        reading = RangeReading(
-            self._topic(topic), target, range(start, end), self._listener.outbox, self._numbers,
-            checks, stretch.put, validate=validate, patience_us=int(patience_s * 1e6),
-        )  # fmt: skip
-        stretch.reading = reading
-        try:
-            reading.taken(start, self._listener.connected_peers)
-            while True:
-                self.driver.wake()
-                found = await stretch.next()
-                if found is None:
-                    return
+        stretch = range(start, end)
+        with self._opened(
+            topic, partition, stretch, checks, validate=validate, patience_s=patience_s
+        ) as opened:
+            while (found := await opened.next()) is not None:
                 if isinstance(found, Unsettled):
                     self._raise_if_nobody_is_there(topic)
                     await self._require_permission(topic)
@@ -163,17 +150,45 @@ class RangeReader(Session):
                     if on_unverified is None:
                         raise error
                     on_unverified(error)
-                    reading.skip(self._listener.connected_peers)
-                    continue
-                yield found
-                reading.taken(found[-1].end, self._listener.connected_peers)
-        finally:
-            del self._stretches[target]
-            if not self._closed:
-                reading.stop()
+                    opened.reading.skip(self._listener.connected_peers)
+                else:
+                    yield found
+                    opened.reading.taken(found[-1].end, self._listener.connected_peers)
                 self.driver.wake()
 
     # Parts
+
+    @contextlib.contextmanager
+    def _opened(
+        self,
+        topic: str,
+        partition: int,
+        stretch: range,
+        checks: Checks | None,
+        *,
+        validate: bool,
+        patience_s: float,
+    ) -> "Iterator[_Stretch]":
+        """A stretch that is being read."""
+        target = Partition(self._topic(topic).id, partition)
+        if target in self._stretches:
+            raise LocalProtocolError(
+                f"partition {partition} of '{topic}' is being read by this client already"
+            )
+        opened = self._stretches[target] = _Stretch()
+        opened.reading = RangeReading(
+            self._topic(topic), target, stretch, self._listener.outbox, self._numbers, checks,
+            opened.put, validate=validate, patience_us=int(patience_s * 1e6),
+        )  # fmt: skip
+        try:
+            opened.reading.taken(stretch.start, self._listener.connected_peers)
+            self.driver.wake()
+            yield opened
+        finally:
+            del self._stretches[target]
+            if not self._closed:
+                opened.reading.stop()
+                self.driver.wake()
 
     def _make_checks(self) -> Checks:
         try:
@@ -187,12 +202,7 @@ class RangeReader(Session):
         return self._topics[name]
 
     async def _locate(self, topic: str, partition: int, time_us: int) -> int:
-        contract = await self.contract(topic)
-        if not 0 <= partition < contract.partitions:
-            raise LocalProtocolError(
-                f"topic '{topic}' has no partition {partition}; "
-                f"it has partitions 0 to {contract.partitions - 1}"
-            )
+        check_partition(topic, await self.contract(topic), partition)
         number = next(self._numbers)
         known = self._topic(topic)
         search = Search(
@@ -321,6 +331,14 @@ def _log(topic: str, contract: Contract) -> Contract:
             f'log topics have order = "total"'
         )
     return contract
+
+
+def check_partition(topic: str, contract: Contract, partition: int) -> None:
+    if not 0 <= partition < contract.partitions:
+        raise LocalProtocolError(
+            f"topic '{topic}' has no partition {partition}; "
+            f"it has partitions 0 to {contract.partitions - 1}"
+        )
 
 
 class _Stretch:

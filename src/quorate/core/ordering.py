@@ -562,37 +562,6 @@ class Receipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=44):
 # Proving
 
 
-class Prove(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=33):
-    """Reader to replica: show me that the batch which has this offset stands there."""
-
-    topic: _Topic
-    partition: _PartitionNumber
-    number: _Number
-    offset: _Number
-
-
-class Proven(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=34):
-    """Replica to reader: whose batch that is, where it begins, its leaf, and how that leads to a
-    checkpoint's root.
-
-    With a sentence it says why not; `is_final` then means that asking again does not help.
-    """
-
-    topic: _Topic
-    partition: _PartitionNumber
-    number: _Number
-    offset: _Number
-    publisher: _Node
-    sequence: _Number
-    time_us: _Time
-    leaf: _Number
-    start: _Number
-    path: Annotated[list[_Digest], Meta(max_length=PATH_HASHES_MAX)]
-    checkpoint: _Checkpoint
-    sentence: _Sentence = ""
-    is_final: bool = False
-
-
 class ProveRange(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=50):
     """Reader to replica: show me where the batches stand, from that of this offset on, up to so
     many."""
@@ -757,8 +726,6 @@ OrderMessage: TypeAlias = (
     | Entries
     | Chained
     | Absent
-    | Prove
-    | Proven
     | ProveRange
     | ProvenRange
     | Challenge

@@ -179,6 +179,41 @@ class Proof(
     checkpoint: Annotated[str, Meta(max_length=NOTE_BYTES_MAX)]
 
     @staticmethod
+    def of(
+        place: Place,
+        offset: int,
+        sequence: int,
+        time_us: int,
+        payload: bytes,
+        *,
+        leaf: int,
+        tree_size: int,
+        path: list[Hash],
+        checkpoint: str,
+    ) -> "Proof":
+        """That of a whole batch."""
+        has_seal = is_signed(payload)
+        begin = SEAL_BYTES if has_seal else HEADER_BYTES
+        return Proof(
+            format=FORMAT,
+            cluster=place.cluster,
+            topic=place.topic,
+            partition=place.partition,
+            offset=offset,
+            producer=place.producer,
+            session=place.session,
+            sequence=sequence,
+            time_us=time_us,
+            seal=payload[:begin] if has_seal else None,
+            header=None if has_seal else payload[:begin],
+            body=payload[begin:],
+            leaf=leaf,
+            tree_size=tree_size,
+            path=path,
+            checkpoint=checkpoint,
+        )
+
+    @staticmethod
     def parse(data: bytes) -> "Proof":
         """Read what `render` wrote, and nothing else (step 1)."""
         if len(data) > PROOF_BYTES_MAX:
@@ -225,13 +260,6 @@ class Proof(
     def payload(self) -> bytes:
         """The whole batch, as far as the proof has it."""
         return (self.seal or self.header or b"") + (self.body or b"")
-
-
-def parts_of(payload: bytes) -> tuple[bytes | None, bytes | None, bytes]:
-    """Seal, header and body of this batch for its proof, which has one of the first two."""
-    if is_signed(payload):
-        return payload[:SEAL_BYTES], None, payload[SEAL_BYTES:]
-    return None, payload[:HEADER_BYTES], payload[HEADER_BYTES:]
 
 
 @dataclass(frozen=True, slots=True)

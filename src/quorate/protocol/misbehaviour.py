@@ -46,7 +46,6 @@ from quorate.core.ordering import (
     Located,
     Ordered,
     Propose,
-    Proven,
     ProvenRange,
     Received,
     Retrieved,
@@ -361,24 +360,12 @@ def _wrong_size(message: Message, how: int) -> Message:
 
 
 def _wrong_path(message: Message, how: int) -> Message:
-    assert isinstance(message, Proven)
-    path = [_flip(each, how) for each in message.path] or [bytes(32)]
-    return msgspec.structs.replace(message, path=path)
-
-
-def _wrong_leaf(message: Message, how: int) -> Message:
-    """Another leaf of the same tree, if it has one."""
-    assert isinstance(message, Proven)
-    return msgspec.structs.replace(message, leaf=message.leaf ^ (1 + how % 7))
-
-
-def _wrong_range_path(message: Message, how: int) -> Message:
     assert isinstance(message, ProvenRange)
     path = [_flip(each, how) for each in message.path] or [bytes(32)]
     return msgspec.structs.replace(message, path=path)
 
 
-def _wrong_range_leaves(message: Message, how: int) -> Message:
+def _wrong_leaves(message: Message, how: int) -> Message:
     assert isinstance(message, ProvenRange)
     runs = [msgspec.structs.replace(run, leaf=run.leaf ^ (1 + how % 7)) for run in message.runs]
     return msgspec.structs.replace(message, runs=runs)
@@ -424,10 +411,8 @@ _CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
     (Walked, "content"): _wrong_walk,
     (Cosign, "sequence"): _wrong_size,
     (Cosign, "content"): _wrong_signature,
-    (Proven, "sequence"): _wrong_leaf,
-    (Proven, "content"): _wrong_path,
-    (ProvenRange, "sequence"): _wrong_range_leaves,
-    (ProvenRange, "content"): _wrong_range_path,
+    (ProvenRange, "sequence"): _wrong_leaves,
+    (ProvenRange, "content"): _wrong_path,
     (Frontier, "sequence"): _wrong_frontier,
     (Ack, "sequence"): _wrong_ack,
     (Link, "authenticators"): _no_authenticators,

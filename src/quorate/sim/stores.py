@@ -163,9 +163,6 @@ class SimStore:
         at = kept.at(offset) + batches
         return kept.slots[max(at, 0)].offset if at < len(kept.slots) else kept.end
 
-    def spot(self, partition: Partition, offset: int) -> Spot | None:
-        return next((spot for _, spot in self.runs(partition, offset, 1)), None)
-
     def runs(self, partition: Partition, offset: int, batches: int) -> list[tuple[int, Spot]]:
         return [
             (

@@ -1,16 +1,15 @@
-"""Where a batch stands, for whoever has to show it to others.
+"""Where batches stand, for whoever reads them with proof, or has to show one to others.
 
 Source: RFC 6962, section 2.1.1; DESIGN section 6 (proof).
 
-A replica answers with what its index knows of an offset, and the way from that batch's leaf to the
-root of the last checkpoint. Nobody has to believe it: a checkpoint is signed by a quorum, and leaf
-and way either lead to its root or they do not (`crypto/proofs.py`). So the word of one correct
-replica is enough, and whoever asks goes on to the next one if it is not that of a correct one.
+A replica answers with what its index knows of the batches from an offset on, and the hashes that
+lead from their leaves together to the root of the last checkpoint: they are few, since what was
+decided together has consecutive leaves. Nobody has to believe it: a checkpoint is signed by a
+quorum, and leaves and hashes either lead to its root or they do not (`crypto/proofs.py`). So the
+word of one correct replica is enough, and whoever asks goes on to the next one if it is not that of
+a correct one.
 
 The payload is no part of it: readers have that from any store.
-
-Whoever reads a stretch is shown at once where all its batches stand (`ProveRange`): the hashes
-beside their leaves are few, since what was decided together has consecutive leaves.
 """
 
 from functools import cache
@@ -20,19 +19,17 @@ from quorate.core.ids import NodeId
 from quorate.core.ordering import (
     PROVEN_RUNS_MAX,
     Partition,
-    Prove,
-    Proven,
     ProvenRange,
     ProvenRun,
     ProveRange,
 )
-from quorate.crypto.merkle import inclusion_proof, runs_proof
+from quorate.crypto.merkle import runs_proof
 from quorate.protocol.ordering.cosigning import Cosigning
 from quorate.protocol.ordering.log import OrderLog
 from quorate.protocol.ordering.records import Spot, Store
 from quorate.protocol.outbox import Outbox
 
-# To find an offset and to fold the hashes of its way takes as long as handing out so much.
+# To find an offset and to fold the hashes beside its leaf takes as long as handing out so much.
 SEARCH_BYTES = 128 * 1024
 # Each further run of a stretch takes as long as so much.
 RUN_BYTES = 16 * 1024
@@ -50,35 +47,7 @@ class Proving:
         self._cosigning = cosigning
         self._outbox = outbox
 
-    def on_prove(self, node: NodeId, prove: Prove) -> None:
-        if not self._outbox.may_answer(node):
-            # It asks again.
-            return
-        if self._cosigning is None:
-            refuse(node, prove, "nobody signs the heads of this log", self._outbox)
-            return
-        partition = Partition(prove.topic, prove.partition)
-        spot = self._store.spot(partition, prove.offset)
-        if spot is None:
-            self._say_why(node, prove, partition)
-            return
-        size, checkpoint = self._cosigning.size, self._cosigning.checkpoint
-        if spot.leaf >= size:
-            self._put_off(node, prove, "no checkpoint covers this offset yet")
-            return
-        try:
-            path = inclusion_proof(self._node, spot.leaf, size)
-        except LocalProtocolError as error:
-            # Our disk is a little behind, or the log began here with a snapshot.
-            self._put_off(node, prove, str(error))
-            return
-        proven = Proven(
-            *partition, prove.number, prove.offset, spot.publisher, spot.sequence, spot.time_us,
-            spot.leaf, spot.offset, path, checkpoint,
-        )  # fmt: skip
-        self._outbox.answer(node, proven, SEARCH_BYTES + len(checkpoint))
-
-    def on_prove_range(self, node: NodeId, prove: ProveRange) -> None:
+    def on_prove(self, node: NodeId, prove: ProveRange) -> None:
         if not self._outbox.may_answer(node):
             return
         if self._cosigning is None:
@@ -109,7 +78,7 @@ class Proving:
     def _node(self, level: int, number: int) -> bytes:
         return self._store.node(self._group, level, number)
 
-    def _say_why(self, node: NodeId, prove: Prove | ProveRange, partition: Partition) -> None:
+    def _say_why(self, node: NodeId, prove: ProveRange, partition: Partition) -> None:
         start, _ = self._store.bounds(partition)
         end = self._log.partition(partition).end
         if prove.offset < start:
@@ -121,11 +90,11 @@ class Proving:
         else:
             self._put_off(node, prove, "this offset is yet to be written to the disk here")
 
-    def _put_off(self, node: NodeId, prove: Prove | ProveRange, sentence: str) -> None:
+    def _put_off(self, node: NodeId, prove: ProveRange, sentence: str) -> None:
         self._outbox.answer(node, _without(prove, sentence, is_final=False), SEARCH_BYTES)
 
 
-def refuse(node: NodeId, prove: Prove | ProveRange, sentence: str, outbox: Outbox) -> None:
+def refuse(node: NodeId, prove: ProveRange, sentence: str, outbox: Outbox) -> None:
     """Say that there is nothing to be proved here, and why; asking again does not help."""
     if outbox.may_answer(node):
         outbox.answer(node, _without(prove, sentence, is_final=True), SEARCH_BYTES)
@@ -138,8 +107,6 @@ def _covered(count: int, spot: Spot, size: int) -> ProvenRun | None:
     return run if count > 0 else None
 
 
-def _without(prove: Prove | ProveRange, sentence: str, *, is_final: bool) -> Proven | ProvenRange:
+def _without(prove: ProveRange, sentence: str, *, is_final: bool) -> ProvenRange:
     place = (prove.topic, prove.partition, prove.number, prove.offset)
-    if isinstance(prove, ProveRange):
-        return ProvenRange(*place, [], [], "", sentence, is_final)
-    return Proven(*place, 0, 0, 0, 0, 0, [], "", sentence, is_final)
+    return ProvenRange(*place, [], [], "", sentence, is_final)

@@ -291,11 +291,8 @@ class Store(Protocol):
         """The offset after so many batches from that of this offset on, or so many before it if the
         number is negative; no further than what is kept."""
 
-    def spot(self, partition: Partition, offset: int) -> Spot | None:
-        """Whose batch stands there, if this offset is kept."""
-
     def runs(self, partition: Partition, offset: int, batches: int) -> list[tuple[int, Spot]]:
-        """The same of so many batches from that of this offset on, as far as they are kept: how
+        """Where so many batches stand from that of this offset on, as far as they are kept: how
         many have consecutive numbers and leaves, and the spot of the first of them."""
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
