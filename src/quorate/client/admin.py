@@ -25,10 +25,7 @@ from quorate.core.control import (
 from quorate.core.errors import QuorumError, RefusedError
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message, Misbehave, Reply, StatusQuery, StatusReport
-from quorate.protocol.control.client import Commands
-from quorate.protocol.machine import Answered, Outcome, Topology
 from quorate.protocol.source import Source
-from quorate.runtime.driver import Handler
 from quorate.runtime.topics import topics_of
 
 TIMEOUT_S = 3.0
@@ -46,7 +43,8 @@ class Admin(Session):
     def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
         super().__init__(cluster, identity)
         self._waiting: dict[int, asyncio.Future[str | dict[str, object]]] = {}
-        self._source = Source(self.node, topics_of(self.cluster), self._macs, session=1)
+        self._handlers = {StatusReport: self._on_status, Reply: self._on_reply}
+        self._machine = Source(self.node, topics_of(self.cluster), self._macs, session=1)
 
     async def create_topic(self, topic: str, contract: Mapping[str, Setting]) -> None:
         """Let there be a topic; `contract` is what the cluster file would say of it."""
@@ -58,7 +56,7 @@ class Admin(Session):
 
     async def founding(self) -> Cluster:
         """The cluster as it was when it began, which a replica with an empty disk has to know."""
-        commands = self._commands()
+        commands = self._machine.commands
         number = commands.ask_founding()
         self.driver.wake()
         await self._answer(number, CONTROL_TOPIC, "how the cluster began")
@@ -170,24 +168,6 @@ class Admin(Session):
     def _next(self) -> int:
         self._number += 1
         return self._number
-
-    # Session
-
-    def _machine(self) -> Source:
-        return self._source
-
-    def _commands(self) -> Commands:
-        return self._source.commands
-
-    def _handlers(self) -> dict[type, Handler]:
-        return {StatusReport: self._on_status, Reply: self._on_reply}
-
-    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            if isinstance(outcome, Answered):
-                self._on_answered(outcome)
-            elif isinstance(outcome, Topology):
-                self._adopt(outcome.cluster)
 
     def _on_status(self, sender: NodeId, report: StatusReport) -> None:
         future = self._waiting.get(report.number)

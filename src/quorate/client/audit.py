@@ -50,9 +50,7 @@ from quorate.protocol.auditing.history import (
     credible_end,
 )
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
-from quorate.protocol.control.client import Commands
 from quorate.protocol.listener import Listener
-from quorate.protocol.machine import Answered, Outcome, Topology
 from quorate.protocol.ordering.placement import GroupKind, group_of, rules_of
 from quorate.protocol.topic import Topic
 from quorate.runtime.signing import origin_of
@@ -215,7 +213,7 @@ class Auditor(Session):
         self._readings: dict[tuple[NodeId, Partition], _Reading] = {}
         self._waiting: dict[tuple[Partition, int], _Waiting] = {}
         control = next((t for t in topics_of(self.cluster) if t.name == CONTROL_TOPIC), None)
-        self._listening_machine = Listener(self.node, control, self._hear)
+        self._machine = Listener(self.node, control, self._hear)
 
     async def audit(self) -> Report:
         """Walk, read and judge all of it."""
@@ -308,7 +306,7 @@ class Auditor(Session):
         """What the cluster is now, and how it began, if replicas say so."""
         if self.cluster.control is None:
             return []
-        commands = self._commands()
+        commands = self._machine.commands
         try:
             await self.learn_topology()
             number = commands.ask_founding()
@@ -646,21 +644,6 @@ class Auditor(Session):
     def _tell(self, doing: str) -> None:
         self._progress.doing = doing
         self._on_progress(self._progress)
-
-    # Session
-
-    def _machine(self) -> Listener:
-        return self._listening_machine
-
-    def _commands(self) -> Commands:
-        return self._listening_machine.commands
-
-    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            if isinstance(outcome, Answered):
-                self._on_answered(outcome)
-            elif isinstance(outcome, Topology):
-                self._adopt(outcome.cluster)
 
 
 def _partitions(topic: Topic) -> Iterable[Partition]:

@@ -18,7 +18,7 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +26,7 @@ import msgspec
 from quorate.client.modes import Modes, checked_names
 from quorate.client.session import ClusterLike, IdentityLike, Session, fail
 from quorate.core import batch
+from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC, LEASE_US, Register, Unregister
 from quorate.core.errors import (
     BusyError,
@@ -37,14 +38,12 @@ from quorate.core.errors import (
 )
 from quorate.core.event import Event
 from quorate.core.header import SALT_BYTES, count_of, is_signed
-from quorate.core.ids import Lane, NodeId, TopicId, topic_id
+from quorate.core.ids import Lane, TopicId, topic_id
 from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
 from quorate.core.table import from_table
 from quorate.crypto.digests import payload_digest
 from quorate.protocol import machine
-from quorate.protocol.control.client import Commands
-from quorate.protocol.machine import Answered, Outcome
 from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.ordering.validation import Sealer
 from quorate.protocol.outgoing import Outgoing
@@ -203,10 +202,16 @@ class Producer(Session):
         self._modes = Modes()
         # Which one of its batch the event is that `submit` took last, from 0.
         self.place = 0
-        self._source = Source(
+        self._source = self._machine = Source(
             self.node, topics_of(self.cluster), self._macs, session=1, sealer=self._make_sealer(),
             stores=stores,
         )  # fmt: skip
+        self._outcomes |= {
+            machine.Receipt: self._on_receipt,
+            machine.Recorded: self._on_recorded,
+            machine.Refused: self._on_refused,
+            machine.Room: self._on_room,
+        }
         self._checker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -483,34 +488,16 @@ class Producer(Session):
             salt=lambda _, __: secrets.token_bytes(SALT_BYTES),
         )  # fmt: skip
 
-    def _machine(self) -> Source:
-        return self._source
-
-    def _commands(self) -> Commands:
-        return self._source.commands
-
     async def _take_again(self) -> None:
         for topic in self._logs():
             await self.command(Register(topic))
 
-    def _replies(self, number: int) -> Mapping[NodeId, str]:
-        return self._source.replies(number)
-
-    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            if isinstance(outcome, machine.Receipt):
-                self._on_receipt(outcome)
-            elif isinstance(outcome, machine.Recorded):
-                self._on_recorded(outcome)
-            elif isinstance(outcome, machine.Refused):
-                self._on_refused(outcome)
-            elif isinstance(outcome, machine.Room):
-                self._on_room(outcome)
-            elif isinstance(outcome, Answered):
-                self._on_answered(outcome)
-            elif isinstance(outcome, machine.Topology) and self._adopt(outcome.cluster):
-                self._source.adopt(outcome.cluster)
-                self._use_new_partitions()
+    def _adopt(self, cluster: Cluster) -> bool:
+        is_news = super()._adopt(cluster)
+        if is_news:
+            self._source.adopt(cluster)
+            self._use_new_partitions()
+        return is_news
 
     def _on_receipt(self, receipt: machine.Receipt) -> None:
         outlets = self._by_id.get(receipt.stream.topic)

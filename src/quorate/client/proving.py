@@ -18,8 +18,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from quorate.client.ranges import RangeReader, check_partition
-from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike
+from quorate.client.ranges import RangeReader
+from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, check_partition
 from quorate.core.errors import (
     LocalProtocolError,
     QuorumError,

@@ -17,9 +17,14 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
-from typing import Any
 
-from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
+from quorate.client.session import (
+    ANSWER_TIMEOUT_S,
+    ClusterLike,
+    IdentityLike,
+    Session,
+    check_partition,
+)
 from quorate.core.cluster import Cluster
 from quorate.core.contract import Contract
 from quorate.core.control import CONTROL_TOPIC
@@ -36,9 +41,7 @@ from quorate.core.ordering import (
     ProvenRange,
 )
 from quorate.crypto.proofs import Keys
-from quorate.protocol.control.client import Commands
 from quorate.protocol.listener import Listener
-from quorate.protocol.machine import Answered, Outcome, Topology
 from quorate.protocol.ordering.ranges import Checks, RangeReading, Settled, Unsettled
 from quorate.protocol.ordering.reading import Search
 from quorate.protocol.ordering.validation import Validation
@@ -77,7 +80,7 @@ class RangeReader(Session):
         super().__init__(cluster, identity)
         self._topics = {topic.name: topic for topic in topics_of(self.cluster)}
         self._validation = Validation.of(self.cluster, self._topics.values())
-        self._listener = Listener(
+        self._listener = self._machine = Listener(
             self.node, self._topics.get(CONTROL_TOPIC), self._hear,
             on_tick=self._tick, tick_every_us=TICK_EVERY_US,
         )  # fmt: skip
@@ -270,15 +273,6 @@ class RangeReader(Session):
 
     # Session
 
-    def _machine(self) -> Listener:
-        return self._listener
-
-    def _commands(self) -> Commands:
-        return self._listener.commands
-
-    def _replies(self, number: int) -> Any:
-        return self._listener.requests.replies(number)
-
     def _tick(self) -> None:
         for search, _ in list(self._searches.values()):
             search.tick()
@@ -308,13 +302,6 @@ class RangeReader(Session):
         if offset is not None and not future.done():
             future.set_result(offset)
 
-    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            if isinstance(outcome, Answered):
-                self._on_answered(outcome)
-            elif isinstance(outcome, Topology):
-                self._adopt(outcome.cluster)
-
     def _adopt(self, cluster: Cluster) -> bool:
         is_news = super()._adopt(cluster)
         if is_news:
@@ -331,14 +318,6 @@ def _log(topic: str, contract: Contract) -> Contract:
             f'log topics have order = "total"'
         )
     return contract
-
-
-def check_partition(topic: str, contract: Contract, partition: int) -> None:
-    if not 0 <= partition < contract.partitions:
-        raise LocalProtocolError(
-            f"topic '{topic}' has no partition {partition}; "
-            f"it has partitions 0 to {contract.partitions - 1}"
-        )
 
 
 class _Stretch:

@@ -4,7 +4,7 @@ It knows which cluster this is, as every client does, and passes everything else
 answer is judged by whoever asked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quorate.core.ids import NodeId
@@ -39,6 +39,10 @@ class Listener:
         self._tick_every_us = tick_every_us
         self._next_tick_us = 0
         self.commands = Commands(me, control, self.outbox, self.requests)
+
+    def replies(self, number: int) -> Mapping[NodeId, str]:
+        """Who has answered a request so far, and what."""
+        return self.requests.replies(number)
 
     def step(self, sender: NodeId, message: Message) -> None:
         handler = _CONTROL.get(type(message))
