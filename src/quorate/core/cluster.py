@@ -26,7 +26,7 @@ from blake3 import blake3
 from quorate.core.contract import EVERYONE, Contract
 from quorate.core.control import CONTROL_TOPIC, RESERVED_PREFIX, control_contract
 from quorate.core.errors import ConfigError
-from quorate.core.ids import MEMBER_ID_MAX, MemberId, NodeId, TopicId, member_of, topic_id
+from quorate.core.ids import MEMBER_ID_MAX, MemberId, NodeId, member_of, topic_id
 from quorate.core.limits import SLOTS_KEPT, SNAPSHOT_EVERY
 from quorate.core.names import MAC_ALGORITHMS, check_name
 from quorate.core.stores import KafkaStore, check_stores, read_stores, render_stores
@@ -177,7 +177,6 @@ class Cluster:
     _names: dict[MemberId, str] = field(init=False, repr=False, compare=False)
     # The contract of the topic that every cluster has; None if it has too few replicas for one.
     control: Contract | None = field(init=False, repr=False, compare=False)
-    _topic_names: dict[TopicId, str] = field(init=False, repr=False, compare=False)
     identity: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -198,7 +197,6 @@ class Cluster:
         ever: tuple[Member | Former, ...] = (*self.formers, *self.members)
         names = {each.number: each.name for each in ever}
         object.__setattr__(self, "_names", names)
-        object.__setattr__(self, "_topic_names", {topic_id(name): name for name in self.topics})
 
     @staticmethod
     def parse(text: str) -> "Cluster":
@@ -259,10 +257,6 @@ class Cluster:
     def knows(self, node: NodeId) -> bool:
         """Whether this is a node of somebody who is or was a member."""
         return member_of(node) in self._names
-
-    def topic_by_id(self, number: TopicId) -> tuple[str, Contract] | None:
-        name = self._topic_names.get(number)
-        return None if name is None else (name, self.topics[name])
 
     def placement(self, topic: str) -> tuple[MemberId, ...]:
         """The replicas that serve this topic: as many as its contract needs, in order.

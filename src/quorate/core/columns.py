@@ -331,20 +331,20 @@ def checked_head(payload: Payload) -> Head:
     )  # fmt: skip
 
 
-def beginning_of(payload: Payload) -> tuple[int, int, int]:
-    """Flags, compression and oldest time, as a payload says before its columns."""
+def compression_of(payload: Payload) -> str:
+    """How the columns of a payload are compressed, as it says before them."""
     count_of(payload)
     start = columns_at(payload)
     if len(payload) < start + BEGINNING_BYTES:
         raise RemoteProtocolError(
             f"a batch of {len(payload)} bytes; allowed are {start + BEGINNING_BYTES} and more"
         )
-    flags, compression, _, oldest_us, *_ = _BEGINNING.unpack_from(payload, start)
+    compression = payload[start + 1]
     if compression >= len(COMPRESSIONS):
         raise RemoteProtocolError(
             f"a batch with compression {compression}; allowed are 0 to {len(COMPRESSIONS) - 1}"
         )
-    return flags, compression, oldest_us
+    return COMPRESSIONS[compression]
 
 
 def is_even(payload: Payload, head: Head) -> bool:

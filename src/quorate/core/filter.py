@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quorate.core.batch import Batch, compression_of
+from quorate.core.batch import Batch
+from quorate.core.columns import compression_of
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.event import Event
 from quorate.core.header import count_of

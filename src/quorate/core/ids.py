@@ -21,7 +21,6 @@ Sequence: TypeAlias = int
 Digest: TypeAlias = bytes
 
 MEMBER_ID_MAX = 2**32 - 1
-NODE_ID_MAX = 2**64 - 1
 SESSION_MAX = 2**32 - 1
 SEQUENCE_MAX = 2**64 - 1
 
