@@ -580,11 +580,11 @@ class Auditor(Session):
             if future is not None and not future.done():
                 future.set_result(message)
         elif isinstance(message, Receipts | Refusal):
-            place = Partition(message.topic, message.partition), message.offset
+            place = message.partition_of, message.offset
             if place in self._waiting:
                 self._waiting[place].hear(sender, message)
         elif isinstance(message, Entries | Absent | Chained):
-            partition = Partition(message.topic, message.partition)
+            partition = message.partition_of
             reading = self._readings.get((sender, partition))
             if reading is not None:
                 self._hear_of(sender, message, reading)

@@ -284,7 +284,7 @@ class RangeReader(Session):
         if isinstance(message, Located):
             self._on_located(sender, message)
         elif isinstance(message, Entries | Absent | ProvenRange):
-            stretch = self._stretches.get(Partition(message.topic, message.partition))
+            stretch = self._stretches.get(message.partition_of)
             if stretch is None:
                 return
             if isinstance(message, Entries):

@@ -42,6 +42,7 @@ from quorate.core.messages import (
     Status,
     Supply,
     Taken,
+    Votes,
     Vouch,
 )
 from quorate.core.ordering import OrderMessage
@@ -173,8 +174,8 @@ def _encode_forward(m: Forward) -> bytes:
     return _frame(_FORWARD, head, _pack_payloads(m.payloads), *m.payloads)
 
 
-def _vote_encoder(kind: int) -> Callable[[Vouch | Echo | ReadyVote], bytes]:
-    def encode_votes(m: Vouch | Echo | ReadyVote) -> bytes:
+def _vote_encoder(kind: int) -> Callable[[Votes], bytes]:
+    def encode_votes(m: Votes) -> bytes:
         head = _HEAD.pack(m.publisher, m.topic, m.lane, 0, len(m.digests), m.first, 0)
         return _frame(kind, head, *m.digests)
 
