@@ -155,6 +155,11 @@ def events_in(descriptor: Payload) -> int:
     return count
 
 
+def plain_bytes_of(descriptors: Iterable[Payload]) -> list[int]:
+    """What each of these batches takes before compression, by headers that were checked."""
+    return [words[3] for words in map(_WORDS.unpack_from, descriptors)]
+
+
 def counts_in(descriptors: bytes) -> Iterator[int]:
     """The events of each of these batches, whose descriptors are laid end to end."""
     return map(_FIRST, _COUNTS.iter_unpack(descriptors))
