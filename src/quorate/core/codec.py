@@ -18,7 +18,7 @@ import msgspec
 
 from quorate.core.bulk import Bulk, encode_bulk, is_bulky
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.core.ids import Lane
+from quorate.core.ids import DIGEST_BYTES, Lane
 from quorate.core.limits import (
     AUTHENTICATORS_MAX,
     BATCH_BYTES_MAX,
@@ -47,7 +47,6 @@ from quorate.core.messages import (
 )
 from quorate.core.ordering import OrderMessage
 
-DIGEST_BYTES = 32
 TAG_BYTES = 16
 LENGTH = Struct("<I")
 

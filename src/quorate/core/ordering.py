@@ -22,10 +22,9 @@ import msgspec
 from msgspec import Meta
 
 from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, events_in
-from quorate.core.ids import NodeId, TopicId
+from quorate.core.ids import DIGEST_BYTES, NodeId, TopicId
 from quorate.core.limits import RUN_BATCHES_MAX, SEALED_BYTES_MAX
 
-DIGEST_BYTES = 32
 SIGNATURE_BYTES_MAX = 64
 VALUE_BYTES_MAX = 1024 * 1024
 STATE_BYTES_MAX = 1024 * 1024

@@ -44,9 +44,9 @@ from quorate.core.cluster import Cluster, other_cluster
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.header import SEAL_BYTES
 from quorate.core.header import is_signed as is_signed_batch
-from quorate.core.ids import MEMBER_ID_MAX, SESSION_MAX, MemberId
+from quorate.core.ids import DIGEST_BYTES, MEMBER_ID_MAX, SESSION_MAX, MemberId
 from quorate.core.limits import RUN_BATCHES_MAX
-from quorate.core.ordering import DIGEST_BYTES, EVIDENCE_CHARACTERS_MAX
+from quorate.core.ordering import EVIDENCE_CHARACTERS_MAX
 from quorate.crypto.checkpoint import SIZE_MAX, TIME_S_MAX, Checkpoint, Head, cosigned_bytes
 from quorate.crypto.digests import link, payload_digest
 from quorate.crypto.events import check_events

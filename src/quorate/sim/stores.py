@@ -7,12 +7,11 @@ from itertools import pairwise
 import msgspec
 
 from quorate.core.errors import LocalProtocolError
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ids import DIGEST_BYTES, Digest, NodeId, Sequence
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.merkle import node_hash
 from quorate.protocol.ordering.log import LogState
 from quorate.protocol.ordering.records import (
-    DIGEST_BYTES,
     Certified,
     Decided,
     Disowned,

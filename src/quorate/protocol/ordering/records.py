@@ -14,12 +14,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from quorate.core.header import DESCRIPTOR_BYTES, counts_in, events_in, is_signed
-from quorate.core.ids import Digest, NodeId, Sequence, TopicId
+from quorate.core.ids import DIGEST_BYTES, Digest, NodeId, Sequence, TopicId
 from quorate.core.ordering import Entries, Partition, Wants
 from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering.value import offsets_of
-
-DIGEST_BYTES = 32
 
 
 class Held(msgspec.Struct, frozen=True, gc=False, tag="held"):
