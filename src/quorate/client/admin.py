@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ from quorate.protocol.source import Source
 from quorate.runtime.topics import topics_of
 
 TIMEOUT_S = 3.0
+
+_Command = TypeVar("_Command", ReplaceReplica, AddReplica, PutClient)
 
 
 class Admin(Session):
@@ -65,19 +67,18 @@ class Admin(Session):
 
     async def replace_replica(self, replica: Replica) -> None:
         """From now on the replica of this name has these keys and this address."""
-        await self.command(ReplaceReplica(**_place_and_keys(replica)))
+        await self.command(_about(ReplaceReplica, replica))
 
     async def add_replica(self, replica: Replica) -> None:
         """Let there be one more replica; operators of other parties may have to ask for it, too."""
-        await self.command(AddReplica(party=replica.party, **_place_and_keys(replica)))
+        await self.command(_about(AddReplica, replica))
 
     async def put_client(self, client: Client) -> None:
         """Let there be this client, or let the one of this name have these keys and rights.
 
         Its number is the cluster's to give.
         """
-        keys = _name_and_keys(client)
-        await self.command(PutClient(party=client.party, operator=client.operator, **keys))
+        await self.command(_about(PutClient, client))
 
     async def remove_client(self, name: str) -> None:
         """The client of this name is none any more; what it published stays."""
@@ -186,19 +187,6 @@ class Admin(Session):
             future.set_result(reply.sentence)
 
 
-def _place_and_keys(replica: Replica) -> dict[str, Any]:
-    return {
-        "host": replica.host,
-        "port": replica.port,
-        "metrics_port": replica.metrics_port,
-        **_name_and_keys(replica),
-    }
-
-
-def _name_and_keys(member: Member) -> dict[str, Any]:
-    return {
-        "name": member.name,
-        "sign_key": member.sign_key,
-        "mac_key": member.mac_key,
-        "certificate": member.certificate,
-    }
+def _about(kind: type[_Command], member: Member) -> _Command:
+    """A command that says of a member what there is to say in it."""
+    return kind(**{field: getattr(member, field) for field in kind.__struct_fields__})

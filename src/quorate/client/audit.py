@@ -64,7 +64,6 @@ ASK_AGAIN_S = 2.0
 SILENT_S = 15.0
 # Nobody may have a receipt, and whoever is about to get a batch from others does not refuse it.
 RECEIPTS_S = 2.0
-TICK_EVERY_US = 50_000
 # So many partitions are read from a replica at a time.
 PARTITIONS_AT_ONCE = 4
 

@@ -19,6 +19,8 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -93,26 +95,16 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, events=1, offset=offset)
 
 
+@dataclass(slots=True, eq=False)
 class Closed:
     """A batch that is complete and waits for its turn, or for its receipt."""
 
-    __slots__ = ("deadline", "events", "future", "payload", "sign", "urgent")
-
-    def __init__(
-        self,
-        payload: bytes,
-        events: int,
-        urgent: bool,
-        future: "asyncio.Future[Receipt]",
-        deadline: float,
-        sign: bool,
-    ) -> None:
-        self.payload = payload
-        self.events = events
-        self.urgent = urgent
-        self.future = future
-        self.deadline = deadline
-        self.sign = sign
+    payload: bytes
+    events: int
+    urgent: bool
+    future: "asyncio.Future[Receipt]"
+    deadline: float
+    sign: bool
 
 
 class Outlet:
@@ -504,13 +496,7 @@ class Producer(Session):
         if outlets is None or receipt.stream.lane is not Lane.EVENTS:
             return
         (outlet,) = outlets
-        names = tuple(self.cluster.member(replica).name for replica in receipt.replicas)
-        for sequence in range(receipt.first, receipt.last + 1):
-            closed = outlet.sent.pop(sequence, None)
-            if closed is not None and not closed.future.done():
-                closed.future.set_result(
-                    Receipt(outlet.name, sequence, closed.events, names, receipt.guarantee)
-                )
+        self._settle(outlet, range(receipt.first, receipt.last + 1), repeat(None), receipt)
         self._pump(outlet)
 
     def _on_recorded(self, recorded: machine.Recorded) -> None:
@@ -518,18 +504,27 @@ class Producer(Session):
         if outlets is None:
             return
         outlet = outlets[recorded.line.partition]
-        names = tuple(self.cluster.member(replica).name for replica in recorded.replicas)
-        for at in range(recorded.count):
-            sequence = recorded.first + at
+        sequences = range(recorded.first, recorded.first + recorded.count)
+        self._settle(outlet, sequences, recorded.offsets, recorded)
+        self._pump_lines(outlet)
+
+    def _settle(
+        self,
+        outlet: Outlet,
+        sequences: range,
+        offsets: Iterable[int | None],
+        said: machine.Receipt | machine.Recorded,
+    ) -> None:
+        names = tuple(self.cluster.member(replica).name for replica in said.replicas)
+        for sequence, offset in zip(sequences, offsets, strict=False):
             closed = outlet.sent.pop(sequence, None)
             if closed is not None and not closed.future.done():
                 closed.future.set_result(
                     Receipt(
-                        outlet.name, sequence, closed.events, names, recorded.guarantee,
-                        outlet.partition, recorded.offsets[at],
+                        outlet.name, sequence, closed.events, names, said.guarantee,
+                        outlet.partition, offset,
                     )
                 )  # fmt: skip
-        self._pump_lines(outlet)
 
     def _on_refused(self, refused: machine.Refused) -> None:
         """Replicas will not order what this line has under way, nor what follows."""

@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 
+from quorate.core.cluster import PUBLIC_KEY_BYTES
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.crypto.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, is_signed
+from quorate.crypto.identity import SIGNATURE_BYTES, is_signed
 from quorate.crypto.merkle import HASH_BYTES
 
 SIZE_MAX = 2**63 - 1

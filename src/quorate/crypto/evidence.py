@@ -79,17 +79,25 @@ _Digests = Annotated[tuple[_Digest, ...], Meta(max_length=RUN_BATCHES_MAX)]
 _Extensions = Annotated[tuple[_Line, ...], Meta(max_length=_EXTENSIONS_MAX)]
 
 
-class TwoSeals(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT, tag="two-seals"
-):
-    """What a producer signed for one number of one line, twice; the seals are in order."""
-
+class _Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT):
     cluster: _Name
+
+
+class _AboutBatch(_Evidence, frozen=True):
     topic: _Name
     partition: _Partition
     producer: _Member
     session: _Session
     sequence: _Number
+
+    @property
+    def place(self) -> Place:
+        return Place(self.cluster, self.topic, self.partition, self.producer, self.session)
+
+
+class TwoSeals(_AboutBatch, frozen=True, tag="two-seals"):
+    """What a producer signed for one number of one line, twice; the seals are in order."""
+
     one: _Seal
     other: _Seal
 
@@ -97,22 +105,10 @@ class TwoSeals(
     def of(place: Place, sequence: int, one: Seal, other: Seal) -> "TwoSeals":
         return TwoSeals(*place, sequence, *sorted((one.encode(), other.encode())))
 
-    @property
-    def place(self) -> Place:
-        return Place(self.cluster, self.topic, self.partition, self.producer, self.session)
 
-
-class Malformed(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT, tag="malformed"
-):
+class Malformed(_AboutBatch, frozen=True, tag="malformed"):
     """A seal, and the body under it, which is not what header and seal say."""
 
-    cluster: _Name
-    topic: _Name
-    partition: _Partition
-    producer: _Member
-    session: _Session
-    sequence: _Number
     seal: _Seal
     body: _Body
 
@@ -122,10 +118,6 @@ class Malformed(
         seal, body = payload[:SEAL_BYTES], body_of(payload)
         has_room = is_signed_batch(payload) and len(body) <= BODY_BYTES_MAX
         return Malformed(*place, sequence, seal, body) if has_room else None
-
-    @property
-    def place(self) -> Place:
-        return Place(self.cluster, self.topic, self.partition, self.producer, self.session)
 
 
 class SignedHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,12 +129,9 @@ class SignedHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: _Signature
 
 
-class TwoHeads(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT, tag="two-heads"
-):
+class TwoHeads(_Evidence, frozen=True, tag="two-heads"):
     """What a replica signed as the head of one log at one size, twice; in the order of roots."""
 
-    cluster: _Name
     replica: _Member
     origin: _Line
     size: Annotated[int, Meta(ge=0, le=SIZE_MAX)]
@@ -153,20 +142,13 @@ class TwoHeads(
         return Head(self.origin, self.size, signed.root, signed.extensions)
 
 
-class FalseReceipt(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    tag_field=_FORMAT,
-    tag="false-receipt",
-):
+class FalseReceipt(_Evidence, frozen=True, tag="false-receipt"):
     """A store's receipt, and its refusal of one of the batches that the receipt covers.
 
     `before` is the line's chain before the batch that was refused, and `behind` are the digests of
     those after it that the receipt covers.
     """
 
-    cluster: _Name
     store: _Member
     topic: _Name
     partition: _Partition

@@ -32,12 +32,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nacl.bindings import crypto_sign, crypto_sign_open
 from nacl.exceptions import CryptoError
 
-from quorate.core.cluster import Pinned
+from quorate.core.cluster import PUBLIC_KEY_BYTES, Pinned, pins_of, read_pins
 from quorate.core.errors import AuthenticationError, ConfigError
 from quorate.core.names import check_name
 from quorate.core.toml import Table, render_pairs
 
-PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 
 # RFC 5280 reserves the last second of the year 9999 for "no expiration date". Both ends are
@@ -150,19 +149,12 @@ def is_signed(public_key: bytes, data: bytes, signature: bytes) -> bool:
 
 def public_of(member: Pinned) -> PublicIdentity:
     """The identity that a cluster file pins for a member, its parts checked to agree."""
-    return checked(PublicIdentity(member.name, member.sign_key, member.mac_key, member.certificate))
+    return checked(PublicIdentity(name=member.name, **pins_of(member)))
 
 
 def render_public(public: PublicIdentity) -> str:
     """The small file that a member hands out, so that others can pin it."""
-    return _PUBLIC_HEAD + render_pairs(
-        {
-            "name": public.name,
-            "sign_key": public.sign_key,
-            "mac_key": public.mac_key,
-            "certificate": public.certificate,
-        }
-    )
+    return _PUBLIC_HEAD + render_pairs({"name": public.name, **pins_of(public)})
 
 
 def parse_public(text: str) -> PublicIdentity:
@@ -173,12 +165,7 @@ def parse_public(text: str) -> PublicIdentity:
             "ask for the public file, NAME.pub, and treat the private key as known to others"
         )
     table = Table.read("a public identity", text)
-    public = PublicIdentity(
-        name=table.text("name"),
-        sign_key=table.key_bytes("sign_key", PUBLIC_KEY_BYTES),
-        mac_key=table.key_bytes("mac_key", PUBLIC_KEY_BYTES),
-        certificate=table.text("certificate"),
-    )
+    public = PublicIdentity(name=table.text("name"), **read_pins(table))
     table.end()
     return checked(public)
 
