@@ -49,10 +49,10 @@ class Replicas:
         self.found: list[list[Settled] | Unsettled] = []
         self.look = Outlook()
         self.reading = RangeReading(
-            plain, PARTITION, range(OFFSET, OFFSET + 1), self.look.outbox, count(1), checks,
-            self.found.append, validate=False,
+            plain, PARTITION, range(OFFSET, OFFSET + 1), self.look.outbox, self.connected,
+            count(1), checks, self.found.append, validate=False,
         )  # fmt: skip
-        self.reading.taken(OFFSET, self.connected)
+        self.reading.taken(OFFSET)
         self.asked: list[ProveRange] = []
         self.leads: list[NodeId] = []
         self.named: list[NodeId] = []
@@ -84,11 +84,11 @@ class Replicas:
         )  # fmt: skip
 
     def send(self, batch: Entries, *, sender: NodeId | None = None) -> None:
-        self.reading.on_entries(self.leads[-1] if sender is None else sender, batch, self.connected)
+        self.reading.on_entries(self.leads[-1] if sender is None else sender, batch)
         self.hear()
 
     def show(self, place: ProvenRange, *, sender: NodeId | None = None) -> None:
-        self.reading.on_proven(self.leads[-1] if sender is None else sender, place, self.connected)
+        self.reading.on_proven(self.leads[-1] if sender is None else sender, place)
         self.hear()
 
     def proof(self) -> Proof:
@@ -180,7 +180,7 @@ def test_only_who_is_asked_is_heard_and_only_about_what_is_asked() -> None:
     others = replicas.connected - {lead}
     for other in others:
         replicas.send(replicas.batch(), sender=other)
-        replicas.reading.on_absent(other, Absent(*PARTITION, OFFSET, 4), replicas.connected)
+        replicas.reading.on_absent(other, Absent(*PARTITION, OFFSET, 4))
     assert replicas.asked == []
 
     replicas.send(replicas.batch())
@@ -196,7 +196,7 @@ def test_only_who_is_asked_is_heard_and_only_about_what_is_asked() -> None:
 def test_a_replica_that_lacks_the_batch_is_passed_over_and_not_named() -> None:
     replicas = Replicas()
     lead = replicas.leads[-1]
-    replicas.reading.on_absent(lead, Absent(*PARTITION, OFFSET, OFFSET + 1), replicas.connected)
+    replicas.reading.on_absent(lead, Absent(*PARTITION, OFFSET, OFFSET + 1))
     replicas.hear()
     replicas.send(replicas.batch())
     replicas.show(replicas.place())

@@ -153,10 +153,10 @@ class RangeReader(Session):
                     if on_unverified is None:
                         raise error
                     on_unverified(error)
-                    opened.reading.skip(self._listener.connected_peers)
+                    opened.reading.skip()
                 else:
                     yield found
-                    opened.reading.taken(found[-1].end, self._listener.connected_peers)
+                    opened.reading.taken(found[-1].end)
                 self.driver.wake()
 
     # Parts
@@ -180,11 +180,12 @@ class RangeReader(Session):
             )
         opened = self._stretches[target] = _Stretch()
         opened.reading = RangeReading(
-            self._topic(topic), target, stretch, self._listener.outbox, self._numbers, checks,
-            opened.put, validate=validate, patience_us=int(patience_s * 1e6),
+            self._topic(topic), target, stretch, self._listener.outbox,
+            self._listener.connected_peers, self._numbers, checks, opened.put,
+            validate=validate, patience_us=int(patience_s * 1e6),
         )  # fmt: skip
         try:
-            opened.reading.taken(stretch.start, self._listener.connected_peers)
+            opened.reading.taken(stretch.start)
             self.driver.wake()
             yield opened
         finally:
@@ -277,10 +278,9 @@ class RangeReader(Session):
         for search, _ in list(self._searches.values()):
             search.tick()
         for stretch in list(self._stretches.values()):
-            stretch.reading.tick(self._listener.connected_peers)
+            stretch.reading.tick()
 
     def _hear(self, sender: NodeId, message: Message) -> None:
-        connected = self._listener.connected_peers
         if isinstance(message, Located):
             self._on_located(sender, message)
         elif isinstance(message, Entries | Absent | ProvenRange):
@@ -288,11 +288,11 @@ class RangeReader(Session):
             if stretch is None:
                 return
             if isinstance(message, Entries):
-                stretch.reading.on_entries(sender, message, connected)
+                stretch.reading.on_entries(sender, message)
             elif isinstance(message, Absent):
-                stretch.reading.on_absent(sender, message, connected)
+                stretch.reading.on_absent(sender, message)
             else:
-                stretch.reading.on_proven(sender, message, connected)
+                stretch.reading.on_proven(sender, message)
 
     def _on_located(self, sender: NodeId, located: Located) -> None:
         search, future = self._searches.get(located.number, (None, None))
