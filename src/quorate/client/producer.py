@@ -19,7 +19,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -107,28 +107,26 @@ class Closed:
     sign: bool
 
 
+@dataclass(slots=True, eq=False)
 class Outlet:
     """The producer's side of one topic, or of one partition of a log topic."""
 
-    def __init__(
-        self, name: str, stream: Outgoing | LineOutgoing, partition: int = 0, sign: bool = False
-    ) -> None:
-        self.name = name
-        self.stream = stream
-        self.partition = partition
-        # Whether what is published from now on is signed.
-        self.sign = sign
-        self.open = batch.Gathering()
-        self.open_bytes = 0
-        self.open_future: asyncio.Future[Receipt] | None = None
-        self.linger: asyncio.Handle | None = None
-        # Its linger is over since then, and it waits for its turn while it goes on gathering.
-        self.is_overdue = False
-        self.overdue_since = 0.0
-        self.closed: deque[Closed] = deque()
-        self.sent: dict[int, Closed] = {}
-        self.is_full = False
-        self.room = asyncio.Event()
+    name: str
+    stream: Outgoing | LineOutgoing
+    partition: int = 0
+    # Whether what is published from now on is signed.
+    sign: bool = False
+    open: batch.Gathering = field(default_factory=batch.Gathering)
+    open_bytes: int = 0
+    open_future: "asyncio.Future[Receipt] | None" = None
+    linger: asyncio.Handle | None = None
+    # Its linger is over since then, and it waits for its turn while it goes on gathering.
+    is_overdue: bool = False
+    overdue_since: float = 0.0
+    closed: deque[Closed] = field(default_factory=deque)
+    sent: dict[int, Closed] = field(default_factory=dict)
+    is_full: bool = False
+    room: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def takes_unfilled(self) -> bool:

@@ -32,10 +32,10 @@ Rules:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -276,13 +276,11 @@ def verify_evidence(evidence: Evidence, keys: Keys) -> Proved:
     """What this evidence proves to whoever has these keys, or `RemoteProtocolError`."""
     if evidence.cluster != keys.cluster:
         raise RemoteProtocolError(other_cluster("evidence", evidence.cluster, keys.cluster))
-    if isinstance(evidence, TwoSeals):
-        return _two_seals(evidence, keys)
-    if isinstance(evidence, Malformed):
-        return _malformed(evidence, keys)
-    if isinstance(evidence, TwoHeads):
-        return _two_heads(evidence, keys)
-    return _false_receipt(evidence, keys)
+    party, judge = _JUDGES[type(evidence)]
+    what = judge(evidence, keys)
+    number: MemberId = getattr(evidence, party)
+    name, kind = keys.names[number], str(evidence.__struct_config__.tag)
+    return Proved(kind, party, number, name, f"{name} {what}")
 
 
 def heads_in_conflict(
@@ -316,7 +314,10 @@ def heads_in_conflict(
     ]
 
 
-def _two_seals(evidence: TwoSeals, keys: Keys) -> Proved:
+# What the party did of which a piece of evidence is, if it proves that
+
+
+def _two_seals(evidence: TwoSeals, keys: Keys) -> str:
     if not evidence.one < evidence.other:
         raise RemoteProtocolError("evidence with two seals that are not different and in order")
     place, sequence = evidence.place, evidence.sequence
@@ -327,15 +328,13 @@ def _two_seals(evidence: TwoSeals, keys: Keys) -> Proved:
         raise RemoteProtocolError("evidence with two signatures of the same, which is no lie")
     for seal in seals:
         _check_sealed(keys, place, sequence, seal)
-    name = keys.names[evidence.producer]
-    return Proved(
-        "two-seals", "producer", evidence.producer, name,
-        f"{name} signed two different batches as number {sequence} of session {evidence.session} "
-        f"on partition {evidence.partition} of {evidence.topic!a}",
-    )  # fmt: skip
+    return (
+        f"signed two different batches as number {sequence} of session {evidence.session} on "
+        f"partition {evidence.partition} of {evidence.topic!a}"
+    )
 
 
-def _malformed(evidence: Malformed, keys: Keys) -> Proved:
+def _malformed(evidence: Malformed, keys: Keys) -> str:
     place, sequence, payload = evidence.place, evidence.sequence, evidence.seal + evidence.body
     seal = Seal.decode(payload)
     _check_sealed(keys, place, sequence, seal)
@@ -344,12 +343,10 @@ def _malformed(evidence: Malformed, keys: Keys) -> Proved:
     try:
         check_events(payload)
     except RemoteProtocolError as error:
-        name = keys.names[evidence.producer]
-        return Proved(
-            "malformed", "producer", evidence.producer, name,
-            f"{name} signed {error}, as number {sequence} of session {evidence.session} on "
-            f"partition {evidence.partition} of {evidence.topic!a}",
-        )  # fmt: skip
+        return (
+            f"signed {error}, as number {sequence} of session {evidence.session} on partition "
+            f"{evidence.partition} of {evidence.topic!a}"
+        )
     raise RemoteProtocolError("a seal that is true of its batch, which is no lie")
 
 
@@ -362,7 +359,7 @@ def _check_sealed(keys: Keys, place: Place, sequence: int, seal: Seal) -> None:
     check_seal(place, sequence, seal)
 
 
-def _two_heads(evidence: TwoHeads, keys: Keys) -> Proved:
+def _two_heads(evidence: TwoHeads, keys: Keys) -> str:
     if not evidence.one.root < evidence.other.root:
         raise RemoteProtocolError("evidence with two roots that are not different and in order")
     if not evidence.origin.startswith(f"quorate/{evidence.cluster}/"):
@@ -381,12 +378,10 @@ def _two_heads(evidence: TwoHeads, keys: Keys) -> Proved:
         except LocalProtocolError as error:
             raise RemoteProtocolError(str(error)) from None
         _check_signed(keys, evidence.replica, data, signed.signature, "a head")
-    name = keys.names[evidence.replica]
-    return Proved(
-        "two-heads", "replica", evidence.replica, name,
-        f"{name} signed two heads of the log {evidence.origin!a} with {evidence.size} batches: "
-        f"{evidence.one.root.hex()} and {evidence.other.root.hex()}",
-    )  # fmt: skip
+    return (
+        f"signed two heads of the log {evidence.origin!a} with {evidence.size} batches: "
+        f"{evidence.one.root.hex()} and {evidence.other.root.hex()}"
+    )
 
 
 def _bears_liars(origin: str) -> bool:
@@ -394,7 +389,7 @@ def _bears_liars(origin: str) -> bool:
     return origin.endswith("/byzantine")
 
 
-def _false_receipt(evidence: FalseReceipt, keys: Keys) -> Proved:
+def _false_receipt(evidence: FalseReceipt, keys: Keys) -> str:
     sequence, end = evidence.sequence, evidence.first + evidence.batches
     if not evidence.first <= sequence < end:
         raise RemoteProtocolError(
@@ -417,17 +412,24 @@ def _false_receipt(evidence: FalseReceipt, keys: Keys) -> Proved:
     receipt, refusal = evidence.receipt.encode(), evidence.refusal.encode()
     _check_signed(keys, evidence.store, receipt, evidence.receipt_signature, "a receipt")
     _check_signed(keys, evidence.store, refusal, evidence.refusal_signature, "a refusal")
-    name = keys.names[evidence.store]
     producer = keys.names.get(evidence.producer, f"client {evidence.producer}")
-    return Proved(
-        "false-receipt", "store", evidence.store, name,
-        f"{name} signed that it stores batch {sequence} of {producer}, session {evidence.session}, "
-        f"on partition {evidence.partition} of {evidence.topic!a}, and then that it does not have "
-        f"it, at offset {evidence.offset}, although it keeps {evidence.start} and later",
-    )  # fmt: skip
+    return (
+        f"signed that it stores batch {sequence} of {producer}, session {evidence.session}, on "
+        f"partition {evidence.partition} of {evidence.topic!a}, and then that it does not have it, "
+        f"at offset {evidence.offset}, although it keeps {evidence.start} and later"
+    )
 
 
 def _check_signed(keys: Keys, member: MemberId, data: bytes, signature: bytes, what: str) -> None:
     known = keys.keys.get(member, ())
     if not any(is_signed(key, data, signature) for key in known):
         raise RemoteProtocolError(f"{what} that replica {member} did not sign with any known key")
+
+
+# By the kind of evidence: the field with the party that it is against, and what decides on it.
+_JUDGES: dict[type, tuple[str, Callable[[Any, Keys], str]]] = {
+    TwoSeals: ("producer", _two_seals),
+    Malformed: ("producer", _malformed),
+    TwoHeads: ("replica", _two_heads),
+    FalseReceipt: ("store", _false_receipt),
+}

@@ -80,9 +80,8 @@ from quorate.crypto.leaves import LEAF, LEAF_VERSION
 from quorate.crypto.merkle import (
     HASH_BYTES,
     Hash,
-    Tree,
     check_inclusion,
-    inclusion_proof,
+    inclusion_in_runs,
     leaf_hash,
 )
 from quorate.crypto.sids import Place, Seal, check_seal
@@ -134,7 +133,7 @@ class EventProof(
             raise LocalProtocolError(
                 f"there is no event {index} in this batch; it has events 0 to {len(events) - 1}"
             )
-        event = events[index]
+        event, leaves = events[index], event_leaves(salt, events)
         return EventProof(
             index=index,
             salt=event_salt(salt, index),
@@ -143,7 +142,7 @@ class EventProof(
             headers=list(event.headers),
             timestamp_us=event.timestamp_us,
             urgent=event.urgent,
-            path=_event_path(salt, events, index),
+            path=inclusion_in_runs(index, leaves, [range(len(leaves))], len(leaves), []),
         )
 
     @property
@@ -524,14 +523,6 @@ def _what_is_wrong(payload: bytes) -> list[str]:
     except RemoteProtocolError as error:
         return [f"what the producer signed is {error}"]
     return []
-
-
-def _event_path(salt: bytes, events: list[Event], index: int) -> list[Hash]:
-    nodes: dict[tuple[int, int], Hash] = {}
-    tree = Tree(on_node=lambda level, number, node: nodes.update({(level, number): node}))
-    for leaf in event_leaves(salt, events):
-        tree.append(leaf)
-    return inclusion_proof(lambda level, number: nodes[level, number], index, len(events))
 
 
 STEPS = 7
