@@ -232,13 +232,15 @@ class Auditor(Session):
         audits = [
             self.partition_audit(topic, ledgers[partition], keys, self._findings)
             for topic in topics
-            for partition in _partitions(topic)
-            if partition in ledgers
+            for number in range(topic.contract.partitions)
+            if (partition := Partition(topic.id, number)) in ledgers
         ]
         # Commands first: they tell whose key is whose.
-        for part in (_of_control(audits, is_control=True), _of_control(audits, is_control=False)):
+        for is_control in (True, False):
+            part = [each for each in audits if (each.topic.name == CONTROL_TOPIC) is is_control]
             await self.read([each for each in part if self.may_read(each.topic)])
-            keys.are_all = (bool(founding) and any(map(_has_all_commands, part))) or keys.are_all
+            if founding and is_control and any(each.is_whole for each in part):
+                keys.are_all = True
         return Report(
             self.cluster.name,
             tuple(groups),
@@ -296,8 +298,12 @@ class Auditor(Session):
 
     async def read(self, audits: list[PartitionAudit]) -> None:
         """All payloads of these, from every replica; and stores are held to their receipts."""
-        await self._read_all(audits)
-        await self._challenge_all(audits)
+        self._tell("reading payloads")
+        nodes = dict.fromkeys(node for audit in audits for node in audit.sources)
+        await asyncio.gather(*(self._read_from(node, audits) for node in nodes))
+        # Whoever signed for a batch and did not give it shall sign that, too.
+        self._tell("asking for receipts")
+        await asyncio.gather(*map(self._challenge_stores, audits))
 
     # What there is
 
@@ -476,12 +482,6 @@ class Auditor(Session):
 
     # Reading
 
-    async def _read_all(self, audits: list[PartitionAudit]) -> None:
-        """All partitions, from all replicas at once."""
-        self._tell("reading payloads")
-        nodes = dict.fromkeys(node for audit in audits for node in audit.sources)
-        await asyncio.gather(*(self._read_from(node, audits) for node in nodes))
-
     async def _read_from(self, node: NodeId, audits: list[PartitionAudit]) -> None:
         waiting = iter([audit for audit in audits if node in audit.sources])
 
@@ -535,11 +535,6 @@ class Auditor(Session):
         return located.offset if isinstance(located, Located) else None
 
     # Holding stores to their receipts
-
-    async def _challenge_all(self, audits: list[PartitionAudit]) -> None:
-        """Whoever signed for a batch and did not give it shall sign that, too."""
-        self._tell("asking for receipts")
-        await asyncio.gather(*map(self._challenge_stores, audits))
 
     async def _challenge_stores(self, audit: PartitionAudit) -> None:
         proved: set[NodeId] = set()
@@ -643,15 +638,3 @@ class Auditor(Session):
     def _tell(self, doing: str) -> None:
         self._progress.doing = doing
         self._on_progress(self._progress)
-
-
-def _partitions(topic: Topic) -> Iterable[Partition]:
-    return (Partition(topic.id, number) for number in range(topic.contract.partitions))
-
-
-def _of_control(audits: Iterable[PartitionAudit], *, is_control: bool) -> list[PartitionAudit]:
-    return [audit for audit in audits if (audit.topic.name == CONTROL_TOPIC) is is_control]
-
-
-def _has_all_commands(audit: PartitionAudit) -> bool:
-    return audit.topic.name == CONTROL_TOPIC and audit.is_whole

@@ -122,7 +122,7 @@ class Prover(RangeReader):
 
     async def _find(self, topic: str, partition: int, offset: int, timeout_s: float) -> Settled:
         """The batch that has this offset, from the first replica that gives it with its place."""
-        known = self._topic(topic)
+        known = self._topics[topic]
         self._number, self._said = next(self._numbers), {}
         question = ProveRange(known.id, partition, self._number, offset, 1)
         stretch = range(offset, offset + 1)

@@ -45,7 +45,7 @@ from quorate.protocol.listener import Listener
 from quorate.protocol.ordering.ranges import Checks, RangeReading, Settled, Unsettled
 from quorate.protocol.ordering.reading import Search
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.topic import Topic, topics_of
+from quorate.protocol.topic import topics_of
 
 TICK_EVERY_US = 20_000
 # Who hears nothing for so long may not be allowed to read any more.
@@ -147,7 +147,9 @@ class RangeReader(Session):
         ) as opened:
             while (found := await opened.next()) is not None:
                 if isinstance(found, Unsettled):
-                    self._raise_if_nobody_is_there(topic)
+                    members = self.cluster.placement(topic)
+                    if self._is_nobody_there(members):
+                        raise self._unreached(f"no replica that serves '{topic}'", members)
                     await self._require_permission(topic)
                     error = self._unverified(topic, partition, found)
                     if on_unverified is None:
@@ -173,14 +175,14 @@ class RangeReader(Session):
         patience_s: float,
     ) -> "Iterator[_Stretch]":
         """A stretch that is being read."""
-        target = Partition(self._topic(topic).id, partition)
+        target = Partition(self._topics[topic].id, partition)
         if target in self._stretches:
             raise LocalProtocolError(
                 f"partition {partition} of '{topic}' is being read by this client already"
             )
         opened = self._stretches[target] = _Stretch()
         opened.reading = RangeReading(
-            self._topic(topic), target, stretch, self._listener.outbox,
+            self._topics[topic], target, stretch, self._listener.outbox,
             self._listener.connected_peers, self._numbers, checks, opened.put,
             validate=validate, patience_us=int(patience_s * 1e6),
         )  # fmt: skip
@@ -202,13 +204,10 @@ class RangeReader(Session):
             keys = None
         return Checks(keys, self._validation)
 
-    def _topic(self, name: str) -> Topic:
-        return self._topics[name]
-
     async def _locate(self, topic: str, partition: int, time_us: int) -> int:
         check_partition(topic, await self.contract(topic), partition)
         number = next(self._numbers)
-        known = self._topic(topic)
+        known = self._topics[topic]
         search = Search(
             known, Partition(known.id, partition), time_us, self._listener.outbox, number
         )
@@ -216,10 +215,19 @@ class RangeReader(Session):
         self._searches[number] = search, future
         search.ask(known.members)
         self.driver.wake()
-        what = f"too few replicas say where partition {partition} of '{topic}' begins or ends"
         try:
-            async with self._answers_in_time(what, topic):
-                return await self._or_doubt(topic, future)
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                while True:
+                    with contextlib.suppress(TimeoutError):
+                        return await asyncio.wait_for(asyncio.shield(future), DOUBT_AFTER_S)
+                    # While nothing is answered, find out whether we are still answered at all.
+                    await self._require_permission(topic)
+        except TimeoutError:
+            raise self._too_few(
+                f"too few replicas say where partition {partition} of '{topic}' begins or ends",
+                topic,
+                needed=known.quorum.reachable,
+            ) from None
         finally:
             del self._searches[number]
 
@@ -228,7 +236,7 @@ class RangeReader(Session):
 
         Replicas that let us read no more say nothing to whatever else we ask.
         """
-        standing = self._listener.requests.ask(self._topic(topic), Operation.SUBSCRIBE)
+        standing = self._listener.requests.ask(self._topics[topic], Operation.SUBSCRIBE)
         self.driver.wake()
         try:
             await self._answer(standing.number, topic, f"to read '{topic}'")
@@ -236,28 +244,6 @@ class RangeReader(Session):
             self._listener.requests.withdraw(standing)
             self._answers.pop(standing.number, None)
         self._allowed.add(topic)
-
-    async def _or_doubt(self, topic: str, future: "asyncio.Future[int]") -> int:
-        """What is answered; while nothing is, find out whether we are still answered at all."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(asyncio.shield(future), DOUBT_AFTER_S)
-            await self._require_permission(topic)
-
-    @contextlib.asynccontextmanager
-    async def _answers_in_time(self, sentence: str, topic: str) -> AsyncIterator[None]:
-        """Raises this sentence, with what is known of replicas, when it takes too long."""
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                yield
-        except TimeoutError:
-            needed = self._topic(topic).quorum.reachable
-            raise self._too_few(sentence, topic, needed=needed) from None
-
-    def _raise_if_nobody_is_there(self, topic: str) -> None:
-        members = self.cluster.placement(topic)
-        if self._is_nobody_there(members):
-            raise self._unreached(f"no replica that serves '{topic}'", members)
 
     def _unverified(self, topic: str, partition: int, found: Unsettled) -> UnverifiedError:
         names = {self.cluster.name_of(each): why for each, why in found.causes.items()}

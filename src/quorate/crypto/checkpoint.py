@@ -83,7 +83,12 @@ class Head:
     @staticmethod
     def parse(body: bytes) -> "Head":
         """Read what `body` wrote."""
-        lines = _text_of(body).split("\n")
+        if len(body) > NOTE_BYTES_MAX:
+            raise RemoteProtocolError(f"a checkpoint of more than {NOTE_BYTES_MAX} bytes")
+        try:
+            lines = body.decode().split("\n")
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("a checkpoint that is not valid UTF-8") from None
         if len(lines) < 4 or lines.pop():
             raise RemoteProtocolError(
                 "a checkpoint without its three lines, each ended: origin, size and root"
@@ -319,15 +324,6 @@ def _check_note_bytes(text: str) -> None:
         raise RemoteProtocolError("a note with surrogates, which is no Unicode text") from None
     if too_long:
         raise RemoteProtocolError(f"a note of more than {NOTE_BYTES_MAX} bytes")
-
-
-def _text_of(body: bytes) -> str:
-    if len(body) > NOTE_BYTES_MAX:
-        raise RemoteProtocolError(f"a checkpoint of more than {NOTE_BYTES_MAX} bytes")
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        raise RemoteProtocolError("a checkpoint that is not valid UTF-8") from None
 
 
 def _base64(data: bytes) -> str:

@@ -82,7 +82,9 @@ class Identity:
         """New keys, and a certificate in this name."""
         check_name("the name of an identity", name)
         signing = Ed25519PrivateKey.generate()
-        return Identity(signing, X25519PrivateKey.generate(), _self_signed(name, signing), name)
+        unsigned = _unsigned(name, signing.public_key(), x509.random_serial_number())
+        certificate = _pem_of(unsigned.sign(signing, algorithm=None))
+        return Identity(signing, X25519PrivateKey.generate(), certificate, name)
 
     @staticmethod
     def from_pem(text: str) -> "Identity":
@@ -220,13 +222,9 @@ def _is_as_made_here(
     except (InvalidSignature, ValueError):
         return False
     # The signature stands at the end.
-    found, expected = (_der(each)[:-SIGNATURE_BYTES] for each in (certificate, made))
+    der = serialization.Encoding.DER
+    found, expected = (each.public_bytes(der)[:-SIGNATURE_BYTES] for each in (certificate, made))
     return found == expected and _pem_of(certificate) == public.certificate
-
-
-def _self_signed(name: str, signing: Ed25519PrivateKey) -> str:
-    unsigned = _unsigned(name, signing.public_key(), x509.random_serial_number())
-    return _pem_of(unsigned.sign(signing, algorithm=None))
 
 
 def _unsigned(name: str, public: Ed25519PublicKey, serial: int) -> x509.CertificateBuilder:
@@ -260,10 +258,6 @@ def _signatures_only() -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _der(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.DER)
 
 
 def _pem_of(certificate: x509.Certificate) -> str:

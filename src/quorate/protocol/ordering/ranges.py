@@ -367,16 +367,11 @@ class RangeReading:
         leaves = lead.leaves[:count]
         check_runs(leaves, runs, size, proven.path, root)
         if self._validates:
-            self._check_seals(lead.batches[:count])
+            for batch in lead.batches[:count]:
+                if batch.payload is not None:
+                    line = Line(batch.publisher, *self.partition)
+                    self._checks.validation.check_ordered(line, batch.sequence, batch.payload)
         return RangeProof(size, runs, leaves, proven.path, checkpoint)
-
-    def _check_seals(self, batches: list[Settled]) -> None:
-        assert self._checks is not None
-        for batch in batches:
-            if batch.payload is None:
-                continue
-            line = Line(batch.publisher, *self.partition)
-            self._checks.validation.check_ordered(line, batch.sequence, batch.payload)
 
     def _look_closer(self, lead: _Lead, proven: ProvenRange, why: str) -> None:
         """One of these batches is not what was ordered: find out which is the first."""
