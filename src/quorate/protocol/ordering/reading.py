@@ -56,6 +56,8 @@ from quorate.protocol.topic import Topic
 CREDIT_BYTES = 16 * 1024 * 1024
 CREDIT_BATCHES = 4096
 FIRST_CREDIT_EVENTS = 64
+# After a seek it has few as well, and with each delivery so many times as many.
+CREDIT_GROWTH = 4
 # What a lead sends beyond this is dropped until others have confirmed what is here. One batch is
 # always taken.
 HELD_BYTES_MAX = 2 * CREDIT_BYTES
@@ -198,7 +200,7 @@ class Reading:
         self._starts: dict[NodeId, int] = {}
         self._takens: dict[NodeId, int] = {}
         self._blames: Counter[NodeId] = Counter()
-        self._credit = FIRST_CREDIT_EVENTS
+        self._credit, self._credit_max = FIRST_CREDIT_EVENTS, CREDIT_BYTES
         self._limit = offset + self._credit
         self._moved_us = self._late_since_us = self._asked_us = outbox.now_us
         self._patience_us = LATE_AFTER_US
@@ -260,6 +262,8 @@ class Reading:
         """Read on from another offset, whatever was wanted before."""
         self._wanted_from = offset
         self._beginnings.clear()
+        # Whoever seeks may want no more than one event.
+        self._credit = self._credit_max = FIRST_CREDIT_EVENTS
         self._go_on_at(offset, connected)
 
     def _go_on_at(self, offset: int, connected: "set[NodeId]") -> None:
@@ -574,11 +578,10 @@ class Reading:
         self._held_bytes -= size_bytes
         self._moved_us, self._patience_us = self._outbox.now_us, LATE_AFTER_US
         events = settled[-1].end - settled[0].offset
-        by_bytes, by_batches = (
-            CREDIT_BYTES * events // size_bytes,
-            CREDIT_BATCHES * events // batches,
-        )
-        self._credit = max(1, min(by_bytes, by_batches))
+        by_bytes = CREDIT_BYTES * events // size_bytes
+        by_batches = CREDIT_BATCHES * events // batches
+        self._credit_max = min(CREDIT_BYTES, CREDIT_GROWTH * self._credit_max)
+        self._credit = max(1, min(by_bytes, by_batches, self._credit_max))
         is_basic = self.validation is None
         entries = [
             Entry(
