@@ -372,7 +372,6 @@ class Consumer(Session):
             self._read(*place, self._starts[place[0]])
         else:
             self._read(*place, offset, is_committed=True)
-        if offset is not None:
             # Its group has been there.
             self._named.pop(place, None)
         self._begun.set()

@@ -12,7 +12,7 @@ a correct one.
 The payload is no part of it: readers have that from any store.
 """
 
-from functools import cache
+from functools import cache, partial
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import NodeId
@@ -26,7 +26,7 @@ from quorate.core.ordering import (
 from quorate.crypto.merkle import runs_proof
 from quorate.protocol.ordering.cosigning import Cosigning
 from quorate.protocol.ordering.log import OrderLog
-from quorate.protocol.ordering.records import Spot, Store
+from quorate.protocol.ordering.records import Store
 from quorate.protocol.outbox import Outbox
 
 # To find an offset and to fold the hashes beside its leaf takes as long as handing out so much.
@@ -59,24 +59,26 @@ class Proving:
             self._say_why(node, prove, partition)
             return
         size, checkpoint = self._cosigning.size, self._cosigning.checkpoint
-        covered = [run for count, spot in spots if (run := _covered(count, spot, size))]
+        covered = [
+            ProvenRun(
+                min(count, size - spot.leaf), spot.publisher, spot.sequence, spot.time_us, spot.leaf
+            )
+            for count, spot in spots
+            if spot.leaf < size
+        ]
         if not covered:
             self._put_off(node, prove, "no checkpoint covers this offset yet")
             return
         try:
             leaves = [range(run.leaf, run.leaf + run.count) for run in covered]
-            path = runs_proof(cache(self._node), leaves, size)
+            path = runs_proof(cache(partial(self._store.node, self._group)), leaves, size)
         except LocalProtocolError as error:
+            # Our disk is a little behind, or the log began here with a snapshot.
             self._put_off(node, prove, str(error))
             return
-        proven = ProvenRange(
-            *partition, prove.number, prove.offset, covered, path, checkpoint
-        )  # fmt: skip
+        place = prove.topic, prove.partition, prove.number, prove.offset
         cost_bytes = SEARCH_BYTES + RUN_BYTES * len(covered) + len(checkpoint)
-        self._outbox.answer(node, proven, cost_bytes)
-
-    def _node(self, level: int, number: int) -> bytes:
-        return self._store.node(self._group, level, number)
+        self._outbox.answer(node, ProvenRange(*place, covered, path, checkpoint), cost_bytes)
 
     def _say_why(self, node: NodeId, prove: ProveRange, partition: Partition) -> None:
         start, _ = self._store.bounds(partition)
@@ -91,22 +93,13 @@ class Proving:
             self._put_off(node, prove, "this offset is yet to be written to the disk here")
 
     def _put_off(self, node: NodeId, prove: ProveRange, sentence: str) -> None:
-        self._outbox.answer(node, _without(prove, sentence, is_final=False), SEARCH_BYTES)
+        refuse(node, prove, sentence, self._outbox, is_final=False)
 
 
-def refuse(node: NodeId, prove: ProveRange, sentence: str, outbox: Outbox) -> None:
-    """Say that there is nothing to be proved here, and why; asking again does not help."""
+def refuse(
+    node: NodeId, prove: ProveRange, sentence: str, outbox: Outbox, *, is_final: bool = True
+) -> None:
+    """Say that nothing is proved here, and why; if that `is_final`, asking again does not help."""
     if outbox.may_answer(node):
-        outbox.answer(node, _without(prove, sentence, is_final=True), SEARCH_BYTES)
-
-
-def _covered(count: int, spot: Spot, size: int) -> ProvenRun | None:
-    """As much of a run as a tree of this size has."""
-    count = min(count, size - spot.leaf)
-    run = ProvenRun(max(count, 1), spot.publisher, spot.sequence, spot.time_us, spot.leaf)
-    return run if count > 0 else None
-
-
-def _without(prove: ProveRange, sentence: str, *, is_final: bool) -> ProvenRange:
-    place = (prove.topic, prove.partition, prove.number, prove.offset)
-    return ProvenRange(*place, [], [], "", sentence, is_final)
+        place = prove.topic, prove.partition, prove.number, prove.offset
+        outbox.answer(node, ProvenRange(*place, [], [], "", sentence, is_final), SEARCH_BYTES)
