@@ -33,7 +33,7 @@ from nacl.bindings import crypto_sign, crypto_sign_open
 from nacl.exceptions import CryptoError
 
 from quorate.core.cluster import PUBLIC_KEY_BYTES, Pinned, pins_of, read_pins
-from quorate.core.errors import AuthenticationError, ConfigError
+from quorate.core.errors import ConfigError
 from quorate.core.names import check_name
 from quorate.core.toml import Table, render_pairs
 
@@ -129,12 +129,6 @@ class Identity:
 
     def __reduce__(self) -> str:
         raise TypeError("an identity is never pickled: it would carry its private keys along")
-
-
-def verify(public: PublicIdentity, data: bytes, signature: bytes) -> None:
-    """Returns when `public` signed exactly this data, and raises otherwise."""
-    if not is_signed(public.sign_key, data, signature):
-        raise AuthenticationError(f"this is not a signature of {public.name}")
 
 
 def is_signed(public_key: bytes, data: bytes, signature: bytes) -> bool:
