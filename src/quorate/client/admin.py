@@ -7,9 +7,8 @@ from typing import TypeVar
 import msgspec
 
 from quorate.client.session import ClusterLike, IdentityLike, Session
-from quorate.core.cluster import Client, Cluster, Member, Replica
+from quorate.core.cluster import Client, Member, Replica
 from quorate.core.control import (
-    CONTROL_TOPIC,
     AddReplica,
     AlterGroup,
     AlterTopic,
@@ -55,15 +54,6 @@ class Admin(Session):
     async def alter_topic(self, topic: str, changes: Mapping[str, Setting]) -> None:
         """Change keys of a topic's contract, those that can be changed."""
         await self.command(AlterTopic(topic, dict(changes)))
-
-    async def founding(self) -> Cluster:
-        """The cluster as it was when it began, which a replica with an empty disk has to know."""
-        commands = self._machine.commands
-        number = commands.ask_founding()
-        self.driver.wake()
-        await self._answer(number, CONTROL_TOPIC, "how the cluster began")
-        assert commands.founding is not None
-        return commands.founding
 
     async def replace_replica(self, replica: Replica) -> None:
         """From now on the replica of this name has these keys and this address."""

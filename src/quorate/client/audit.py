@@ -311,15 +311,12 @@ class Auditor(Session):
         """What the cluster is now, and how it began, if replicas say so."""
         if self.cluster.control is None:
             return []
-        commands = self._machine.commands
         try:
             await self.learn_topology()
-            number = commands.ask_founding()
-            self.driver.wake()
-            await self._answer(number, CONTROL_TOPIC, "how the cluster began")
+            return [await self.founding()]
         except QuorumError as error:
             self._notes[f"the cluster is taken to be what its file says: {error}"] = None
-        return [] if commands.founding is None else [commands.founding]
+            return []
 
     def audited(self) -> list[Topic]:
         """The topics that are audited; commands too, which say whose key is whose."""

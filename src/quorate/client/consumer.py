@@ -504,7 +504,6 @@ class Consumer(Session):
                 self._drop_queued(topic, partition)
                 self._unbegun.discard(_partition((topic, partition)))
         number = self._destination.unsubscribe(topic)
-        self.driver.wake()
         await self._answer(number, topic, f"to unsubscribe from '{topic}'")
 
     # Reading

@@ -227,7 +227,6 @@ class Producer(Session):
     async def _register(self, topic: str) -> None:
         await self._know([topic])
         number = self._source.register(topic)
-        self.driver.wake()
         await self._answer(number, topic, f"to register on '{topic}'")
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Register(topic))
@@ -242,23 +241,14 @@ class Producer(Session):
             # Nobody may be waiting any more, and that is fine.
             done.exception()
 
-    def _make_outlets(self, topic: str) -> list[Outlet]:
+    def _make_outlets(self, topic: str, first: int = 0) -> list[Outlet]:
+        """Those of a live topic, or of a log topic those of its partitions from `first` on."""
         contract = self.cluster.topics[topic]
         if not contract.is_log:
             return [Outlet(topic, self._source.stream(topic))]
-        return [self._make_outlet(topic, number) for number in range(contract.partitions)]
-
-    def _make_outlet(self, topic: str, partition: int) -> Outlet:
-        line = self._source.line(topic, partition)
-        return Outlet(topic, line, partition, self._modes.validates(self.cluster, topic))
-
-    def _use_new_partitions(self) -> None:
-        """Topics that we publish on may have got more partitions."""
-        for topic, outlets in self._outlets.items():
-            contract = self.cluster.topics[topic]
-            if contract.is_log:
-                for number in range(len(outlets), contract.partitions):
-                    outlets.append(self._make_outlet(topic, number))
+        sign = self._modes.validates(self.cluster, topic)
+        numbers = range(first, contract.partitions)
+        return [Outlet(topic, self._source.line(topic, each), each, sign) for each in numbers]
 
     async def unregister(self, topic: str) -> None:
         """Stop publishing on a topic, after what is under way has its receipts."""
@@ -266,7 +256,6 @@ class Producer(Session):
         self._outlets.pop(topic, None)
         self._by_id.pop(topic_id(topic), None)
         number = self._source.unregister(topic)
-        self.driver.wake()
         await self._answer(number, topic, f"to unregister from '{topic}'")
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Unregister(topic))
@@ -486,7 +475,10 @@ class Producer(Session):
         is_news = super()._adopt(cluster)
         if is_news:
             self._source.adopt(cluster)
-            self._use_new_partitions()
+            # Topics that we publish on may have got more partitions.
+            for topic, outlets in self._outlets.items():
+                if self.cluster.topics[topic].is_log:
+                    outlets += self._make_outlets(topic, len(outlets))
         return is_news
 
     def _on_receipt(self, receipt: machine.Receipt) -> None:

@@ -237,7 +237,6 @@ class RangeReader(Session):
         Replicas that let us read no more say nothing to whatever else we ask.
         """
         standing = self._listener.requests.ask(self._topics[topic], Operation.SUBSCRIBE)
-        self.driver.wake()
         try:
             await self._answer(standing.number, topic, f"to read '{topic}'")
         finally:

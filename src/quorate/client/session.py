@@ -186,7 +186,6 @@ class Session:
     async def command(self, command: Command) -> None:
         """Have the cluster carry this out; raise what it refuses."""
         number = self._machine.commands.give(command, time.time_ns() // 1000)
-        self.driver.wake()
         # What to do, and with what topic, group or replica.
         words = " ".join(map(str, islice(msgspec.to_builtins(command).values(), 2)))
         what = f"to '{words}', which may still be carried out"
@@ -203,13 +202,19 @@ class Session:
         Where one lags behind and f lie, that may be what was so before, unless one asks patiently.
         """
         number = self._machine.commands.ask_topology(patient=patiently)
-        self.driver.wake()
         try:
             await self._answer(number, CONTROL_TOPIC, "which topics there are", timeout_s)
         finally:
             self._forget_answer(number)
         self._is_current = True
         return self.cluster
+
+    async def founding(self) -> Cluster:
+        """The cluster as it was when it began, which a replica with an empty disk has to know."""
+        commands = self._machine.commands
+        await self._answer(commands.ask_founding(), CONTROL_TOPIC, "how the cluster began")
+        assert commands.founding is not None
+        return commands.founding
 
     async def _watch_topology(self) -> None:
         while not self._closed:
@@ -328,7 +333,8 @@ class Session:
         *,
         needed: int | None = None,
     ) -> None:
-        """Wait for the voted answer to a request; raise what it refuses."""
+        """Have a request sent, and wait for the voted answer; raise what it refuses."""
+        self.driver.wake()
         timeout_s = ANSWER_TIMEOUT_S if timeout_s is None else timeout_s
         future = self._expect_answer(number)
         try:
