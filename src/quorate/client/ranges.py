@@ -107,16 +107,40 @@ class RangeReader(Session):
 
     async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""
-        begin = await self._locate(topic, partition, BEGIN_US)
+        begin = await self.offset_at(topic, partition, BEGIN_US)
         return begin, await self.end(topic, partition)
 
     async def end(self, topic: str, partition: int) -> int:
         """The offset after the last."""
-        return await self._locate(topic, partition, END_US)
+        return await self.offset_at(topic, partition, END_US)
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """The first offset that was decided at this time or later."""
-        return await self._locate(topic, partition, time_us)
+        check_partition(topic, await self.contract(topic), partition)
+        number = next(self._numbers)
+        known = self._topics[topic]
+        search = Search(
+            known, Partition(known.id, partition), time_us, self._listener.outbox, number
+        )
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._searches[number] = search, future
+        search.ask(known.members)
+        self.driver.wake()
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                while True:
+                    with contextlib.suppress(TimeoutError):
+                        return await asyncio.wait_for(asyncio.shield(future), DOUBT_AFTER_S)
+                    # While nothing is answered, find out whether we are still answered at all.
+                    await self._require_permission(topic)
+        except TimeoutError:
+            raise self._too_few(
+                f"too few replicas say where partition {partition} of '{topic}' begins or ends",
+                topic,
+                needed=known.quorum.reachable,
+            ) from None
+        finally:
+            del self._searches[number]
 
     # Reading
 
@@ -203,33 +227,6 @@ class RangeReader(Session):
             # It is too small for topics that stand liars.
             keys = None
         return Checks(keys, self._validation)
-
-    async def _locate(self, topic: str, partition: int, time_us: int) -> int:
-        check_partition(topic, await self.contract(topic), partition)
-        number = next(self._numbers)
-        known = self._topics[topic]
-        search = Search(
-            known, Partition(known.id, partition), time_us, self._listener.outbox, number
-        )
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._searches[number] = search, future
-        search.ask(known.members)
-        self.driver.wake()
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                while True:
-                    with contextlib.suppress(TimeoutError):
-                        return await asyncio.wait_for(asyncio.shield(future), DOUBT_AFTER_S)
-                    # While nothing is answered, find out whether we are still answered at all.
-                    await self._require_permission(topic)
-        except TimeoutError:
-            raise self._too_few(
-                f"too few replicas say where partition {partition} of '{topic}' begins or ends",
-                topic,
-                needed=known.quorum.reachable,
-            ) from None
-        finally:
-            del self._searches[number]
 
     async def _require_permission(self, topic: str) -> None:
         """Ask whether we may read a topic; raise what is refused.
