@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from quorate.core.batch import encode_values
 from quorate.core.header import DESCRIPTOR_BYTES, count_of, header_of
-from quorate.crypto.digests import DIGEST_BYTES, batch_digest, cut, descriptor, digest, digest_of
+from quorate.core.ids import DIGEST_BYTES
+from quorate.crypto.digests import batch_digest, cut, descriptor, digest, digest_of
 
 # The first published test vector of BLAKE3: the empty input.
 EMPTY = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"

@@ -40,7 +40,8 @@ from quorate.crypto.evidence import (
 )
 from quorate.crypto.identity import is_signed
 from quorate.crypto.receipts import Receipt, Refusal
-from quorate.crypto.sids import Place, Seal, sealed
+from quorate.crypto.sids import Place, Seal
+from seals import sealed
 
 ALICE, STORE, OTHER = 1000, 2, 3
 SECRETS = {

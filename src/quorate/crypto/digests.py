@@ -18,9 +18,8 @@ from functools import lru_cache
 from blake3 import blake3
 
 from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, is_signed
-from quorate.core.ids import Digest
+from quorate.core.ids import DIGEST_BYTES, Digest
 
-DIGEST_BYTES = 32
 # A descriptor is hashed when its batch comes in, and looked up when that gets its place.
 DIGESTS_KEPT = 8192
 # Copying a hasher takes half as long as setting one up in its mode.

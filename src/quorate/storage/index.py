@@ -26,9 +26,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ids import DIGEST_BYTES, Digest, NodeId, Sequence
 from quorate.core.ordering import Partition
-from quorate.protocol.ordering.records import DIGEST_BYTES, Placed
+from quorate.protocol.ordering.records import Placed
 from quorate.protocol.ordering.value import CHAIN_START
 from quorate.storage.columns import Column, Extent
 from quorate.storage.files import Files

@@ -20,9 +20,9 @@ from typing import Protocol
 from msgspec import structs
 
 from quorate.core.errors import QuorateError
-from quorate.core.ids import TopicId
+from quorate.core.ids import DIGEST_BYTES, TopicId
 from quorate.core.ordering import Partition
-from quorate.protocol.ordering.records import DIGEST_BYTES, Deposit, Held, Stretch
+from quorate.protocol.ordering.records import Deposit, Held, Stretch
 from quorate.storage.pending import Run, Source
 from quorate.storage.pointers import POINTER_BYTES, Pointer, Pointers
 from quorate.storage.store import DiskStore, FsyncPolicy, Replayed

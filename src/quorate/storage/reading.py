@@ -4,7 +4,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from quorate.protocol.ordering.records import DIGEST_BYTES, Spot, Stretch
+from quorate.core.ids import DIGEST_BYTES
+from quorate.protocol.ordering.records import Spot, Stretch
 from quorate.storage.index import Index, Run
 from quorate.storage.places import NOWHERE, unpack
 from quorate.storage.segments import Segments

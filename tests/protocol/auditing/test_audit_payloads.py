@@ -27,13 +27,14 @@ from quorate.crypto import receipts as signing
 from quorate.crypto.digests import batch_digest, descriptor
 from quorate.crypto.events import events_root
 from quorate.crypto.evidence import Keys, parse, render, verify_evidence
-from quorate.crypto.sids import Place, sealed
+from quorate.crypto.sids import Place
 from quorate.protocol.auditing.findings import Finding, Findings
 from quorate.protocol.auditing.history import History
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
 from quorate.protocol.auditing.ranges import judge
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.value import CHAIN_START, chained
+from seals import sealed
 from stage import topic
 
 KEYS = Keys("demo", {1000: "alice", 1001: "bob"}, {m: (public_of(m),) for m in (1000, 1001)})

@@ -1297,14 +1297,13 @@ def test_a_stretch_has_the_batches_that_have_its_events_wherever_it_begins_and_e
     def take(said: list[Settled] | Unsettled) -> None:
         assert isinstance(said, list)
         settled.extend(said)
-        reading.taken(said[-1].end, connected)
+        reading.taken(said[-1].end)
 
     reading = RangeReading(
-        topic_, Partition(T, 0), range(begin, end), look.outbox, numbers(1), None, take,
-        validate=validates,
+        topic_, Partition(T, 0), range(begin, end), look.outbox, set(topic_.members), numbers(1),
+        None, take, validate=validates,
     )  # fmt: skip
-    connected = set(topic_.members)
-    reading.taken(begin, connected)
+    reading.taken(begin)
     for replica, message in look.take().send:
         assert isinstance(message, Follow)
         assert (message.wants is Wants.SIGNED) is validates
@@ -1312,7 +1311,7 @@ def test_a_stretch_has_the_batches_that_have_its_events_wherever_it_begins_and_e
         last = bisect_left(book.offsets, end)
         pieces = sorted({first, last, *(each for each in cuts if first < each < last)})
         for piece in pairwise(pieces):
-            reading.on_entries(replica, book.entries(*piece, message.wants), connected)
+            reading.on_entries(replica, book.entries(*piece, message.wants))
 
     inside = [
         (at, until, payload if is_signed(payload) or not validates else None)

@@ -34,7 +34,7 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.digests import batch_digest, descriptor, digest
 from quorate.crypto.identity import Identity
-from quorate.crypto.sids import Place, Seal, sealed
+from quorate.crypto.sids import Place, Seal
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import GroupKind
@@ -42,7 +42,7 @@ from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import CHAIN_START, chain_of
 from quorate.sim.sealing import CLUSTER, public_key
-from seals import batch_of_values, sealed_batch
+from seals import batch_of_values, sealed, sealed_batch
 from stage import Outlook, topic
 
 WITH_PROOFS = {**VALIDATED, "event_proofs": True}

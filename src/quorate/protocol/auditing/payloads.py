@@ -29,9 +29,8 @@ from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC_ID, PutClient, decode_command
 from quorate.core.errors import QuorateError, RemoteProtocolError
 from quorate.core.header import SEAL_BYTES, is_signed
-from quorate.core.ids import Digest, MemberId, NodeId, member_of
+from quorate.core.ids import DIGEST_BYTES, Digest, MemberId, NodeId, member_of
 from quorate.core.ordering import (
-    DIGEST_BYTES,
     Absent,
     Challenge,
     Entries,

@@ -31,14 +31,13 @@ from struct import Struct
 from struct import error as StructError
 
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream
+from quorate.core.ids import DIGEST_BYTES, SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream
 from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Fetch, Link, Publish, Status, Supply
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import reliable
 from quorate.protocol.broadcast.scope import Scope
 
-DIGEST_BYTES = 32
 ASK_SOURCE_AFTER_US = 200_000
 HELD_BACK_BYTES_MAX = 16 * 1024 * 1024
 _HEAD = Struct("<QI")

@@ -10,8 +10,9 @@ but the commands that were carried out.
 
 from collections.abc import Callable, Iterable
 
-from quorate.core.batch import Batch, compression_of
+from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
+from quorate.core.columns import compression_of
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId, Sequence
 from quorate.core.ordering import Concluded, Recall, TopologyQuery, TopologyReport
