@@ -112,6 +112,7 @@ def test_a_broken_promise_shows() -> None:
 def reading(seconds: float, pipe_mb_per_s: float = 1000.0, **figures: Any) -> Reading:
     frame = 25_000
     known: dict[str, Any] = {
+        "batches": 4000,
         "megabytes": 100.0,
         "seconds": seconds,
         "pipe": PipeRate(frame, pipe_mb_per_s * 1e6 / frame, 0.8),
@@ -134,6 +135,8 @@ def test_the_ratio_is_the_median_of_what_each_reading_reached_beside_its_own_pip
     spent = {"consumer": 2.0, "r0": 1.0, "pipe's receiver": 0.8}
     assert row["processor_ms_per_mb"] == pytest.approx(spent)
     assert row["ratio_by_processor"] == pytest.approx(0.4)
+    # Of 400,000 events in the middle reading, 0.2 s of the consumer and 0.1 s of r0.
+    assert row["processor_us_per_event"] == pytest.approx(0.75)
 
 
 def test_a_reading_that_misses_something_is_not_sound() -> None:

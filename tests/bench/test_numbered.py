@@ -127,7 +127,7 @@ def tallied(*arrivals: tuple[int, str, list[bytes]]) -> Consumed:
         counted = Tally(task)
         for now_ns, topic, values in arrivals:
             counted.add(now_ns, topic, values, 1_000_000)
-        return counted.consumed(Window(1_000, 2_000), 0.5)
+        return counted.consumed(Window(1_000, 2_000))
 
     return asyncio.run(tally())
 

@@ -103,7 +103,8 @@ def produced(validated: int, basic: int, **figures: Any) -> Produced:
     known: dict[str, Any] = {
         "in_window": Counted(validated=validated, basic=basic),
         "submitted": count, "acknowledged": count, "batches": 10,
-        "receipt": summarise([SECOND // 100]), "processor_s": 0.5,
+        "receipt": summarise([SECOND // 100]), "signed_receipt": summarise([]),
+        "basic_receipt": summarise([SECOND // 200]),
     }  # fmt: skip
     return Produced(**{**known, **figures})
 
@@ -112,7 +113,7 @@ def consumed(validated: int, basic: int, **figures: Any) -> Consumed:
     known: dict[str, Any] = {
         "counted": Counted(validated=validated, basic=basic), "seconds": 2.0,
         "taken": validated + basic, "doubled": 0, "gaps": 0, "wrong": 0, "batches": 30,
-        "latencies": summarise([SECOND // 10]), "processor_s": 1.0,
+        "latencies": summarise([SECOND // 10]),
     }  # fmt: skip
     return Consumed(**{**known, **figures})
 
@@ -132,8 +133,10 @@ def test_a_row_has_both_sides_beside_the_pipe() -> None:
     assert row.mb_per_s == pytest.approx(3000 * 1024 / 1e6)
     assert row.ratio_to_pipe == pytest.approx(row.mb_per_s / 1000)
     assert row.events_per_batch == 200
-    assert row.processor_us_per_event == {"consumer": pytest.approx(100.0)}
+    assert row.processor_us_by_process == {"consumer": pytest.approx(100.0)}
+    assert row.processor_us_per_event == pytest.approx(100.0)
     assert (row.p50_ms, row.receipt_p50_ms) == (100.0, 10.0)
+    assert (row.signed_receipt_p50_ms, row.basic_receipt_p50_ms) == (None, 5.0)
     assert row.is_sound
 
 
@@ -184,7 +187,9 @@ def test_several_runs_become_medians_with_both_spreads() -> None:
     assert (row.events_per_s, row.spread) == (200.0, (100.0, 300.0))
     assert (row.produced_per_s, row.produced_spread) == (400.0, (200.0, 600.0))
     assert (row.runs, row.lost, row.problem) == (3, 1, "r1 did not start")
-    assert row.processor_us_per_event == {"consumer": pytest.approx(100.0)}
+    assert row.processor_us_by_process == {"consumer": pytest.approx(100.0)}
+    assert row.processor_us_per_event == pytest.approx(100.0)
+    assert (row.signed_receipt_p50_ms, row.basic_receipt_p50_ms) == (None, 5.0)
 
 
 # Targets

@@ -20,6 +20,7 @@ from quorate.bench.clusters import memory_mb_max, running_cluster, suffering
 from quorate.bench.experiments import CRASH, ONE_IN_FLIGHT, Experiment
 from quorate.bench.pipe import PipeRate, measure_rate, measure_round_trip_ms
 from quorate.bench.processes import Worker, started
+from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import Row, failed_row, merged, setting, with_costs
 from quorate.core.errors import QuorateError
 from quorate.runtime.launcher import Launcher
@@ -55,6 +56,8 @@ class Found:
     published: Published
     received: Received
     memory_mb_max: float
+    # Of all replicas and clients together, within the window.
+    processor_s: float
 
 
 async def run_all(
@@ -139,14 +142,14 @@ async def _run(experiment: Experiment, timing: Timing) -> Found:
         launcher = await stack.enter_async_context(running_cluster(experiment))
         task = task_of(experiment, launcher)
         subscriber, publisher = await ready(stack, task)
-        window = await _publish(experiment, timing, launcher, subscriber, publisher)
+        window, spent_s = await _publish(experiment, timing, launcher, subscriber, publisher)
         published = await publisher.hear(ANSWER_SECONDS_MAX)
         subscriber.say(published["receipts"])
         received = await subscriber.hear(ANSWER_SECONDS_MAX)
         memory_mb = await memory_mb_max(launcher)
     return Found(
         task, window, msgspec.convert(published, Published), msgspec.convert(received, Received),
-        memory_mb,
+        memory_mb, spent_s,
     )  # fmt: skip
 
 
@@ -188,8 +191,8 @@ async def _publish(
     launcher: Launcher,
     subscriber: Worker,
     publisher: Worker,
-) -> Window:
-    """Warm up, and let the window pass."""
+) -> tuple[Window, float]:
+    """Warm up, and let the window pass; what all processes spent in it."""
     window_s = timing.window_s
     if experiment.fault == CRASH:
         window_s = max(window_s, CRASH_SECONDS_MIN)
@@ -198,9 +201,12 @@ async def _publish(
         window = Window(began_ns, began_ns + int(window_s * 1e9))
         subscriber.say(msgspec.to_builtins(window))
         publisher.say("go")
-        await asyncio.sleep(timing.warm_up_s + window_s)
+        await asyncio.sleep(timing.warm_up_s)
+        before_s = processor_s()
+        await asyncio.sleep((window.ended_ns - time.monotonic_ns()) / 1e9)
+        spent_s = sum(spent_since(before_s).values())
         publisher.say("stop")
-    return window
+    return window, spent_s
 
 
 def _row(
@@ -233,6 +239,7 @@ def _row(
         latency_quantiles_ms=latencies.quantiles_ms,
         receipt_p50_ms=published.receipt.p50_ms,
         memory_mb_max=found.memory_mb_max,
+        processor_us_per_event=1e6 * found.processor_s / max(1, received.events_in_window),
         published=published.receipts * count,
         unacknowledged=published.failures * count,
         delivered=received.batches * count,

@@ -105,6 +105,12 @@ async def suffering(experiment: Experiment, launcher: Launcher) -> AsyncIterator
         yield
 
 
+def pids_of(launcher: Launcher) -> dict[str, int]:
+    """The processes of the replicas that run, by name."""
+    pids = {name: launcher.pid(name) for name in launcher.held}
+    return {name: pid for name, pid in pids.items() if pid is not None}
+
+
 async def memory_mb_max(launcher: Launcher) -> float:
     """What the largest replica takes."""
     async with Admin(launcher.directory, OPERATOR) as admin:
@@ -133,7 +139,6 @@ class Standing(msgspec.Struct, frozen=True):
     """What a benchmark wants to know of a replica's own report."""
 
     memory_mb: float
-    processor_s: float
     log: LogStanding | None = None
 
     @property

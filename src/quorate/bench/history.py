@@ -28,10 +28,11 @@ from rich.text import Text
 from quorate.bench import machine
 from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Yardstick, task_of
 from quorate.bench.clients import Published, Task, frame_bytes
-from quorate.bench.clusters import look, running_cluster
+from quorate.bench.clusters import look, pids_of, running_cluster
 from quorate.bench.experiments import Experiment
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import BenchError, Parent, started
+from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import Row, as_json, setting
 from quorate.bench.values import Values
 from quorate.client import Admin, Consumer
@@ -69,13 +70,13 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     wrong: int
     seconds: float
-    processor_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """One reading, the pipe around it, and the processor time of all who took part."""
 
+    batches: int
     megabytes: float
     seconds: float
     pipe: PipeRate
@@ -120,6 +121,14 @@ class History:
         }
 
     @property
+    def processor_us_per_event(self) -> float:
+        """Of all processes together, the median of all readings."""
+        return 1e6 * median(
+            sum(each.processor_s.values()) / max(1, each.batches * self.experiment.events_per_batch)
+            for each in self.readings
+        )
+
+    @property
     def ratio_by_processor(self) -> float:
         """What the pipe's receiver spends on a megabyte over what the busiest of ours does.
 
@@ -143,6 +152,7 @@ class History:
             ratio_to_pipe=self.ratio_to_pipe,
             frame_bytes=frame,
             seconds=median(reading.seconds for reading in self.readings),
+            processor_us_per_event=self.processor_us_per_event,
             published=self.batches * count,
             lost=sum(reading.lost for reading in self.readings) * count,
             forged=sum(reading.wrong for reading in self.readings) * count,
@@ -182,7 +192,7 @@ async def read_history(
         task = await _filled(experiment, launcher, admin, wanted)
         for number in range(readings):
             tell(f"{experiment.title}: reading {number + 1} of {readings}")
-            found.append(await _one_reading(task, admin, yardstick, frame))
+            found.append(await _one_reading(task, launcher, yardstick, frame))
     return History(experiment, task.batches, found)
 
 
@@ -192,7 +202,7 @@ def table_of(found: list[History]) -> Group:
     table = Table(title=f"{title} (at least {RATIO_MIN:g} of it is wanted)")
     table.add_column("experiment", ratio=1)
     headings = ("MB read", "MB/s", "lowest..highest", "pipe\nMB/s", "ratio", "lowest..highest",
-                "processor,\nms per MB", "ratio\nof that", "lost", "wrong")  # fmt: skip
+                "µs/event", "processor,\nms per MB", "ratio\nof that", "lost", "wrong")  # fmt: skip
     for heading in headings:
         table.add_column(heading, justify="right")
     for history in found:
@@ -209,6 +219,7 @@ def table_of(found: list[History]) -> Group:
             f"{pipe:,.0f}",
             f"{history.ratio_to_pipe:.2f}",
             f"{min(ratios):.2f}..{max(ratios):.2f}",
+            f"{history.processor_us_per_event:.2f}",
             "\n".join(spent),
             f"{history.ratio_by_processor:.2f}",
             str(sum(reading.lost for reading in readings)),
@@ -244,29 +255,27 @@ async def _until_all_have(admin: Admin, batches: int, deadline_s: float) -> None
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _one_reading(task: ReadTask, admin: Admin, yardstick: Yardstick, frame: int) -> Reading:
+async def _one_reading(
+    task: ReadTask, launcher: Launcher, yardstick: Yardstick, frame: int
+) -> Reading:
     before = await yardstick.before(frame)
-    spent_before = await _processor_s(admin)
     async with AsyncExitStack() as stack:
         reader = await started(stack, __name__, "read", task)
         await reader.hear(ANSWER_SECONDS_MAX)
+        before_s = processor_s()
         reader.say("go")
         read = msgspec.convert(await reader.hear(FILL_SECONDS_MAX), Read)
-    spent_after = await _processor_s(admin)
+        spent_s, pids = spent_since(before_s), {"consumer": reader.pid, **pids_of(launcher)}
     after = await yardstick.after(frame)
-    spent = {name: spent_after[name] - s for name, s in spent_before.items() if name in spent_after}
     return Reading(
+        batches=read.batches,
         megabytes=read.batches * frame / 1e6,
         seconds=read.seconds,
         pipe=PipeRate.median_of([before, after]),
-        processor_s={"consumer": read.processor_s, **spent},
+        processor_s={name: spent_s[pid] for name, pid in pids.items()},
         lost=task.batches - read.batches,
         wrong=read.wrong,
     )
-
-
-async def _processor_s(admin: Admin) -> dict[str, float]:
-    return {name: standing.processor_s for name, standing in (await look(admin)).items()}
 
 
 # The reader
@@ -283,7 +292,7 @@ async def read(task: ReadTask) -> None:
 
 async def _read_all(consumer: Consumer, task: ReadTask) -> Read:
     values, events = Values(task.filled.event_bytes, task.filled.run), task.filled.events_per_batch
-    began_s, spent_s, batches, wrong = time.perf_counter(), time.process_time(), 0, 0
+    began_s, batches, wrong = time.perf_counter(), 0, 0
     consumer.subscribe(task.filled.topics, start="begin")
     while batches < task.batches:
         arrived = await consumer.poll_batches(SILENCE_SECONDS_MAX)
@@ -299,7 +308,6 @@ async def _read_all(consumer: Consumer, task: ReadTask) -> Read:
         batches=batches,
         wrong=wrong,
         seconds=time.perf_counter() - began_s,
-        processor_s=time.process_time() - spent_s,
     )
 
 

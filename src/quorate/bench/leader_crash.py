@@ -40,6 +40,7 @@ from quorate.bench.clients import Published, Received, Task, Window
 from quorate.bench.clusters import look, memory_mb_max, running_cluster
 from quorate.bench.experiments import Experiment
 from quorate.bench.processes import BenchError, Parent, Worker, started
+from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.promises import Broken, Notes, Place, broken
 from quorate.bench.rows import Row, as_json
 from quorate.bench.timeline import Gap, binned, longest_gap
@@ -229,10 +230,11 @@ async def _run(
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX, notes=notes)
         subscriber, publisher = await ready(stack, task, __name__)
-        began_ns, first = time.monotonic_ns(), await _regency(admin)
+        began_ns, first, before_s = time.monotonic_ns(), await _regency(admin), processor_s()
         publisher.say("go")
         killed = await _kill_leaders(experiment, launcher, admin, kills, tell)
         window = Window(began_ns, time.monotonic_ns())
+        spent_s = sum(spent_since(before_s).values())
         publisher.say("stop")
         subscriber.say(msgspec.to_builtins(window))
         published = msgspec.convert(
@@ -249,7 +251,7 @@ async def _run(
         readings = [Notes.read(Path(notes) / each) for each in (FOLLOWED, REREAD)]
         receipts = Notes.read(Path(notes) / RECEIPTS)
         witnessed = Witnessed(window, killed, changes, receipts, readings)
-    return Found(task, window, published, received, memory_mb), witnessed
+    return Found(task, window, published, received, memory_mb, spent_s), witnessed
 
 
 async def _kill_leaders(

@@ -26,7 +26,7 @@ Replicas, drivers of Spark and clients are processes, and all of them end with t
 import json
 import tempfile
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
@@ -40,6 +40,7 @@ from quorate.bench.experiments import ORDERING, Experiment
 from quorate.bench.pipe import PipeRate
 from quorate.bench.pipeline_clients import PUBLISHER, AlertTask, FillTask, Heard
 from quorate.bench.processes import Worker, started
+from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.site_clients import Listed, SitesTask
 from quorate.bench.spark_jobs import READER, Did, Job, Kind, SparkTask
 from quorate.core.contract import Contract
@@ -411,26 +412,13 @@ async def _one_round(
     drivers: dict[str, Worker], ways: tuple[Way, ...]
 ) -> tuple[dict[Way, float], dict[Way, float], dict[Way, float]]:
     """The seconds of each way, those of processors, and those that it took to start."""
-    seconds, processor_s, start_s = {}, {}, {}
+    seconds, spent_s, start_s = {}, {}, {}
     for way in ways:
-        before_s = _processor_s()
+        before_s = processor_s()
         did = await _done(drivers[way.master], Job(kind=way.kind, topic=EVENTS))
-        seconds[way], processor_s[way] = did.seconds, _processor_s() - before_s
+        seconds[way], spent_s[way] = did.seconds, sum(spent_since(before_s).values())
         start_s[way] = did.start_s
-    return seconds, processor_s, start_s
-
-
-def _processor_s() -> float:
-    """What all processes that this one started have spent, those that have ended included."""
-    import psutil
-
-    spent_s = 0.0
-    for process in psutil.Process().children(recursive=True):
-        # It may have ended since it was listed.
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            spent_s += times.user + times.system + times.children_user + times.children_system
-    return spent_s
+    return seconds, spent_s, start_s
 
 
 def _lowered(ratio: Spread) -> Spread:

@@ -44,6 +44,10 @@ class Worker:
         )
         return cls(f"{module.rpartition('.')[2]} {arguments[0]}", process, errors)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def say(self, message: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message).encode() + b"\n")

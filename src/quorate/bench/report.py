@@ -72,6 +72,7 @@ _COLUMNS = (
     _Column("p50\nms", lambda row: f"{row.p50_ms:.2f}"),
     _Column("p99\nms", lambda row: f"{row.p99_ms:.2f}"),
     _Column("p50, in\ntrips", lambda row: _optional(row.p50_round_trips, ".1f")),
+    _Column("µs/event", lambda row: f"{row.processor_us_per_event:.1f}"),
     _Column("lost", lambda row: str(row.lost)),
     _Column("forged", lambda row: str(row.forged)),
     _Column("without\nreceipt", lambda row: str(row.unacknowledged or "")),

@@ -57,6 +57,8 @@ class Row:
     # The p50 of one event in flight, in round trips of the pipe.
     p50_round_trips: float | None = None
     memory_mb_max: float = 0.0
+    # Processor time, user and system, of all replicas and clients together.
+    processor_us_per_event: float = 0.0
     # Of the whole run, warm-up included, in events.
     published: int = 0
     delivered: int = 0
@@ -158,7 +160,7 @@ _FIGURES = (
     "events_per_s", "mb_per_s", "pipe_frames_per_s", "pipe_mb_per_s", "ratio_to_pipe",
     "p50_ms", "p99_ms", "mean_ms", "deviation_ms", "receipt_p50_ms", "best_pipe_frames_per_s",
     "pipe_round_trip_ms", "p50_round_trips", "memory_mb_max",
-    "cost_of_fault",
+    "processor_us_per_event", "cost_of_fault",
 )  # fmt: skip
 _TOTALS = ("published", "delivered", "lost", "forged", "duplicated", "unacknowledged")
 

@@ -66,14 +66,16 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Produced(msgspec.Struct, frozen=True, kw_only=True):
-    """How a producer fared, in events; batches and processor time are those of the whole run."""
+    """How a producer fared, in events; batches are those of the whole run."""
 
     in_window: Counted
     submitted: int
     acknowledged: int
     batches: int
     receipt: Latencies
-    processor_s: float
+    # The same by what their topic is.
+    signed_receipt: Latencies
+    basic_receipt: Latencies
 
 
 class Consumed(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +93,6 @@ class Consumed(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int
     batches: int
     latencies: Latencies
-    processor_s: float
 
 
 class Meter:
@@ -127,7 +128,7 @@ class TopicProducer:
         self.submitted = 0
         self.receipts_ns: list[int] = []
         self._producer, self._topic, self._meter = producer, topic, meter
-        self._is_validated = topic in task.validated
+        self.is_validated = topic in task.validated
         self._first = first_number(task.producer, task.topics.index(topic))
         self._body = Numbered(task.event_bytes, task.run).body
 
@@ -153,7 +154,7 @@ class TopicProducer:
                 return
             now_ns = time.monotonic_ns()
             self.receipts_ns.append(now_ns - began_ns)
-            self._meter.add(now_ns, self._is_validated, done.result().events)
+            self._meter.add(now_ns, self.is_validated, done.result().events)
 
         future.add_done_callback(note)
 
@@ -170,19 +171,21 @@ async def produce(task: TrialTask) -> None:
         topics = [TopicProducer(producer, task, topic, meter) for topic in task.topics]
         parent.say("ready")
         window = msgspec.convert(await parent.hear(), Window)
-        spent_s = time.process_time()
         publishing = [asyncio.create_task(each.publish(stopped)) for each in topics]
         await parent.hear()
         stopped.set()
         await asyncio.gather(*publishing)
         await producer.flush()
+        signed_ns = [ns for each in topics if each.is_validated for ns in each.receipts_ns]
+        basic_ns = [ns for each in topics if not each.is_validated for ns in each.receipts_ns]
         found = Produced(
             in_window=meter.counted(window),
             submitted=sum(each.submitted for each in topics),
             acknowledged=meter.events,
             batches=meter.batches,
-            receipt=summarise([ns for each in topics for ns in each.receipts_ns]),
-            processor_s=time.process_time() - spent_s,
+            receipt=summarise(signed_ns + basic_ns),
+            signed_receipt=summarise(signed_ns),
+            basic_receipt=summarise(basic_ns),
         )
         parent.say(msgspec.to_builtins(found))
         await parent.hear()
@@ -215,7 +218,7 @@ class Tally:
         self.meter.add(now_ns, self._is_validated[at], len(numbers))
         self.ages_ns.append((now_ns, age_ns))
 
-    def consumed(self, window: Window, processor_s: float) -> Consumed:
+    def consumed(self, window: Window) -> Consumed:
         ages_ns = [
             age_ns for at_ns, age_ns in self.ages_ns if window.began_ns <= at_ns < window.ended_ns
         ]
@@ -229,7 +232,6 @@ class Tally:
             wrong=self.wrong,
             batches=self.meter.batches,
             latencies=summarise(ages_ns),
-            processor_s=processor_s,
         )
 
 
@@ -240,7 +242,7 @@ async def consume(task: TrialTask) -> None:
             await consumer.update_topology(task.validated)
         consumer.subscribe(task.topics)
         await consumer.subscribed()
-        tally, spent_s = Tally(task), time.process_time()
+        tally = Tally(task)
         reading = asyncio.create_task(_read_into(tally, consumer, task.topics))
         parent.say("ready")
         window = msgspec.convert(await parent.hear(), Window)
@@ -248,7 +250,7 @@ async def consume(task: TrialTask) -> None:
         reading.cancel()
         with suppress(asyncio.CancelledError):
             await reading
-        parent.say(msgspec.to_builtins(tally.consumed(window, time.process_time() - spent_s)))
+        parent.say(msgspec.to_builtins(tally.consumed(window)))
 
 
 async def _read_into(tally: Tally, consumer: Consumer, topics: list[str]) -> None:

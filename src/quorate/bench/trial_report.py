@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _HEADINGS = (
     "bytes", "produced\nevents/s", "MB/s", "of\npipe", "consumed\nevents/s", "MB/s", "of\npipe",
-    "pipe\nMB/s", "events\na batch", "µs an\nevent", "receipt\np50 ms", "p50\nms", "lost or\nwrong",
+    "pipe\nMB/s", "events\na batch", "µs/event",
+    "signed receipt\np50 ms", "basic receipt\np50 ms", "p50\nms", "lost or\nwrong",
 )  # fmt: skip
 
 
@@ -59,14 +60,15 @@ def _cells(row: TrialRow) -> list[str]:
         f"{row.event_bytes:,}",
         _rate(row.produced_per_s, row.runs, row.produced_spread),
         f"{row.produced_mb_per_s:,.1f}",
-        _ratio(row.produced_ratio_to_pipe),
+        _optional(row.produced_ratio_to_pipe, ".3f"),
         _rate(row.events_per_s, row.runs, row.spread),
         f"{row.mb_per_s:,.1f}",
-        _ratio(row.ratio_to_pipe),
+        _optional(row.ratio_to_pipe, ".3f"),
         f"{row.pipe_mb_per_s:,.0f}",
         f"{row.events_per_batch:,.0f}" if row.events_per_batch else "",
-        f"{sum(row.processor_us_per_event.values()):.1f}",
-        f"{row.receipt_p50_ms:,.0f}" if row.receipt_p50_ms else "",
+        f"{row.processor_us_per_event:.1f}",
+        _optional(row.signed_receipt_p50_ms, ",.1f"),
+        _optional(row.basic_receipt_p50_ms, ",.1f"),
         f"{row.p50_ms:,.0f}",
         str(wrong),
     ]
@@ -77,8 +79,8 @@ def _rate(rate: float, runs: int, spread: tuple[float, float]) -> str:
     return f"{rate:,.0f}" if runs == 1 else f"{rate:,.0f}\n{spread[0]:,.0f}..{spread[1]:,.0f}"
 
 
-def _ratio(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.3f}"
+def _optional(figure: float | None, form: str) -> str:
+    return "" if figure is None else format(figure, form)
 
 
 # Pictures

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from quorate.bench.clients import Window
+from quorate.bench.latencies import Latencies
 from quorate.bench.pipe import PipeRate
 from quorate.bench.trial_clients import Consumed, Produced
 from quorate.bench.trials import PRODUCERS, QUORATE, REPLICAS, TOPICS, WHOLE, Trial
@@ -48,11 +49,15 @@ class TrialRow:
     produced_mb_per_s: float = 0.0
     produced_ratio_to_pipe: float | None = None
     receipt_p50_ms: float = 0.0
+    # The same of topics that are validated, and of those that nobody validates.
+    signed_receipt_p50_ms: float | None = None
+    basic_receipt_p50_ms: float | None = None
     # The share of the topics that nobody validates.
     basic_per_s: float = 0.0
     basic_produced_per_s: float = 0.0
-    # What each process spent on an event of processor time, by name.
-    processor_us_per_event: dict[str, float] = field(default_factory=dict)
+    # Processor time, user and system: of all processes together, and of each by name.
+    processor_us_per_event: float = 0.0
+    processor_us_by_process: dict[str, float] = field(default_factory=dict)
     # Of the whole run, warm-up included, in events.
     published: int = 0
     delivered: int = 0
@@ -120,9 +125,12 @@ def row_of(
         produced_mb_per_s=produced_per_s * megabytes,
         produced_ratio_to_pipe=produced_per_s * megabytes / pipe.mb_per_s,
         receipt_p50_ms=median(each.receipt.p50_ms for each in produced),
+        signed_receipt_p50_ms=_p50_ms([each.signed_receipt for each in produced]),
+        basic_receipt_p50_ms=_p50_ms([each.basic_receipt for each in produced]),
         basic_per_s=consumed.counted.basic / consumed.seconds,
         basic_produced_per_s=basic_produced_per_s,
-        processor_us_per_event=spent_us,
+        processor_us_per_event=sum(spent_us.values()),
+        processor_us_by_process=spent_us,
         published=acknowledged,
         unacknowledged=sum(each.submitted for each in produced) - acknowledged,
         delivered=consumed.taken,
@@ -134,6 +142,12 @@ def row_of(
     )
 
 
+def _p50_ms(receipts: Sequence[Latencies]) -> float | None:
+    """The median of the producers that have such receipts, if any has."""
+    known = [each.p50_ms for each in receipts if each.quantiles_ms]
+    return median(known) if known else None
+
+
 def merged(rows: Sequence[TrialRow]) -> TrialRow:
     """One row for several runs of one trial: medians and spreads; what must not be is added up."""
     good = [row for row in rows if not row.problem]
@@ -142,27 +156,29 @@ def merged(rows: Sequence[TrialRow]) -> TrialRow:
     middle: dict[str, Any] = {
         name: median(getattr(row, name) or 0.0 for row in good) for name in _FIGURES
     }
+    middle |= {name: None for name in _RECEIPTS if getattr(good[0], name) is None}
     totals = {name: sum(getattr(row, name) for row in good) for name in _TOTALS}
     rates, produced = (
         [getattr(row, name) for row in good] for name in ("events_per_s", "produced_per_s")
     )
     spent = {
-        name: median(row.processor_us_per_event.get(name, 0.0) for row in good)
-        for name in good[0].processor_us_per_event
+        name: median(row.processor_us_by_process.get(name, 0.0) for row in good)
+        for name in good[0].processor_us_by_process
     }
     return replace(
         good[0], **middle, **totals,
-        processor_us_per_event=spent,
+        processor_us_by_process=spent,
         runs=len(good), spread=(min(rates), max(rates)),
         produced_spread=(min(produced), max(produced)),
         problem=next((row.problem for row in rows if row.problem), None),
     )  # fmt: skip
 
 
+_RECEIPTS = ("signed_receipt_p50_ms", "basic_receipt_p50_ms")
 _FIGURES = (
     "events_per_s", "mb_per_s", "pipe_frames_per_s", "pipe_mb_per_s", "ratio_to_pipe", "p50_ms",
     "p99_ms", "produced_per_s", "produced_mb_per_s", "produced_ratio_to_pipe", "receipt_p50_ms",
-    "basic_per_s", "basic_produced_per_s",
+    "basic_per_s", "basic_produced_per_s", "processor_us_per_event", *_RECEIPTS,
 )  # fmt: skip
 _TOTALS = ("published", "delivered", "lost", "forged", "duplicated", "unacknowledged")
 

@@ -22,10 +22,11 @@ import msgspec
 from quorate.bench import kafka_clients
 from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick
 from quorate.bench.clients import Window, frame_bytes
-from quorate.bench.clusters import free_port, look, made, running
+from quorate.bench.clusters import free_port, made, pids_of, running
 from quorate.bench.kafka import KafkaBroker, running_brokers
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import Worker, started
+from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.trial_clients import CONSUMER, Consumed, Produced, TrialTask
 from quorate.bench.trial_rows import TrialRow, failed_row, merged, row_of
 from quorate.bench.trials import (
@@ -37,11 +38,9 @@ from quorate.bench.trials import (
     WHOLE,
     Trial,
 )
-from quorate.client import Admin
 from quorate.client.producer import BATCH_BYTES, BATCH_EVENTS
 from quorate.core.errors import QuorateError
 from quorate.core.stores import KafkaStore
-from quorate.runtime.local import OPERATOR
 
 BROKER_HEAP_MB = 1024
 # How long trials are that make brokers warm and do not count.
@@ -105,13 +104,6 @@ class Brokers:
         self._carried.add(part)
         return is_new
 
-    def processor_s(self) -> dict[str, float]:
-        """What each has spent so far."""
-        import psutil
-
-        spent = [psutil.Process(broker.pid).cpu_times() for broker in self._running]
-        return {f"broker {at}": float(each.user + each.system) for at, each in enumerate(spent)}
-
     def _start(self, count: int) -> list[KafkaBroker]:
         prefix = "quorate-bench-"
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
@@ -150,16 +142,12 @@ async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> _Found:
     used = await brokers.first(count)
     if used and brokers.is_new(trial.part):
         await _once(trial, _warming(), used)
-    before_s = brokers.processor_s() if used else {}
-    found = await _once(trial, timing, used)
-    after_s = brokers.processor_s() if used else {}
-    spent = {name: after_s[name] - before_s[name] for name in list(before_s)[:count]}
-    return msgspec.structs.replace(found, processor_s={**found.processor_s, **spent})
+    return await _once(trial, timing, used)
 
 
 async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) -> _Found:
     if trial.system == KAFKA:
-        return await _through_broker(trial, timing, brokers[0].bootstrap)
+        return await _through_broker(trial, timing, brokers[0])
     return await _through_cluster(trial, timing, brokers)
 
 
@@ -180,7 +168,6 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, _empty, kafkas)
         launcher = await stack.enter_async_context(running(local))
-        admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = TrialTask(
             place=str(launcher.directory),
             run=run,
@@ -190,11 +177,8 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
             event_bytes=trial.event_bytes,
             stores=REPLICAS if trial.system == WHOLE else None,
         )
-        before = await _processor_s(admin)
-        found = await _run(_QUORATE_CLIENTS, task, names, timing)
-        after = await _processor_s(admin)
-    servers = {name: after[name] - spent for name, spent in before.items() if name in after}
-    return msgspec.structs.replace(found, processor_s={**found.processor_s, **servers})
+        servers = {**pids_of(launcher), **_pids_of(stores)}
+        return await _run(_QUORATE_CLIENTS, task, names, timing, servers)
 
 
 def _empty(kafkas: Sequence[KafkaStore]) -> None:
@@ -203,20 +187,26 @@ def _empty(kafkas: Sequence[KafkaStore]) -> None:
         kafka_clients.remove_topics_behind(kafka.bootstrap, kafka.topic_prefix)
 
 
-async def _through_broker(trial: Trial, timing: Timing, bootstrap: str) -> _Found:
-    run = secrets.token_hex(8)
+async def _through_broker(trial: Trial, timing: Timing, broker: KafkaBroker) -> _Found:
+    bootstrap, run = broker.bootstrap, secrets.token_hex(8)
     topics = [f"{topic}-{run}" for topic in trial.topics]
     await asyncio.to_thread(kafka_clients.make_topics, bootstrap, topics)
     task = TrialTask(
         place=bootstrap, run=run, topics=topics, validated=[], event_bytes=trial.event_bytes
     )
     try:
-        return await _run(_KAFKA_CLIENTS, task, [""] * PRODUCERS, timing)
+        return await _run(_KAFKA_CLIENTS, task, [""] * PRODUCERS, timing, _pids_of([broker]))
     finally:
         await asyncio.to_thread(kafka_clients.remove_topics, bootstrap, topics)
 
 
-async def _run(module: str, task: TrialTask, identities: list[str], timing: Timing) -> _Found:
+def _pids_of(brokers: Sequence[KafkaBroker]) -> dict[str, int]:
+    return {f"broker {at}": each.pid for at, each in enumerate(brokers) if each.pid is not None}
+
+
+async def _run(
+    module: str, task: TrialTask, identities: list[str], timing: Timing, servers: dict[str, int]
+) -> _Found:
     """Start the clients, warm up, let the window pass, and hear what they found."""
     async with AsyncExitStack() as stack:
         consumer = await started(stack, module, "subscribe", task)
@@ -226,7 +216,7 @@ async def _run(module: str, task: TrialTask, identities: list[str], timing: Timi
             producers.append(await started(stack, module, "publish", own))
         for worker in (consumer, *producers):
             await worker.hear(ANSWER_SECONDS_MAX)
-        began_ns = time.monotonic_ns() + int(timing.warm_up_s * 1e9)
+        before_s, began_ns = processor_s(), time.monotonic_ns() + int(timing.warm_up_s * 1e9)
         window = Window(began_ns, began_ns + int(timing.window_s * 1e9))
         for worker in (consumer, *producers):
             worker.say(msgspec.to_builtins(window))
@@ -239,9 +229,7 @@ async def _run(module: str, task: TrialTask, identities: list[str], timing: Timi
         ]
         consumer.say(sum(each.acknowledged for each in produced))
         consumed = msgspec.convert(await consumer.hear(ANSWER_SECONDS_MAX), Consumed)
-    spent = {f"producer {at}": each.processor_s for at, each in enumerate(produced)}
-    return _Found(window, produced, consumed, {**spent, "consumer": consumed.processor_s})
-
-
-async def _processor_s(admin: Admin) -> dict[str, float]:
-    return {name: standing.processor_s for name, standing in (await look(admin)).items()}
+        spent_s = spent_since(before_s)
+    pids = {f"producer {at}": each.pid for at, each in enumerate(producers)}
+    pids |= {"consumer": consumer.pid, **servers}
+    return _Found(window, produced, consumed, {name: spent_s[pid] for name, pid in pids.items()})
