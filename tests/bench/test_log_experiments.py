@@ -9,14 +9,13 @@ import pytest
 from rich.console import Console, RenderableType
 
 from bench_rows import KEYS
-from quorate.bench import growth, history, leader_crash, time_plots
+from quorate.bench import growth, history, leader_crash, plots
 from quorate.bench.clients import Published, Window
 from quorate.bench.experiments import CRASH_ORDERING, ORDERING, Experiment
 from quorate.bench.growth import Growth, Start
 from quorate.bench.history import History, Reading
 from quorate.bench.latencies import summarise
 from quorate.bench.leader_crash import Kill, LeaderCrashes, Standstill
-from quorate.bench.memory import Sample
 from quorate.bench.ordering import (
     full_plan,
     growth_plan,
@@ -26,6 +25,7 @@ from quorate.bench.ordering import (
 )
 from quorate.bench.pipe import PipeRate
 from quorate.bench.promises import Broken
+from quorate.bench.report import Sample
 from quorate.bench.rows import Row, setting
 from quorate.bench.timeline import Gap
 
@@ -196,8 +196,8 @@ def test_pictures_show_kills_and_growth_over_time(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
     written = [
-        *time_plots.write_leader_crashes(tmp_path / "new", [crashes(), crashes()]),
-        *time_plots.write_growth(tmp_path, [grown()]),
+        *plots.write_leader_crashes(tmp_path / "new", [crashes(), crashes()]),
+        *plots.write_growth(tmp_path, [grown()]),
     ]
 
     assert [path.name for path in written] == ["leader-crash.png", "growth.png"]

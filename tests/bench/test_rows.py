@@ -13,7 +13,7 @@ from rich.console import Console
 from bench_rows import KEYS
 from quorate.bench import plots, report
 from quorate.bench.experiments import Experiment, full_plan
-from quorate.bench.rows import Row, as_json, failed_row, merged, setting, with_costs
+from quorate.bench.rows import Row, failed_row, merged, setting, with_costs
 
 
 def row(experiment: Experiment | None = None, **figures: Any) -> Row:
@@ -22,11 +22,11 @@ def row(experiment: Experiment | None = None, **figures: Any) -> Row:
 
 
 def test_a_row_begins_with_the_keys_that_all_benchmarks_share() -> None:
-    assert list(as_json(row()))[: len(KEYS)] == KEYS
+    assert list(row().json())[: len(KEYS)] == KEYS
 
 
 def test_a_row_without_a_fault_says_null() -> None:
-    assert json.loads(report.json_of([row()]))[0]["fault"] is None
+    assert json.loads(json.dumps(row().json()))["fault"] is None
 
 
 def test_several_runs_become_medians_with_their_spread() -> None:

@@ -10,8 +10,8 @@ from quorate.bench import ordering, trials
 from quorate.bench.broadcast import Timing
 from quorate.bench.experiments import ALTERING, CRASH, Experiment, chosen, full_plan
 from quorate.bench.trials import Trial
-from quorate.cli import bench, bench_validated
-from quorate.cli.bench_options import Fault, LogFault, fault_names
+from quorate.cli import bench
+from quorate.cli.bench import Fault, LogFault, fault_names
 from quorate.core.errors import ConfigError
 
 
@@ -19,9 +19,9 @@ from quorate.core.errors import ConfigError
     ("choice", "attribute", "value"),
     [
         ({"publishers": [5]}, "publishers", 5),
-        ({"batches": [1000]}, "events_per_batch", 1000),
-        ({"fsyncs": ["always"]}, "fsync", "always"),
-        ({"fs": [2]}, "f", 2),
+        ({"events_per_batch": [1000]}, "events_per_batch", 1000),
+        ({"fsync": ["always"]}, "fsync", "always"),
+        ({"f": [2]}, "f", 2),
     ],
     ids=["publishers", "batches", "fsync", "f"],
 )
@@ -122,7 +122,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Trial | Experiment]:
         plans.extend((*plan, *headlines))
         return [], []
 
-    monkeypatch.setattr(bench_validated, "_measured", note)
+    monkeypatch.setattr(bench, "_tried", note)
     return plans
 
 

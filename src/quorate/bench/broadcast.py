@@ -21,7 +21,7 @@ from quorate.bench.experiments import CRASH, ONE_IN_FLIGHT, Experiment
 from quorate.bench.pipe import PipeRate, measure_rate, measure_round_trip_ms
 from quorate.bench.processes import Worker, started
 from quorate.bench.processor import processor_s, spent_since
-from quorate.bench.rows import Row, failed_row, merged, setting, with_costs
+from quorate.bench.rows import Row, beside, failed_row, merged, setting, with_costs
 from quorate.core.errors import QuorateError
 from quorate.runtime.launcher import Launcher
 
@@ -217,25 +217,18 @@ def _row(
     round_trip_ms: float | None,
 ) -> Row:
     published, received, count = found.published, found.received, experiment.events_per_batch
-    events_per_s = received.events_in_window / found.window.seconds
-    batches_per_s, latencies = events_per_s / count, received.latencies
+    events_per_s, latencies = received.events_in_window / found.window.seconds, received.latencies
+    rates = beside(pipe, events_per_s, count)
+    if round_trip_ms:
+        rates["ratio_to_pipe"] = None
     return Row(
         **setting(experiment),
-        events_per_s=events_per_s,
-        mb_per_s=batches_per_s * pipe.frame_bytes / 1e6,
-        pipe_frames_per_s=pipe.frames_per_s,
-        pipe_mb_per_s=pipe.mb_per_s,
+        **rates,
         best_pipe_frames_per_s=best_frames_per_s,
-        # Frames per second over frames per second; with frames of one size, megabytes too.
-        ratio_to_pipe=None if round_trip_ms else batches_per_s / pipe.frames_per_s,
         pipe_round_trip_ms=round_trip_ms,
         p50_round_trips=latencies.p50_ms / round_trip_ms if round_trip_ms else None,
-        frame_bytes=pipe.frame_bytes,
         seconds=found.window.seconds,
-        p50_ms=latencies.p50_ms,
-        p99_ms=latencies.p99_ms,
-        mean_ms=latencies.mean_ms,
-        deviation_ms=latencies.deviation_ms,
+        **latencies.figures,
         latency_quantiles_ms=latencies.quantiles_ms,
         receipt_p50_ms=published.receipt.p50_ms,
         memory_mb_max=found.memory_mb_max,

@@ -26,16 +26,16 @@ from typing import Any
 
 import msgspec
 from rich.console import Group
-from rich.text import Text
 
-from quorate.bench import machine
+from quorate.bench import report
 from quorate.bench.clients import Progress, frame_bytes
 from quorate.bench.clusters import running
 from quorate.bench.experiments import EVENT_BYTES
 from quorate.bench.latencies import summarise
-from quorate.bench.memory import Sample, memory_json, memory_table
 from quorate.bench.pipe import PipeRate, measure_rate
 from quorate.bench.processes import BenchError, Parent, Worker, started
+from quorate.bench.report import Sample, memory_table, verdict
+from quorate.bench.rows import Row, beside
 from quorate.bench.values import Values
 from quorate.client import Admin, Consumer, Producer, Receipt
 from quorate.core import batch
@@ -128,34 +128,30 @@ class Endured:
         return [self._row(topic) for topic in TOPICS]
 
     def _row(self, topic: str) -> dict[str, Any]:
-        events_per_s = self.received.delivered[topic] / self.seconds
-        mb_per_s = events_per_s / EVENTS_PER_BATCH * self.pipe.frame_bytes / 1e6
+        row = Row(
+            experiment="endurance",
+            protocol=topic,
+            replicas=REPLICAS,
+            topics=len(TOPICS),
+            events_per_batch=EVENTS_PER_BATCH,
+            event_bytes=EVENT_BYTES,
+            fault=FAULT,
+            **beside(self.pipe, self.received.delivered[topic] / self.seconds, EVENTS_PER_BATCH),
+            p50_ms=self.received.p50_ms,
+            p99_ms=self.received.p99_ms,
+            published=self.events // len(TOPICS),
+            delivered=self.received.delivered[topic],
+            lost=self.lost,
+            forged=self.received.forged,
+            duplicated=self.received.duplicated,
+            unacknowledged=self.unacknowledged,
+            seconds=self.seconds,
+            memory_mb_max=self.memory_mb_max,
+        )
         return {
-            "experiment": "endurance",
-            "protocol": topic,
-            "replicas": REPLICAS,
-            "topics": len(TOPICS),
-            "events_per_batch": EVENTS_PER_BATCH,
-            "event_bytes": EVENT_BYTES,
-            "fault": FAULT,
-            "events_per_s": events_per_s,
-            "mb_per_s": mb_per_s,
-            "pipe_frames_per_s": self.pipe.frames_per_s,
-            "pipe_mb_per_s": self.pipe.mb_per_s,
-            "ratio_to_pipe": mb_per_s / self.pipe.mb_per_s,
-            "p50_ms": self.received.p50_ms,
-            "p99_ms": self.received.p99_ms,
-            "thesis": None,
+            **row.json(),
             "single_events": self.events // EVENTS_PER_ROUND // len(TOPICS) * SINGLES_PER_BATCH,
-            "published": self.events // len(TOPICS),
-            "delivered": self.received.delivered[topic],
-            "lost": self.lost,
-            "forged": self.received.forged,
-            "duplicated": self.received.duplicated,
-            "unacknowledged": self.unacknowledged,
-            "seconds": self.seconds,
-            "memory_mb_max": self.memory_mb_max,
-            "memory_mb": memory_json("events", self.samples),
+            "memory_mb": [each.json("events") for each in self.samples],
         }
 
 
@@ -182,13 +178,12 @@ def table_of(found: Endured) -> Group:
     title = f"{found.events:,} events, and {FAULT}"
     table = memory_table(title, "events", found.samples)
     received = found.received
-    verdict = (
+    words = (
         f"{found.events / found.seconds:,.0f} events/s; at most {found.memory_mb_max:.0f} MB, "
         f"where {MEMORY_MB_MAX:.0f} are allowed; {found.lost} lost, {received.forged} forged, "
         f"{received.duplicated} twice, {found.unacknowledged} batches without a receipt"
     )
-    style = "" if found.is_sound else "red"
-    return Group(table, Text(verdict, style), Text(machine.sentence(), "dim"))
+    return report.on_this_machine(table, verdict(words, is_sound=found.is_sound))
 
 
 async def _observed(

@@ -11,10 +11,9 @@ of a chain without histories, which stops by design until one repairs it (Freema
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
-from quorate.bench.peers import Peer, peer_for
-from quorate.bench.theses import Case, Figure, figure_for
+from quorate.bench.theses import PEERS, Case, Figure, Peer, figure_for
 from quorate.core.contract import Contract
 
 PROTOCOLS = ("first-answer", "vote", "authenticated", "reliable", "chain")
@@ -30,6 +29,7 @@ EVENT_BYTES = 253
 THROUGHPUT, ONE_IN_FLIGHT = "throughput", "one in flight"
 
 Security: TypeAlias = Literal["tls", "mac"]
+_Planned = TypeVar("_Planned")
 
 _HISTORIES = {"authenticated": (0, 10, 100), "chain": (0, 10, 100)}
 _IN_FLIGHT = {1: 512, 100: 256, 1000: 64}
@@ -104,7 +104,7 @@ class Experiment:
     @property
     def peer(self) -> Peer | None:
         """What another system reached in such a case, if we know of one."""
-        return peer_for(self._case) if self.name == THROUGHPUT else None
+        return PEERS.get(self._case) if self.name == THROUGHPUT else None
 
     @property
     def _case(self) -> Case:
@@ -145,30 +145,18 @@ def full_plan() -> list[Experiment]:
     return [*_matrix(), *_with_tls(), Experiment(name=ONE_IN_FLIGHT, protocol="authenticated")]
 
 
-def chosen(
-    plan: Iterable[Experiment],
-    *,
-    protocols: Collection[str] = (),
-    replicas: Collection[int] = (),
-    topics: Collection[int] = (),
-    publishers: Collection[int] = (),
-    batches: Collection[int] = (),
-    fsyncs: Collection[str] = (),
-    fs: Collection[int] = (),
-    faults: Collection[str] = (),
-) -> list[Experiment]:
-    """Those that were asked for; an empty choice means all. Baselines of faults stay."""
+def chosen(plan: Iterable[_Planned], **wanted: Collection[object] | None) -> list[_Planned]:
+    """Those whose attributes are among what is wanted of each; no wish means all.
+
+    What has none of an attribute stays: without a fault, it is the baseline of those with one.
+    """
     return [
-        experiment
-        for experiment in plan
-        if (not protocols or experiment.protocol in protocols)
-        and (not replicas or experiment.replicas in replicas)
-        and (not topics or experiment.topics in topics)
-        and (not publishers or experiment.publishers in publishers)
-        and (not batches or experiment.events_per_batch in batches)
-        and (not fsyncs or experiment.fsync in fsyncs)
-        and (not fs or experiment.f in fs)
-        and (not faults or not experiment.fault or experiment.fault in faults)
+        each
+        for each in plan
+        if all(
+            not values or getattr(each, attribute) is None or getattr(each, attribute) in values
+            for attribute, values in wanted.items()
+        )
     ]
 
 

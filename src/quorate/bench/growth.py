@@ -15,25 +15,24 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import msgspec
-from rich.console import Group
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from quorate.bench import clients, machine
+from quorate.bench import clients, report
 from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Yardstick, task_of
 from quorate.bench.clients import Published
 from quorate.bench.clusters import Standing, look, running_cluster
 from quorate.bench.experiments import Experiment
 from quorate.bench.latencies import summarise
-from quorate.bench.memory import Sample, memory_json, memory_table
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import BenchError, Worker, started
-from quorate.bench.rows import Row, as_json, setting
+from quorate.bench.report import Sample, memory_table, verdict
+from quorate.bench.rows import Row, beside, setting
 from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
@@ -104,15 +103,9 @@ class Growth:
     def json(self) -> dict[str, Any]:
         """The keys that all benchmarks have, and what only this one knows."""
         events = self.experiment.events_per_batch
-        batches_per_s = self.published.receipts / self.seconds
         row = Row(
             **setting(self.experiment),
-            events_per_s=batches_per_s * events,
-            mb_per_s=batches_per_s * self.pipe.frame_bytes / 1e6,
-            pipe_frames_per_s=self.pipe.frames_per_s,
-            pipe_mb_per_s=self.pipe.mb_per_s,
-            ratio_to_pipe=batches_per_s / self.pipe.frames_per_s,
-            frame_bytes=self.pipe.frame_bytes,
+            **beside(self.pipe, self.published.receipts * events / self.seconds, events),
             seconds=self.seconds,
             receipt_p50_ms=self.published.receipt.p50_ms,
             memory_mb_max=max(max(each.memory_mb.values()) for each in self.samples),
@@ -120,21 +113,14 @@ class Growth:
             unacknowledged=self.published.failures * events,
         )
         return {
-            **as_json(row),
+            **row.json(),
             "batches": self.batches,
             "restarted": self.restarted,
             "memory_mb_at_half": self.memory_mb_at(0.5),
             "memory_mb_at_end": self.memory_mb_at(1.0),
             "mb_per_million_batches": self.mb_per_million_batches,
-            "starts": [
-                {
-                    "batches": start.batches,
-                    "listening_s": start.listening_s,
-                    "caught_up_s": start.caught_up_s,
-                }
-                for start in self.starts
-            ],
-            "memory_mb": memory_json("batches", self.samples),
+            "starts": [asdict(start) for start in self.starts],
+            "memory_mb": [each.json("batches") for each in self.samples],
         }
 
 
@@ -173,32 +159,32 @@ async def grow(
 
 def table_of(found: Sequence[Growth]) -> Group:
     """For each run, the memory of each replica and the starts, over the length of the log."""
-    parts: list[Any] = []
+    parts: list[RenderableType] = []
     for growth in found:
         title = f"{growth.experiment.title}: memory, while the log grows"
+        starts = report.table(
+            f"{growth.restarted} is killed and started again", _COLUMNS, growth.starts
+        )
         memory = memory_table(title, "batches", growth.samples)
-        parts += [memory, _starts_table(growth), _verdict(growth), Text()]
-    return Group(*parts, Text(machine.sentence(), "dim"))
+        parts += [memory, starts, _verdict(growth), Text()]
+    return report.on_this_machine(*parts)
 
 
-def _starts_table(growth: Growth) -> Table:
-    table = Table(title=f"{growth.restarted} is killed and started again")
-    for heading in ("batches in the log", "listens after s", "caught up after s"):
-        table.add_column(heading, justify="right")
-    for start in growth.starts:
-        times = (f"{start.listening_s:.2f}", f"{start.caught_up_s:.2f}")
-        table.add_row(f"{start.batches:,}", *times)
-    return table
+_COLUMNS: report.Columns[Start] = (
+    ("batches in the log", lambda start: f"{start.batches:,}"),
+    ("listens after s", lambda start: f"{start.listening_s:.2f}"),
+    ("caught up after s", lambda start: f"{start.caught_up_s:.2f}"),
+)
 
 
 def _verdict(growth: Growth) -> Text:
     batches_per_s, pipe = growth.published.receipts / growth.seconds, growth.pipe.frames_per_s
-    return Text(
+    return verdict(
         f"{batches_per_s:,.0f} batches/s, {batches_per_s / pipe:.3f} of the raw pipe's "
         f"{pipe:,.0f} frames/s; {growth.memory_mb_at(0.5):.0f} MB at half the log, "
         f"{growth.memory_mb_at(1.0):.0f} MB at its end ({growth.mb_per_million_batches:+.1f} MB "
         f"per million batches); {growth.published.failures} batches without a receipt",
-        "" if growth.is_sound else "red",
+        is_sound=growth.is_sound,
     )
 
 

@@ -22,10 +22,8 @@ from typing import Any
 
 import msgspec
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
-from quorate.bench import machine
+from quorate.bench import report
 from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Yardstick, task_of
 from quorate.bench.clients import Published, Task, frame_bytes
 from quorate.bench.clusters import look, pids_of, running_cluster
@@ -33,7 +31,7 @@ from quorate.bench.experiments import Experiment
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import BenchError, Parent, started
 from quorate.bench.processor import processor_s, spent_since
-from quorate.bench.rows import Row, as_json, setting
+from quorate.bench.rows import Row, beside, setting
 from quorate.bench.values import Values
 from quorate.client import Admin, Consumer
 from quorate.runtime.launcher import Launcher
@@ -141,26 +139,21 @@ class History:
     def json(self) -> dict[str, Any]:
         """The keys that all benchmarks have, and what only this one knows."""
         count, frame = self.experiment.events_per_batch, self.readings[0].pipe.frame_bytes
-        events_per_mb = count / frame * 1e6
-        rates = [reading.mb_per_s for reading in self.readings]
+        rates = [reading.mb_per_s / frame * 1e6 * count for reading in self.readings]
+        pipe = PipeRate.median_of([each.pipe for each in self.readings])
         row = Row(
             **setting(self.experiment),
-            events_per_s=median(rates) * events_per_mb,
-            mb_per_s=median(rates),
-            pipe_frames_per_s=median(each.pipe.frames_per_s for each in self.readings),
-            pipe_mb_per_s=median(each.pipe.mb_per_s for each in self.readings),
-            ratio_to_pipe=self.ratio_to_pipe,
-            frame_bytes=frame,
+            **beside(pipe, median(rates), count) | {"ratio_to_pipe": self.ratio_to_pipe},
             seconds=median(reading.seconds for reading in self.readings),
             processor_us_per_event=self.processor_us_per_event,
             published=self.batches * count,
             lost=sum(reading.lost for reading in self.readings) * count,
             forged=sum(reading.wrong for reading in self.readings) * count,
             runs=len(self.readings),
-            spread=(min(rates) * events_per_mb, max(rates) * events_per_mb),
+            spread=(min(rates), max(rates)),
         )
         return {
-            **as_json(row),
+            **row.json(),
             "megabytes": self.readings[0].megabytes,
             "processor_ms_per_mb": self.processor_ms_per_mb,
             "ratio_by_processor": self.ratio_by_processor,
@@ -199,34 +192,30 @@ async def read_history(
 def table_of(found: list[History]) -> Group:
     """Our megabytes per second, the pipe's, and what a megabyte costs each process."""
     title = "A consumer reads history, with the raw pipe of the same run"
-    table = Table(title=f"{title} (at least {RATIO_MIN:g} of it is wanted)")
-    table.add_column("experiment", ratio=1)
-    headings = ("MB read", "MB/s", "lowest..highest", "pipe\nMB/s", "ratio", "lowest..highest",
-                "µs/event", "processor,\nms per MB", "ratio\nof that", "lost", "wrong")  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for history in found:
-        readings = history.readings
-        rates = [reading.mb_per_s for reading in readings]
-        ratios = [reading.ratio_to_pipe for reading in readings]
-        pipe = median(reading.pipe.mb_per_s for reading in readings)
-        spent = [f"{name} {ms:.2f}" for name, ms in history.processor_ms_per_mb.items()]
-        table.add_row(
-            history.experiment.title,
-            f"{readings[0].megabytes:,.0f}",
-            f"{median(rates):,.0f}",
-            f"{min(rates):,.0f}..{max(rates):,.0f}",
-            f"{pipe:,.0f}",
-            f"{history.ratio_to_pipe:.2f}",
-            f"{min(ratios):.2f}..{max(ratios):.2f}",
-            f"{history.processor_us_per_event:.2f}",
-            "\n".join(spent),
-            f"{history.ratio_by_processor:.2f}",
-            str(sum(reading.lost for reading in readings)),
-            str(sum(reading.wrong for reading in readings)),
-            style="" if history.is_sound else "red",
-        )
-    return Group(table, Text(machine.sentence(), "dim"))
+    wanted = f"(at least {RATIO_MIN:g} of it is wanted)"
+    shown = report.table(f"{title} {wanted}", _COLUMNS, found, lambda each: each.is_sound)
+    return report.on_this_machine(shown)
+
+
+_COLUMNS: report.Columns[History] = (
+    ("experiment", lambda each: each.experiment.title),
+    ("MB read", lambda each: f"{each.readings[0].megabytes:,.0f}"),
+    ("MB/s", lambda each: f"{median(one.mb_per_s for one in each.readings):,.0f}"),
+    ("lowest..highest", lambda each: _range([one.mb_per_s for one in each.readings], ",.0f")),
+    ("pipe\nMB/s", lambda each: f"{median(one.pipe.mb_per_s for one in each.readings):,.0f}"),
+    ("ratio", lambda each: f"{each.ratio_to_pipe:.2f}"),
+    ("lowest..highest", lambda each: _range([one.ratio_to_pipe for one in each.readings], ".2f")),
+    ("µs/event", lambda each: f"{each.processor_us_per_event:.2f}"),
+    ("processor,\nms per MB", lambda each: "\n".join(
+        f"{name} {ms:.2f}" for name, ms in each.processor_ms_per_mb.items())),
+    ("ratio\nof that", lambda each: f"{each.ratio_by_processor:.2f}"),
+    ("lost", lambda each: str(sum(one.lost for one in each.readings))),
+    ("wrong", lambda each: str(sum(one.wrong for one in each.readings))),
+)  # fmt: skip
+
+
+def _range(figures: list[float], form: str) -> str:
+    return f"{min(figures):{form}}..{max(figures):{form}}"
 
 
 async def _filled(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 QUANTILES = 100
 
@@ -20,6 +21,12 @@ class Latencies:
     p50_ms: float
     p99_ms: float
     quantiles_ms: list[float]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """All but the distribution, as rows have them."""
+        names = ("p50_ms", "p99_ms", "mean_ms", "deviation_ms")
+        return {name: getattr(self, name) for name in names}
 
 
 def summarise(samples_ns: Sequence[int]) -> Latencies:

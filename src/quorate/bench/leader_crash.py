@@ -24,10 +24,9 @@ from typing import Any
 
 import msgspec
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-from quorate.bench import clients, machine
+from quorate.bench import clients, report
 from quorate.bench.broadcast import (
     ANSWER_SECONDS_MAX,
     Found,
@@ -42,7 +41,7 @@ from quorate.bench.experiments import Experiment
 from quorate.bench.processes import BenchError, Parent, Worker, started
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.promises import Broken, Notes, Place, broken
-from quorate.bench.rows import Row, as_json
+from quorate.bench.rows import Row
 from quorate.bench.timeline import Gap, binned, longest_gap
 from quorate.bench.values import Values
 from quorate.client import Admin, Consumer, Receipt
@@ -85,6 +84,10 @@ class Kill:
     killed_ns: int
     started_ns: int
     caught_up_ns: int
+
+    @property
+    def catching_up(self) -> Gap:
+        return Gap(self.started_ns, self.caught_up_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class LeaderCrashes:
     def json(self) -> dict[str, Any]:
         """The keys that all benchmarks have, and what only this one knows."""
         return {
-            **as_json(self.row),
+            **self.row.json(),
             "broken_promises": self.broken._asdict(),
             "gap_s_max": self.gap_s_max,
             "leader_changes": self.changes,
@@ -179,43 +182,35 @@ async def crash_leaders(
 
 def table_of(found: Sequence[LeaderCrashes]) -> Group:
     """One line for each kill."""
-    table = Table(title="The leader is killed under load: the longest times without progress")
-    table.add_column("experiment", ratio=1)
-    headings = ("killed", "at s", "no receipt\nfor s", "nothing to\nread for s",
-                "caught up\nin s", "no receipt\nthen, s")  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for crashes in found:
-        for standstill in crashes.standstills:
-            kill = standstill.kill
-            table.add_row(
-                crashes.experiment.title,
-                kill.leader,
-                f"{crashes.seconds_at(kill.killed_ns):.1f}",
-                f"{standstill.gap.seconds:.2f}",
-                f"{standstill.reader_gap.seconds:.2f}",
-                f"{(kill.caught_up_ns - kill.started_ns) / 1e9:.2f}",
-                f"{standstill.return_gap.seconds:.2f}",
-                style="" if crashes.is_sound else "red",
-            )
-    return Group(table, *map(_verdict, found), Text(machine.sentence(), "dim"))
+    title = "The leader is killed under load: the longest times without progress"
+    kills = [(crashes, standstill) for crashes in found for standstill in crashes.standstills]
+    shown = report.table(title, _COLUMNS, kills, lambda each: each[0].is_sound)
+    return report.on_this_machine(shown, *map(_verdict, found))
+
+
+_COLUMNS: report.Columns[tuple[LeaderCrashes, Standstill]] = (
+    ("experiment", lambda each: each[0].experiment.title),
+    ("killed", lambda each: each[1].kill.leader),
+    ("at s", lambda each: f"{each[0].seconds_at(each[1].kill.killed_ns):.1f}"),
+    ("no receipt\nfor s", lambda each: f"{each[1].gap.seconds:.2f}"),
+    ("nothing to\nread for s", lambda each: f"{each[1].reader_gap.seconds:.2f}"),
+    ("caught up\nin s", lambda each: f"{each[1].kill.catching_up.seconds:.2f}"),
+    ("no receipt\nthen, s", lambda each: f"{each[1].return_gap.seconds:.2f}"),
+)
 
 
 def _verdict(crashes: LeaderCrashes) -> Text:
     row = crashes.row
     kept = ", ".join(f"{count} {what}" for what, count in crashes.broken._asdict().items())
-    return Text(
+    return report.verdict(
         f"{crashes.experiment.title}: {row.events_per_s:,.0f} events/s over all of it, "
-        f"{_optional(row.ratio_to_pipe)} of the raw pipe's {row.pipe_frames_per_s:,.0f} frames/s; "
+        f"{report.optional(row.ratio_to_pipe, '.3f')} of the raw pipe's "
+        f"{row.pipe_frames_per_s:,.0f} frames/s; "
         f"of {row.published:,} events with a receipt {kept}; {row.forged} forged, "
         f"{row.unacknowledged} without a receipt; {len(crashes.standstills)} kills, "
         f"{crashes.changes} changes of the leader",
-        "" if crashes.is_sound else "red",
+        is_sound=crashes.is_sound,
     )
-
-
-def _optional(figure: float | None) -> str:
-    return "" if figure is None else f"{figure:.3f}"
 
 
 # The run

@@ -154,6 +154,15 @@ class Spread:
     def of(figures: list[float]) -> "Spread":
         return Spread(median(figures), min(figures), max(figures))
 
+    def __format__(self, form: str) -> str:
+        return f"{self.middle:{form}} ({self.range(form)})"
+
+    def range(self, form: str) -> str:
+        return f"{self.lowest:{form}}..{self.highest:{form}}"
+
+    def json(self) -> dict[str, float]:
+        return {"median": self.middle, "lowest": self.lowest, "highest": self.highest}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:

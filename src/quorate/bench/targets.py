@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 from rich.table import Table
 
-from quorate.bench.rows import Row
-from quorate.bench.trial_rows import TrialRow
+from quorate.bench import report
+from quorate.bench.rows import Row, TrialRow
 from quorate.bench.trials import KAFKA, KAFKA_STORES, TARGET_SIZE, TOPICS, WHOLE, Trial
 
 SOME = 2
@@ -64,14 +64,13 @@ def targets_of(rows: Sequence[TrialRow], headlines: Sequence[Row]) -> list[Targe
 
 
 def table_of(targets: Sequence[Target]) -> Table:
-    table = Table(title="Targets")
-    table.add_column("target", ratio=1)
-    for heading in ("wanted", "seen", ""):
-        table.add_column(heading, justify="right")
-    for target in targets:
-        verdict = "reached" if target.is_reached else "missed"
-        table.add_row(target.words, target.wanted, target.seen, verdict)
-    return table
+    columns: report.Columns[Target] = (
+        ("target", lambda each: each.words),
+        ("wanted", lambda each: each.wanted),
+        ("seen", lambda each: each.seen),
+        ("", lambda each: "reached" if each.is_reached else "missed"),
+    )
+    return report.table("Targets", columns, targets)
 
 
 def _of_side(known: _Known, side: Side) -> Iterator[Target]:

@@ -1,9 +1,9 @@
-"""What the theses measured, to stand beside what we measure.
+"""What the theses and another system measured, to stand beside what we measure.
 
 Freeman (2016, chapter 7): events of 56 bytes, each broker on a machine of its own, and as many
 publishers as it took to reach the highest figure. FIT-Broker (section 5.2): events of 253 bytes,
 ten channels, and again the best number of publishers. Their machines and ours differ, so these
-are figures to know, not figures to divide by.
+are figures to know, not figures to divide by, and no figure here was measured in the same run.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,16 @@ class Figure:
     events_per_s: float | None = None
     mean_ms: float | None = None
     p99_ms: float | None = None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Another system's result, from the lowest to the highest."""
+
+    name: str
+    events_per_s: tuple[float, float]
+    p50_ms: tuple[float, float]
     source: str
 
 
@@ -85,6 +95,17 @@ _ORDERED: dict[Case, tuple[str, tuple[int, ...]]] = {
         "5.7", (225225, 267379, 268817, 271739, 268817, 274725, 276243, 282485, 292397, 267737),
     ),
 }  # fmt: skip
+
+
+PEERS: dict[Case, Peer] = {
+    Case("ordering"): Peer(
+        name="BFT-SMaRt 2.0",
+        events_per_s=(1_300, 2_500),
+        p50_ms=(54, 74),
+        source="4 replicas, 100 clients, 256-byte requests; "
+        "design notes, same machine, not this run",
+    ),
+}
 
 
 def figure_for(case: Case, topics: int, publishers: int = 1) -> Figure | None:

@@ -14,7 +14,7 @@ and 10 are validated, and events of growing size, against plain Kafka and agains
 The headline is an experiment of its own, with batches that are made by hand (`headline_plan`).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from quorate.bench.experiments import ORDERING, Experiment
@@ -70,6 +70,11 @@ class Trial:
         return "embedded" if self.store == EMBEDDED else "kafka-stores"
 
     @property
+    def of_ten(self) -> int | None:
+        """How many topics are validated, where somebody chooses that."""
+        return self.validated if self.system == QUORATE else None
+
+    @property
     def topics(self) -> list[str]:
         """The validated ones first."""
         return [f"topic-{number}" for number in range(TOPICS)]
@@ -104,23 +109,6 @@ def headline_plan() -> list[Experiment]:
         validated=True,
     )
     return [one, replace(one, topics=TOPICS)]
-
-
-def chosen(
-    plan: Iterable[Trial],
-    *,
-    parts: Collection[str] = (),
-    sizes: Collection[int] = (),
-    validated: Collection[int] = (),
-) -> list[Trial]:
-    """Those that were asked for; an empty choice means all."""
-    return [
-        trial
-        for trial in plan
-        if (not parts or trial.part in parts)
-        and (not sizes or trial.event_bytes in sizes)
-        and (not validated or trial.system != QUORATE or trial.validated in validated)
-    ]
 
 
 def _plan(

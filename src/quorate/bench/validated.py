@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Self
 
 import msgspec
@@ -24,11 +25,12 @@ from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick
 from quorate.bench.clients import Window, frame_bytes
 from quorate.bench.clusters import free_port, made, pids_of, running
 from quorate.bench.kafka import KafkaBroker, running_brokers
+from quorate.bench.latencies import Latencies
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import Worker, started
 from quorate.bench.processor import processor_s, spent_since
+from quorate.bench.rows import TrialRow, failed_trial, merged, setting_of_trial
 from quorate.bench.trial_clients import CONSUMER, Consumed, Produced, TrialTask
-from quorate.bench.trial_rows import TrialRow, failed_row, merged, row_of
 from quorate.bench.trials import (
     KAFKA,
     KAFKA_STORES,
@@ -113,7 +115,7 @@ class Brokers:
         )
 
 
-class _Found(msgspec.Struct, frozen=True):
+class Found(msgspec.Struct, frozen=True):
     """What the parts of one run said, and the processor time that each spent."""
 
     window: Window
@@ -132,12 +134,11 @@ async def _attempt(
         found = await _measured(trial, timing, brokers)
         after = await yardstick.after(frame)
     except QuorateError as error:
-        return failed_row(trial, str(error))
-    pipe = PipeRate.median_of([before, after])
-    return row_of(trial, found.window, found.produced, found.consumed, pipe, found.processor_s)
+        return failed_trial(trial, str(error))
+    return row_of(trial, found, PipeRate.median_of([before, after]))
 
 
-async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> _Found:
+async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> Found:
     count = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
     used = await brokers.first(count)
     if used and brokers.is_new(trial.part):
@@ -145,7 +146,7 @@ async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> _Found:
     return await _once(trial, timing, used)
 
 
-async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) -> _Found:
+async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) -> Found:
     if trial.system == KAFKA:
         return await _through_broker(trial, timing, brokers[0])
     return await _through_cluster(trial, timing, brokers)
@@ -155,7 +156,7 @@ def _warming() -> Timing:
     return Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0)
 
 
-async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaBroker]) -> _Found:
+async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaBroker]) -> Found:
     names, run = [f"producer-{number}" for number in range(PRODUCERS)], secrets.token_hex(8)
     kafkas = [KafkaStore(bootstrap=broker.bootstrap, topic_prefix=f"{run}.") for broker in stores]
     local = made(
@@ -187,7 +188,7 @@ def _empty(kafkas: Sequence[KafkaStore]) -> None:
         kafka_clients.remove_topics_behind(kafka.bootstrap, kafka.topic_prefix)
 
 
-async def _through_broker(trial: Trial, timing: Timing, broker: KafkaBroker) -> _Found:
+async def _through_broker(trial: Trial, timing: Timing, broker: KafkaBroker) -> Found:
     bootstrap, run = broker.bootstrap, secrets.token_hex(8)
     topics = [f"{topic}-{run}" for topic in trial.topics]
     await asyncio.to_thread(kafka_clients.make_topics, bootstrap, topics)
@@ -206,7 +207,7 @@ def _pids_of(brokers: Sequence[KafkaBroker]) -> dict[str, int]:
 
 async def _run(
     module: str, task: TrialTask, identities: list[str], timing: Timing, servers: dict[str, int]
-) -> _Found:
+) -> Found:
     """Start the clients, warm up, let the window pass, and hear what they found."""
     async with AsyncExitStack() as stack:
         consumer = await started(stack, module, "subscribe", task)
@@ -232,4 +233,51 @@ async def _run(
         spent_s = spent_since(before_s)
     pids = {f"producer {at}": each.pid for at, each in enumerate(producers)}
     pids |= {"consumer": consumer.pid, **servers}
-    return _Found(window, produced, consumed, {name: spent_s[pid] for name, pid in pids.items()})
+    return Found(window, produced, consumed, {name: spent_s[pid] for name, pid in pids.items()})
+
+
+def row_of(trial: Trial, found: Found, pipe: PipeRate) -> TrialRow:
+    """What the clients of one run said, beside the pipe of the same run."""
+    produced, consumed, seconds = found.produced, found.consumed, found.window.seconds
+    acknowledged = sum(each.acknowledged for each in produced)
+    batches = sum(each.batches for each in produced)
+    produced_per_s = sum(each.in_window.all for each in produced) / seconds
+    events_per_s = consumed.counted.all / consumed.seconds
+    megabytes = trial.event_bytes / 1e6
+    spent_us = {name: 1e6 * s / max(1, acknowledged) for name, s in found.processor_s.items()}
+    return TrialRow(
+        **setting_of_trial(trial),
+        **consumed.latencies.figures,
+        events_per_batch=acknowledged / batches if batches else None,
+        events_per_s=events_per_s,
+        mb_per_s=events_per_s * megabytes,
+        pipe_frames_per_s=pipe.frames_per_s,
+        pipe_mb_per_s=pipe.mb_per_s,
+        ratio_to_pipe=events_per_s * megabytes / pipe.mb_per_s,
+        frame_bytes=pipe.frame_bytes,
+        seconds=seconds,
+        produced_per_s=produced_per_s,
+        produced_mb_per_s=produced_per_s * megabytes,
+        produced_ratio_to_pipe=produced_per_s * megabytes / pipe.mb_per_s,
+        receipt_p50_ms=median(each.receipt.p50_ms for each in produced),
+        signed_receipt_p50_ms=_p50_ms([each.signed_receipt for each in produced]),
+        basic_receipt_p50_ms=_p50_ms([each.basic_receipt for each in produced]),
+        basic_per_s=consumed.counted.basic / consumed.seconds,
+        basic_produced_per_s=sum(each.in_window.basic for each in produced) / seconds,
+        processor_us_per_event=sum(spent_us.values()),
+        processor_us_by_process=spent_us,
+        published=acknowledged,
+        unacknowledged=sum(each.submitted for each in produced) - acknowledged,
+        delivered=consumed.taken,
+        lost=max(0, acknowledged - consumed.taken) + consumed.gaps,
+        forged=consumed.wrong,
+        duplicated=consumed.doubled,
+        spread=(events_per_s, events_per_s),
+        produced_spread=(produced_per_s, produced_per_s),
+    )
+
+
+def _p50_ms(receipts: Sequence[Latencies]) -> float | None:
+    """The median of the producers that have such receipts, if any has."""
+    known = [each.p50_ms for each in receipts if each.quantiles_ms]
+    return median(known) if known else None
