@@ -10,7 +10,6 @@ from rich.console import Console, RenderableType
 
 from bench_rows import KEYS
 from quorate.bench import growth, history, leader_crash, plots
-from quorate.bench.clients import Published, Window
 from quorate.bench.experiments import CRASH_ORDERING, ORDERING, Experiment
 from quorate.bench.growth import Growth, Start
 from quorate.bench.history import History, Reading
@@ -28,6 +27,7 @@ from quorate.bench.promises import Broken
 from quorate.bench.report import Sample
 from quorate.bench.rows import Row, setting
 from quorate.bench.timeline import Gap
+from quorate.bench.workload import Published, Window
 
 SECOND = 1_000_000_000
 

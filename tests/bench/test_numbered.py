@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.bench.clients import Window
 from quorate.bench.numbered import (
     VALUE_BYTES_MIN,
     Numbered,
@@ -16,7 +15,7 @@ from quorate.bench.numbered import (
     topic_of,
 )
 from quorate.bench.processes import BenchError
-from quorate.bench.trial_clients import Consumed, Counted, Tally, TrialTask
+from quorate.bench.workload import Consumed, Counted, EventTally, Task, Window
 
 SIZE = 16
 
@@ -121,13 +120,13 @@ def test_a_run_that_overlaps_counts_its_new_part() -> None:
 
 
 def tallied(*arrivals: tuple[int, str, list[bytes]]) -> Consumed:
-    task = TrialTask(place="", run="run", topics=["v", "b"], validated=["v"], event_bytes=SIZE)
+    task = Task(cluster="", run="run", topics=["v", "b"], validated=["v"], event_bytes=SIZE)
 
     async def tally() -> Consumed:
-        counted = Tally(task)
+        counted = EventTally(task)
         for now_ns, topic, values in arrivals:
             counted.add(now_ns, topic, values, 1_000_000)
-        return counted.consumed(Window(1_000, 2_000))
+        return counted.found(Window(1_000, 2_000))
 
     return asyncio.run(tally())
 

@@ -12,13 +12,11 @@ from rich.console import Console, RenderableType
 
 from bench_rows import KEYS
 from quorate.bench import plots, report, targets
-from quorate.bench.clients import Window
 from quorate.bench.experiments import chosen
 from quorate.bench.latencies import summarise
 from quorate.bench.pipe import PipeRate
 from quorate.bench.rows import Row, TrialRow, failed_trial, merged, setting
 from quorate.bench.targets import Target, targets_of
-from quorate.bench.trial_clients import Consumed, Counted, Produced
 from quorate.bench.trials import (
     EMBEDDED,
     KAFKA,
@@ -33,6 +31,7 @@ from quorate.bench.trials import (
     quick_plan,
 )
 from quorate.bench.validated import Found, row_of
+from quorate.bench.workload import Consumed, Counted, Produced, Window
 
 SECOND = 1_000_000_000
 WINDOW = Window(0, 2 * SECOND)

@@ -12,22 +12,27 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import msgspec
-
-from quorate.bench import clients
-from quorate.bench.clients import RECEIPT_SECONDS_MAX, Published, Received, Task, Window
 from quorate.bench.clusters import memory_mb_max, running_cluster, suffering
 from quorate.bench.experiments import CRASH, ONE_IN_FLIGHT, Experiment
 from quorate.bench.pipe import PipeRate, measure_rate, measure_round_trip_ms
 from quorate.bench.processes import Worker, started
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import Row, beside, failed_row, merged, setting, with_costs
+from quorate.bench.workload import (
+    RECEIPT_SECONDS_MAX,
+    Published,
+    Received,
+    Task,
+    Window,
+    frame_bytes,
+)
 from quorate.core.errors import QuorateError
 from quorate.runtime.launcher import Launcher
 
 # Two crashes and recoveries.
 CRASH_SECONDS_MIN = 6.0
 ANSWER_SECONDS_MAX = 60.0
+WORKLOAD = "quorate.bench.workload"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,6 @@ class Timing:
 class Found:
     """What the parts of one run said."""
 
-    task: Task
     window: Window
     published: Published
     received: Received
@@ -127,13 +131,13 @@ async def measured(
     experiment: Experiment, yardstick: Yardstick, run: Callable[[], Awaitable[Found]]
 ) -> Row:
     """What a run found, and the raw pipe before and after it."""
-    frame_bytes = clients.frame_bytes(experiment.events_per_batch, experiment.event_bytes)
-    best = await yardstick.best_frames_per_s(frame_bytes)
+    frame = frame_bytes(experiment.events_per_batch, experiment.event_bytes)
+    best = await yardstick.best_frames_per_s(frame)
     one_in_flight = experiment.name == ONE_IN_FLIGHT
-    round_trip_ms = await yardstick.round_trip_ms(frame_bytes) if one_in_flight else None
-    before = await yardstick.before(frame_bytes)
+    round_trip_ms = await yardstick.round_trip_ms(frame) if one_in_flight else None
+    before = await yardstick.before(frame)
     found = await run()
-    after = await yardstick.after(frame_bytes)
+    after = await yardstick.after(frame)
     return _row(experiment, found, PipeRate.median_of([before, after]), best, round_trip_ms)
 
 
@@ -143,14 +147,11 @@ async def _run(experiment: Experiment, timing: Timing) -> Found:
         task = task_of(experiment, launcher)
         subscriber, publisher = await ready(stack, task)
         window, spent_s = await _publish(experiment, timing, launcher, subscriber, publisher)
-        published = await publisher.hear(ANSWER_SECONDS_MAX)
-        subscriber.say(published["receipts"])
-        received = await subscriber.hear(ANSWER_SECONDS_MAX)
+        published: Published = await publisher.hear(ANSWER_SECONDS_MAX, Published)
+        subscriber.say(published.receipts)
+        received: Received = await subscriber.hear(ANSWER_SECONDS_MAX, Received)
         memory_mb = await memory_mb_max(launcher)
-    return Found(
-        task, window, msgspec.convert(published, Published), msgspec.convert(received, Received),
-        memory_mb, spent_s,
-    )  # fmt: skip
+    return Found(window, published, received, memory_mb, spent_s)
 
 
 def task_of(
@@ -174,12 +175,10 @@ def task_of(
     )
 
 
-async def ready(
-    stack: AsyncExitStack, task: Task, module: str = "quorate.bench.clients"
-) -> tuple[Worker, Worker]:
+async def ready(stack: AsyncExitStack, task: Task) -> tuple[Worker, Worker]:
     """Start both clients, and wait until both may begin."""
-    subscriber = await started(stack, module, "subscribe", task)
-    publisher = await started(stack, module, "publish", task)
+    subscriber = await started(stack, WORKLOAD, "subscribe", task)
+    publisher = await started(stack, WORKLOAD, "publish", task)
     for worker in (subscriber, publisher):
         await worker.hear(ANSWER_SECONDS_MAX)
     return subscriber, publisher
@@ -199,7 +198,7 @@ async def _publish(
     async with suffering(experiment, launcher):
         began_ns = time.monotonic_ns() + int(timing.warm_up_s * 1e9)
         window = Window(began_ns, began_ns + int(window_s * 1e9))
-        subscriber.say(msgspec.to_builtins(window))
+        subscriber.say(window)
         publisher.say("go")
         await asyncio.sleep(timing.warm_up_s)
         before_s = processor_s()

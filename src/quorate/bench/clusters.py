@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -33,6 +34,8 @@ _PORT_ATTEMPTS = 50
 _DOWN_SECONDS = 1.0
 _UP_SECONDS = 2.0
 LOOK_SECONDS_MAX = 3.0
+LOOK_EVERY_S = 0.02
+CATCH_UP_SECONDS_MAX = 60.0
 
 _BEHAVIOURS = {DROPPING: "silent", ALTERING: "lie"}
 
@@ -163,6 +166,18 @@ async def look(admin: Admin, timeout_s: float = LOOK_SECONDS_MAX) -> dict[str, S
         for name, report in reports.items()
         if report.get("health") != "down"
     }
+
+
+async def until_at(admin: Admin, name: str, slot: int) -> None:
+    """Wait until a replica that was started again knows of this slot."""
+    deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
+    while True:
+        standing = (await look(admin)).get(name)
+        if standing is not None and standing.order.slot >= slot:
+            return
+        if time.monotonic() > deadline_s:
+            raise BenchError(f"{name} did not catch up within {CATCH_UP_SECONDS_MAX:g} s")
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _victims(launcher: Launcher) -> list[str]:

@@ -19,20 +19,19 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from quorate.bench import clients, report
-from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Yardstick, task_of
-from quorate.bench.clients import Published
-from quorate.bench.clusters import Standing, look, running_cluster
+from quorate.bench import report
+from quorate.bench.broadcast import ANSWER_SECONDS_MAX, WORKLOAD, Yardstick, task_of
+from quorate.bench.clusters import Standing, look, running_cluster, until_at
 from quorate.bench.experiments import Experiment
 from quorate.bench.latencies import summarise
 from quorate.bench.pipe import PipeRate
-from quorate.bench.processes import BenchError, Worker, started
+from quorate.bench.processes import Worker, started
 from quorate.bench.report import Sample, memory_table, verdict
 from quorate.bench.rows import Row, beside, setting
+from quorate.bench.workload import Published, frame_bytes
 from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
@@ -45,8 +44,6 @@ LEGS_QUICK = 2
 
 PIPE_SECONDS = 1.0
 SAMPLE_EVERY_S = 1.0
-LOOK_EVERY_S = 0.02
-CATCH_UP_SECONDS_MAX = 60.0
 RECEIPT_SECONDS_MAX = 30.0
 
 
@@ -131,14 +128,14 @@ async def grow(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Growth:
     """Append for so long, in so many legs, with a start of one replica before and after each."""
-    frame = clients.frame_bytes(experiment.events_per_batch, experiment.event_bytes)
+    frame = frame_bytes(experiment.events_per_batch, experiment.event_bytes)
     yardstick = Yardstick(PIPE_SECONDS)
     before = await yardstick.before(frame)
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(running_cluster(experiment))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX)
-        publisher = await started(stack, "quorate.bench.clients", "publish", task)
+        publisher = await started(stack, WORKLOAD, "publish", task)
         await publisher.hear(ANSWER_SECONDS_MAX)
         watch = _Watch(experiment, launcher, admin, publisher, tell)
         await watch.start_again()
@@ -220,8 +217,9 @@ class _Watch:
             self._note(await look(self._admin), self.grown_s + passed_s)
             await asyncio.sleep(min(SAMPLE_EVERY_S, seconds - passed_s))
         self._publisher.say("stop")
-        answer = await self._publisher.hear(RECEIPT_SECONDS_MAX + ANSWER_SECONDS_MAX)
-        self.published = msgspec.convert(answer, Published)
+        self.published = await self._publisher.hear(
+            RECEIPT_SECONDS_MAX + ANSWER_SECONDS_MAX, Published
+        )
         self.grown_s += time.monotonic() - began_s
         self._note(await look(self._admin), self.grown_s)
 
@@ -236,18 +234,8 @@ class _Watch:
         self._launcher.start(name)
         await asyncio.to_thread(self._launcher.wait_until_up, name)
         listening_s = time.monotonic() - began_s
-        await self._until_at(name, wanted)
+        await until_at(self._admin, name, wanted)
         self.starts.append(Start(batches, listening_s, time.monotonic() - began_s))
-
-    async def _until_at(self, name: str, slot: int) -> None:
-        deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
-        while True:
-            standing = (await look(self._admin)).get(name)
-            if standing is not None and standing.order.slot >= slot:
-                return
-            if time.monotonic() > deadline_s:
-                raise BenchError(f"{name} did not catch up within {CATCH_UP_SECONDS_MAX:g} s")
-            await asyncio.sleep(LOOK_EVERY_S)
 
     def _note(self, standings: dict[str, Standing], seconds: float) -> None:
         batches = max(standing.batches for standing in standings.values())

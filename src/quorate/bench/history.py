@@ -7,12 +7,9 @@ other things to do, the processor time that each process spent on a megabyte sta
 so does what the pipe's receiver spent. The consumer checks that the batches are those that were
 published, in their order.
 
-The processes talk in lines (`quorate.bench.processes`): the reader says "ready", hears "go", and
-says what it `Read`.
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -20,23 +17,20 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import msgspec
 from rich.console import Group
 
 from quorate.bench import report
-from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Yardstick, task_of
-from quorate.bench.clients import Published, Task, frame_bytes
+from quorate.bench.broadcast import ANSWER_SECONDS_MAX, WORKLOAD, Yardstick, task_of
 from quorate.bench.clusters import look, pids_of, running_cluster
 from quorate.bench.experiments import Experiment
 from quorate.bench.pipe import PipeRate
-from quorate.bench.processes import BenchError, Parent, started
+from quorate.bench.processes import BenchError, started
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import Row, beside, setting
-from quorate.bench.values import Values
-from quorate.client import Admin, Consumer
+from quorate.bench.workload import Published, Read, Task, frame_bytes
+from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
-from quorate.runtime.loop import run
 
 HISTORY = "history"
 EVENTS_PER_BATCH = 100
@@ -51,23 +45,6 @@ PIPE_RECEIVER = "pipe's receiver"
 
 FILL_SECONDS_MAX = 300.0
 LOOK_EVERY_S = 0.2
-# A reader that hears nothing new for so long will not hear the rest either.
-SILENCE_SECONDS_MAX = 30.0
-
-
-class ReadTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reader knows: which cluster, and what it shall find there."""
-
-    filled: Task
-    batches: int
-
-
-class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reading came to. `wrong` counts batches that do not belong where they stood."""
-
-    batches: int
-    wrong: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,11 +159,12 @@ async def read_history(
         launcher = await stack.enter_async_context(running_cluster(experiment))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         tell(f"{experiment.title}: filling {megabytes:g} MB")
-        task = await _filled(experiment, launcher, admin, wanted)
+        task = task_of(experiment, launcher)
+        batches = await _fill(task, admin, wanted)
         for number in range(readings):
             tell(f"{experiment.title}: reading {number + 1} of {readings}")
-            found.append(await _one_reading(task, launcher, yardstick, frame))
-    return History(experiment, task.batches, found)
+            found.append(await _one_reading(task, batches, launcher, yardstick))
+    return History(experiment, batches, found)
 
 
 def table_of(found: list[History]) -> Group:
@@ -218,23 +196,20 @@ def _range(figures: list[float], form: str) -> str:
     return f"{min(figures):{form}}..{max(figures):{form}}"
 
 
-async def _filled(
-    experiment: Experiment, launcher: Launcher, admin: Admin, wanted: int
-) -> ReadTask:
-    """Publish until at least so many batches stand in the log of every replica."""
-    task = task_of(experiment, launcher)
+async def _fill(task: Task, admin: Admin, wanted: int) -> int:
+    """Publish until at least so many batches stand in the log of every replica; how many do."""
     async with AsyncExitStack() as stack:
-        publisher = await started(stack, "quorate.bench.clients", "publish", task)
+        publisher = await started(stack, WORKLOAD, "publish", task)
         await publisher.hear(ANSWER_SECONDS_MAX)
         publisher.say("go")
         deadline_s = time.monotonic() + FILL_SECONDS_MAX
         await _until_all_have(admin, wanted, deadline_s)
         publisher.say("stop")
-        published = msgspec.convert(await publisher.hear(ANSWER_SECONDS_MAX), Published)
+        published: Published = await publisher.hear(ANSWER_SECONDS_MAX, Published)
         if published.failures:
             raise BenchError(f"{published.failures} batches of the log to be read have no receipt")
         await _until_all_have(admin, published.receipts, deadline_s)
-    return ReadTask(filled=task, batches=published.receipts)
+    return published.receipts
 
 
 async def _until_all_have(admin: Admin, batches: int, deadline_s: float) -> None:
@@ -245,15 +220,16 @@ async def _until_all_have(admin: Admin, batches: int, deadline_s: float) -> None
 
 
 async def _one_reading(
-    task: ReadTask, launcher: Launcher, yardstick: Yardstick, frame: int
+    task: Task, batches: int, launcher: Launcher, yardstick: Yardstick
 ) -> Reading:
+    frame = frame_bytes(task.events_per_batch, task.event_bytes)
     before = await yardstick.before(frame)
     async with AsyncExitStack() as stack:
-        reader = await started(stack, __name__, "read", task)
+        reader = await started(stack, WORKLOAD, "read", task)
         await reader.hear(ANSWER_SECONDS_MAX)
         before_s = processor_s()
-        reader.say("go")
-        read = msgspec.convert(await reader.hear(FILL_SECONDS_MAX), Read)
+        reader.say(batches)
+        read: Read = await reader.hear(FILL_SECONDS_MAX, Read)
         spent_s, pids = spent_since(before_s), {"consumer": reader.pid, **pids_of(launcher)}
     after = await yardstick.after(frame)
     return Reading(
@@ -262,47 +238,6 @@ async def _one_reading(
         seconds=read.seconds,
         pipe=PipeRate.median_of([before, after]),
         processor_s={name: spent_s[pid] for name, pid in pids.items()},
-        lost=task.batches - read.batches,
+        lost=batches - read.batches,
         wrong=read.wrong,
     )
-
-
-# The reader
-
-
-async def read(task: ReadTask) -> None:
-    parent = await Parent.connect()
-    async with Consumer(task.filled.cluster, "bob") as consumer:
-        parent.say("ready")
-        await parent.hear()
-        parent.say(msgspec.to_builtins(await _read_all(consumer, task)))
-        await parent.hear()
-
-
-async def _read_all(consumer: Consumer, task: ReadTask) -> Read:
-    values, events = Values(task.filled.event_bytes, task.filled.run), task.filled.events_per_batch
-    began_s, batches, wrong = time.perf_counter(), 0, 0
-    consumer.subscribe(task.filled.topics, start="begin")
-    while batches < task.batches:
-        arrived = await consumer.poll_batches(SILENCE_SECONDS_MAX)
-        if not arrived:
-            break
-        for entry, opened in arrived:
-            # The last value tells: the chain of hashes has covered every byte already.
-            found = values.read(entry.payload, 1)
-            if opened.count != events or found is None or found[0] != batches:
-                wrong += 1
-            batches += 1
-    return Read(
-        batches=batches,
-        wrong=wrong,
-        seconds=time.perf_counter() - began_s,
-    )
-
-
-def main() -> None:
-    run(read(msgspec.json.decode(sys.argv[2], type=ReadTask)))
-
-
-if __name__ == "__main__":
-    main()

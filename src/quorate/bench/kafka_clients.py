@@ -2,26 +2,21 @@
 
 Every producer asks for `acks=all` and is told of each event's delivery; batching, queues and all
 else are librdkafka's own. The consumer reads every topic from its beginning, and looks at every
-value. What is said between parent and child is as in `trial_clients.py`.
+value. What is said between parent and child is as in `workload.py`.
 
 confluent-kafka comes with the extra `kafka` and is imported only here.
 """
 
 import asyncio
-import sys
 import threading
 import time
 from itertools import count, groupby
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from quorate.bench.clients import Window
 from quorate.bench.latencies import summarise
 from quorate.bench.numbered import Numbered, first_number, pack_number
-from quorate.bench.processes import BenchError, Parent
-from quorate.bench.trial_clients import Meter, Produced, Tally, TrialTask, drain
-from quorate.runtime.loop import run
+from quorate.bench.processes import BenchError, Parent, play
+from quorate.bench.workload import EventTally, Meter, Produced, Task, Window, say_found
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
@@ -71,16 +66,15 @@ def remove_topics_behind(bootstrap: str, prefix: str) -> None:
 class KafkaProducer:
     """Produces on all topics in turn, event by event, as fast as librdkafka takes them."""
 
-    def __init__(self, task: TrialTask) -> None:
+    def __init__(self, task: Task) -> None:
         from confluent_kafka import Producer
 
         self.submitted = 0
         self.stopped = threading.Event()
         self.meter = Meter()
-        self.receipts_ns: list[int] = []
         self._task = task
         self._body = Numbered(task.event_bytes, task.run).body
-        self._producer = Producer({"bootstrap.servers": task.place, "acks": "all"})
+        self._producer = Producer({"bootstrap.servers": task.cluster, "acks": "all"})
         # Told one by one, counted together: which moment it is, is looked up once for each poll.
         self._acknowledged = 0
 
@@ -121,26 +115,27 @@ class KafkaProducer:
             self._acknowledged += 1
 
 
-async def produce(task: TrialTask) -> None:
-    parent, producer = await Parent.connect(), KafkaProducer(task)
+async def produce(parent: Parent, task: Task) -> None:
+    producer = KafkaProducer(task)
     await asyncio.to_thread(producer.prime)
     parent.say("ready")
-    window = msgspec.convert(await parent.hear(), Window)
+    window = await parent.hear(Window)
     producing = asyncio.create_task(asyncio.to_thread(producer.produce))
     await parent.hear()
     producer.stopped.set()
     await producing
+    # Of batches and receipts librdkafka does not tell.
+    unknown = summarise([])
     found = Produced(
         in_window=producer.meter.counted(window),
         submitted=producer.submitted,
         acknowledged=producer.meter.events,
-        # librdkafka does not tell.
         batches=0,
-        receipt=summarise([]),
-        signed_receipt=summarise([]),
-        basic_receipt=summarise([]),
+        receipt=unknown,
+        signed_receipt=unknown,
+        basic_receipt=unknown,
     )
-    parent.say(msgspec.to_builtins(found))
+    parent.say(found)
     await parent.hear()
 
 
@@ -150,12 +145,12 @@ async def produce(task: TrialTask) -> None:
 class KafkaConsumer:
     """Reads all topics from their beginnings."""
 
-    def __init__(self, task: TrialTask, tally: Tally, tell: "asyncio.AbstractEventLoop") -> None:
+    def __init__(self, task: Task, tally: EventTally, tell: "asyncio.AbstractEventLoop") -> None:
         from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
         self.stopped = threading.Event()
         self._tally, self._loop = tally, tell
-        settings = {"bootstrap.servers": task.place, "group.id": task.run}
+        settings = {"bootstrap.servers": task.cluster, "group.id": task.run}
         self._consumer = Consumer({**settings, "enable.auto.commit": False})
         self._consumer.assign([TopicPartition(each, 0, OFFSET_BEGINNING) for each in task.topics])
 
@@ -187,22 +182,16 @@ def _value(message: "Message") -> bytes:
     return value
 
 
-async def consume(task: TrialTask) -> None:
-    parent, tally = await Parent.connect(), Tally(task)
+async def consume(parent: Parent, task: Task) -> None:
+    tally = EventTally(task)
     consumer = KafkaConsumer(task, tally, asyncio.get_running_loop())
     consuming = asyncio.create_task(asyncio.to_thread(consumer.consume))
     parent.say("ready")
-    window = msgspec.convert(await parent.hear(), Window)
-    await drain(tally, await parent.hear() or 0)
+    await say_found(parent, tally)
     consumer.stopped.set()
     await consuming
-    parent.say(msgspec.to_builtins(tally.consumed(window)))
-
-
-def main() -> None:
-    role, task = sys.argv[1], msgspec.json.decode(sys.argv[2], type=TrialTask)
-    run(produce(task) if role == "publish" else consume(task))
+    await parent.hear()
 
 
 if __name__ == "__main__":
-    main()
+    play(Task, produce=produce, consume=consume)

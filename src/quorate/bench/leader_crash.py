@@ -5,14 +5,9 @@ again the replica that leads is killed (SIGKILL) and started again a while later
 waits until it has caught up, since a cluster tolerates f faults at a time. Both ends write down
 every batch (`quorate.bench.promises`). When all is over, a second reader reads the log from the
 beginning, and both readings are held against the receipts.
-
-The clients are those of `quorate.bench.clients`, and in addition:
-
-    reread       says "ready"; hears how many batches there are; says how many it found
 """
 
 import asyncio
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,36 +17,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from quorate.bench import clients, report
+from quorate.bench import report
 from quorate.bench.broadcast import (
     ANSWER_SECONDS_MAX,
+    WORKLOAD,
     Found,
     Yardstick,
     measured,
     ready,
     task_of,
 )
-from quorate.bench.clients import Published, Received, Task, Window
-from quorate.bench.clusters import look, memory_mb_max, running_cluster
+from quorate.bench.clusters import look, memory_mb_max, running_cluster, until_at
 from quorate.bench.experiments import Experiment
-from quorate.bench.processes import BenchError, Parent, Worker, started
+from quorate.bench.processes import BenchError, started
 from quorate.bench.processor import processor_s, spent_since
-from quorate.bench.promises import Broken, Notes, Place, broken
+from quorate.bench.promises import FOLLOWED, RECEIPTS, REREAD, Broken, Notes, broken
 from quorate.bench.rows import Row
 from quorate.bench.timeline import Gap, binned, longest_gap
-from quorate.bench.values import Values
-from quorate.client import Admin, Consumer, Receipt
-from quorate.client.queue import Arrival
-from quorate.core.batch import Batch
-from quorate.core.ids import NodeId
-from quorate.protocol.machine import Entry
+from quorate.bench.workload import (
+    SILENCE_SECONDS_MAX,
+    Published,
+    Read,
+    Received,
+    Task,
+    Window,
+)
+from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
-from quorate.runtime.loop import run
 
 LEADER_CRASH = "leader crash"
 FAULT = "leader killed"
@@ -66,14 +62,8 @@ PIPE_SECONDS = 1.0
 BEFORE_SECONDS = 2.0
 DOWN_SECONDS = 3.0
 AFTER_SECONDS = 2.0
-CATCH_UP_SECONDS_MAX = 60.0
-LOOK_EVERY_S = 0.1
 # A receipt may take as long as several changes of the leader.
 RECEIPT_SECONDS_MAX = 60.0
-# A reader that hears nothing new for so long will not hear the rest either.
-SILENCE_SECONDS_MAX = 30.0
-
-RECEIPTS, FOLLOWED, REREAD = "receipts", "followed", "reread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,19 +214,19 @@ async def _run(
         launcher = await stack.enter_async_context(running_cluster(experiment))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX, notes=notes)
-        subscriber, publisher = await ready(stack, task, __name__)
+        subscriber, publisher = await ready(stack, task)
         began_ns, first, before_s = time.monotonic_ns(), await _regency(admin), processor_s()
         publisher.say("go")
         killed = await _kill_leaders(experiment, launcher, admin, kills, tell)
         window = Window(began_ns, time.monotonic_ns())
         spent_s = sum(spent_since(before_s).values())
         publisher.say("stop")
-        subscriber.say(msgspec.to_builtins(window))
-        published = msgspec.convert(
-            await publisher.hear(RECEIPT_SECONDS_MAX + ANSWER_SECONDS_MAX), Published
+        subscriber.say(window)
+        published: Published = await publisher.hear(
+            RECEIPT_SECONDS_MAX + ANSWER_SECONDS_MAX, Published
         )
         subscriber.say(published.receipts)
-        received = msgspec.convert(await subscriber.hear(ANSWER_SECONDS_MAX), Received)
+        received: Received = await subscriber.hear(ANSWER_SECONDS_MAX, Received)
         # They write their notes when they end.
         for worker in (subscriber, publisher):
             await worker.stop(ANSWER_SECONDS_MAX)
@@ -246,7 +236,7 @@ async def _run(
         readings = [Notes.read(Path(notes) / each) for each in (FOLLOWED, REREAD)]
         receipts = Notes.read(Path(notes) / RECEIPTS)
         witnessed = Witnessed(window, killed, changes, receipts, readings)
-    return Found(task, window, published, received, memory_mb, spent_s), witnessed
+    return Found(window, published, received, memory_mb, spent_s), witnessed
 
 
 async def _kill_leaders(
@@ -267,7 +257,9 @@ async def _kill_leaders(
         started_ns = time.monotonic_ns()
         launcher.start(leader)
         await asyncio.to_thread(launcher.wait_until_up, leader)
-        await _until_caught_up(admin, leader)
+        # It is to know all that had been decided when it was back.
+        decided = max(each.order.slot for each in (await look(admin)).values())
+        await until_at(admin, leader, decided)
         found.append(Kill(leader, killed_ns, started_ns, time.monotonic_ns()))
         await asyncio.sleep(AFTER_SECONDS)
     return found
@@ -286,31 +278,16 @@ async def _regency(admin: Admin) -> int:
     return max(each.order.regency for each in (await look(admin)).values())
 
 
-async def _until_caught_up(admin: Admin, name: str) -> None:
-    """Until it knows all that had been decided when it was back."""
-    deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
-    wanted = max(each.order.slot for each in (await look(admin)).values())
-    while True:
-        standing = (await look(admin)).get(name)
-        if standing is not None and standing.order.slot >= wanted:
-            return
-        if time.monotonic() > deadline_s:
-            raise BenchError(
-                f"{name} did not catch up within {CATCH_UP_SECONDS_MAX:g} s of its return"
-            )
-        await asyncio.sleep(LOOK_EVERY_S)
-
-
 async def _reread(stack: AsyncExitStack, task: Task, admin: Admin) -> None:
     """Let somebody else read all of the log."""
     batches = max(each.batches for each in (await look(admin)).values())
-    reader: Worker = await started(stack, __name__, REREAD, task)
+    reader = await started(stack, WORKLOAD, "read", task)
     await reader.hear(ANSWER_SECONDS_MAX)
     reader.say(batches)
-    found = await reader.hear(ANSWER_SECONDS_MAX + SILENCE_SECONDS_MAX)
+    found: Read = await reader.hear(ANSWER_SECONDS_MAX + SILENCE_SECONDS_MAX, Read)
     await reader.stop(ANSWER_SECONDS_MAX)
-    if found != batches:
-        raise BenchError(f"of {batches} batches in the log only {found} could be read")
+    if found.batches != batches:
+        raise BenchError(f"of {batches} batches in the log only {found.batches} could be read")
 
 
 def _summed_up(experiment: Experiment, row: Row, seen: Witnessed) -> LeaderCrashes:
@@ -338,69 +315,3 @@ def _summed_up(experiment: Experiment, row: Row, seen: Witnessed) -> LeaderCrash
         read=[events * count for count in binned(read_ns, *spans)],
         broken=broken(seen.receipts, seen.readings, events),
     )
-
-
-# The clients
-
-
-async def publish(task: Task) -> None:
-    notes = Notes()
-
-    def note(publisher: NodeId, counter: int, now_ns: int, receipt: Receipt) -> None:
-        assert receipt.offset is not None
-        notes.add(Place(receipt.offset, publisher, counter, now_ns))
-
-    await clients.publish(task, note)
-    notes.write(Path(task.notes) / RECEIPTS)
-
-
-async def subscribe(task: Task) -> None:
-    notes = ReadingNotes(task)
-    await clients.subscribe(task, notes.add)
-    notes.write(FOLLOWED)
-
-
-async def reread(task: Task) -> None:
-    parent, notes, batches = await Parent.connect(), ReadingNotes(task), 0
-    async with Consumer(task.cluster, "bob") as consumer:
-        consumer.subscribe(task.topics, start="begin")
-        parent.say("ready")
-        expected: int = await parent.hear() or 0
-        while batches < expected:
-            arrived = await consumer.poll_batches(SILENCE_SECONDS_MAX)
-            if not arrived:
-                break
-            notes.add(time.monotonic_ns(), arrived)
-            batches += len(arrived)
-        notes.write(REREAD)
-        parent.say(batches)
-
-
-class ReadingNotes:
-    """What a reader writes down."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._values = Values(task.event_bytes, task.run)
-        self._notes = Notes()
-
-    def add(self, now_ns: int, arrived: Sequence[tuple[Arrival, Batch]]) -> None:
-        for entry, opened in arrived:
-            assert isinstance(entry, Entry)
-            found = self._values.read(entry.payload, opened.count)
-            # What is none of ours is counted as forged elsewhere.
-            if found is not None:
-                self._notes.add(Place(entry.offset, entry.publisher, found[0], now_ns))
-
-    def write(self, name: str) -> None:
-        self._notes.write(Path(self._task.notes) / name)
-
-
-def main() -> None:
-    role, task = sys.argv[1], msgspec.json.decode(sys.argv[2], type=Task)
-    work = {"publish": publish, "subscribe": subscribe, REREAD: reread}[role]
-    run(work(task))
-
-
-if __name__ == "__main__":
-    main()

@@ -31,18 +31,16 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-import msgspec
-
 from quorate.bench.broadcast import Yardstick
-from quorate.bench.clients import frame_bytes
 from quorate.bench.clusters import made, running
 from quorate.bench.experiments import ORDERING, Experiment
 from quorate.bench.pipe import PipeRate
-from quorate.bench.pipeline_clients import PUBLISHER, AlertTask, FillTask, Heard
+from quorate.bench.pipeline_clients import AlertTask, FillTask, Heard
 from quorate.bench.processes import Worker, started
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.site_clients import Listed, SitesTask
-from quorate.bench.spark_jobs import READER, Did, Job, Kind, SparkTask
+from quorate.bench.spark_jobs import Did, Job, Kind, SparkTask
+from quorate.bench.workload import PUBLISHER, READER, frame_bytes
 from quorate.core.contract import Contract
 from quorate.pipeline.data.sites import HARD
 from quorate.runtime.launcher import Launcher
@@ -380,7 +378,7 @@ class _Here:
         async with AsyncExitStack() as stack:
             await _done(driver, Job(kind="relay", topic=TICKS, alerts=ALERTS))
             client = await started(stack, "quorate.bench.pipeline_clients", "alert", task)
-            heard = msgspec.convert(await client.hear(JOB_SECONDS_MAX), Heard)
+            heard: Heard = await client.hear(JOB_SECONDS_MAX, Heard)
             await _done(driver, Job(kind="rest", topic=TICKS))
         round_trip_ms = await Yardstick(PIPE_SECONDS).round_trip_ms(
             frame_bytes(1, self._event_bytes)
@@ -401,15 +399,13 @@ class _Here:
             job = Job(kind="portscan", topic=",".join(HARD.sites), alerts=BLACKLIST)
             await _done(driver, job)
             sites.say("go")
-            said = await sites.hear(self._plan.scan_s + JOB_SECONDS_MAX)
+            listed: Listed = await sites.hear(self._plan.scan_s + JOB_SECONDS_MAX, Listed)
             await _done(driver, Job(kind="rest", topic=BLACKLIST))
-        return Scanned(
-            self._plan.experiment(SCANS, self._event_bytes, 1), msgspec.convert(said, Listed)
-        )
+        return Scanned(self._plan.experiment(SCANS, self._event_bytes, 1), listed)
 
     async def driver(self, stack: AsyncExitStack, master: str) -> Worker:
         task = SparkTask(master=master, cluster=self._cluster, directory=self._directory)
-        driver = await started(stack, "quorate.bench.spark_jobs", master, task)
+        driver = await started(stack, "quorate.bench.spark_jobs", "drive", task)
         await driver.hear(START_SECONDS_MAX)
         return driver
 
@@ -435,5 +431,6 @@ def _lowered(ratio: Spread) -> Spread:
 
 
 async def _done(driver: Worker, job: Job) -> Did:
-    driver.say(msgspec.to_builtins(job))
-    return msgspec.convert(await driver.hear(JOB_SECONDS_MAX), Did)
+    driver.say(job)
+    did: Did = await driver.hear(JOB_SECONDS_MAX, Did)
+    return did

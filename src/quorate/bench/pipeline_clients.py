@@ -18,14 +18,13 @@ from collections.abc import Iterator
 import msgspec
 
 from quorate.bench.latencies import Latencies, summarise
-from quorate.bench.processes import BenchError, Parent
+from quorate.bench.processes import BenchError, Parent, play
 from quorate.bench.spark_jobs import ALERT_KEY, ALERT_PREFIX, READER
 from quorate.bench.values import Values
+from quorate.bench.workload import PUBLISHER, meanwhile, until
 from quorate.client import Consumer, Producer, Receipt
 from quorate.core import batch
-from quorate.runtime.loop import run
 
-PUBLISHER = "alice"
 IN_FLIGHT = 64
 RECEIPT_SECONDS_MAX = 30.0
 # Queries have many things to start when the first events come.
@@ -65,8 +64,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     latencies: Latencies
 
 
-async def fill(task: FillTask) -> None:
-    parent = await Parent.connect()
+async def fill(parent: Parent, task: FillTask) -> None:
     made = random.Random(task.topic)
     size, count = task.event_bytes, task.events_per_batch
     pending: deque[asyncio.Future[Receipt]] = deque()
@@ -130,8 +128,7 @@ class _Alerts:
             self.news.set()
 
 
-async def watch_alerts(task: AlertTask) -> None:
-    parent = await Parent.connect()
+async def watch_alerts(parent: Parent, task: AlertTask) -> None:
     alerts = _Alerts(task)
     async with (
         Producer(task.cluster, PUBLISHER) as producer,
@@ -139,9 +136,8 @@ async def watch_alerts(task: AlertTask) -> None:
     ):
         consumer.subscribe([task.alerts])
         await consumer.subscribed()
-        listening = asyncio.create_task(alerts.listen(consumer))
-        parent.say(msgspec.to_builtins(await _timed(task, alerts, producer)))
-        listening.cancel()
+        async with meanwhile(alerts.listen(consumer)):
+            parent.say(await _timed(task, alerts, producer))
         await parent.hear()
 
 
@@ -156,29 +152,19 @@ async def _timed(task: AlertTask, alerts: _Alerts, producer: Producer) -> Heard:
     await alerts.publish(producer, numbers, task.warm_up_s)
     begin = next(numbers)
     published = await alerts.publish(producer, numbers, task.seconds)
-    await _until_arrived(alerts, begin, published)
-    took = [ns for number, ns in alerts.took_ns.items() if number > begin]
+
+    def took_ns() -> list[int]:
+        return [ns for number, ns in alerts.took_ns.items() if number > begin]
+
+    await until(lambda: len(took_ns()) >= published, alerts.news, LAST_ALERT_SECONDS_MAX)
+    took = took_ns()
     return Heard(
         published=published, arrived=len(took), wrong=alerts.wrong, latencies=summarise(took)
     )
 
 
-async def _until_arrived(alerts: _Alerts, begin: int, expected: int) -> None:
-    while sum(number > begin for number in alerts.took_ns) < expected:
-        alerts.news.clear()
-        try:
-            await asyncio.wait_for(alerts.news.wait(), LAST_ALERT_SECONDS_MAX)
-        except TimeoutError:
-            return
-
-
-def main() -> None:
-    role, task = sys.argv[1:]
-    if role == "fill":
-        run(fill(msgspec.json.decode(task, type=FillTask)))
-    else:
-        run(watch_alerts(msgspec.json.decode(task, type=AlertTask)))
-
-
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "fill":
+        play(FillTask, fill=fill)
+    else:
+        play(AlertTask, alert=watch_alerts)

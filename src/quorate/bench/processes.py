@@ -5,15 +5,16 @@ its input and ends too, so an interrupted benchmark leaves nobody behind.
 """
 
 import asyncio
-import json
 import sys
 import tempfile
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import IO, Any, Self
 
 import msgspec
 
 from quorate.core.errors import QuorateError
+from quorate.runtime.loop import run
 
 STOP_SECONDS_MAX = 5.0
 LINE_BYTES_MAX = 16 * 1024 * 1024
@@ -50,10 +51,10 @@ class Worker:
 
     def say(self, message: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        self._process.stdin.write(msgspec.json.encode(message) + b"\n")
 
-    async def hear(self, timeout_s: float) -> Any:
-        """The next thing that the child says; its last words if it ended instead."""
+    async def hear(self, timeout_s: float, kind: Any = Any) -> Any:
+        """The next thing that the child says, as this type; its last words if it ended instead."""
         assert self._process.stdout is not None
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), timeout_s)
@@ -61,7 +62,7 @@ class Worker:
             raise BenchError(f"{self.name} said nothing for {timeout_s:g} s") from None
         if not line:
             raise BenchError(f"{self.name} ended early: {self._last_words()}")
-        return json.loads(line)
+        return msgspec.json.decode(line, type=kind)
 
     async def stop(self, seconds_max: float = STOP_SECONDS_MAX) -> None:
         """Let the child end by itself, as the end of its input tells it to; insist if need be."""
@@ -103,10 +104,20 @@ class Parent:
         return cls(reader)
 
     def say(self, message: object) -> None:
-        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
         sys.stdout.flush()
 
-    async def hear(self) -> Any:
-        """What the parent says next; None when it has nothing more to say."""
+    async def hear(self, kind: Any = Any) -> Any:
+        """What the parent says next, as this type; None when it has nothing more to say."""
         line = await self._reader.readline()
-        return json.loads(line) if line else None
+        return msgspec.json.decode(line, type=kind) if line else None
+
+
+def play(task: type, **roles: Callable[[Parent, Any], Coroutine[Any, Any, None]]) -> None:
+    """Be a child: play the role that the parent named, with the task that it gave."""
+    role, encoded = sys.argv[1:]
+
+    async def played() -> None:
+        await roles[role](await Parent.connect(), msgspec.json.decode(encoded, type=task))
+
+    run(played())

@@ -9,7 +9,6 @@ has said something, hears when to begin, and says what was `Listed`.
 """
 
 import asyncio
-import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -17,11 +16,11 @@ from dataclasses import replace
 import msgspec
 
 from quorate.bench.latencies import Latencies, summarise
-from quorate.bench.processes import Parent
+from quorate.bench.processes import Parent, play
+from quorate.bench.workload import meanwhile, until
 from quorate.client import Consumer, Producer
 from quorate.pipeline.data.found import Found
 from quorate.pipeline.data.sites import HARD, Traffic
-from quorate.runtime.loop import run
 
 LINGER_MS = 20
 LAST_SECONDS_MAX = 30.0
@@ -50,12 +49,11 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     latencies: Latencies
 
 
-async def play(task: SitesTask) -> None:
-    parent = await Parent.connect()
+async def look_for_scanners(parent: Parent, task: SitesTask) -> None:
     setting = replace(HARD, scanners=task.scanners)
     found, news = Found(setting.sites), asyncio.Event()
     async with AsyncExitStack() as stack:
-        producers, following = {}, []
+        producers = {}
         for site in setting.sites:
             producers[site] = await stack.enter_async_context(
                 Producer(task.cluster, site, linger_ms=LINGER_MS)
@@ -63,20 +61,16 @@ async def play(task: SitesTask) -> None:
             consumer = await stack.enter_async_context(Consumer(task.cluster, site))
             consumer.subscribe([task.blacklist])
             await consumer.subscribed()
-            following.append(asyncio.create_task(_follow(site, consumer, found, news)))
+            await stack.enter_async_context(meanwhile(_follow(site, consumer, found, news)))
             await producers[site].send(site, b"no packet, but something to begin with")
         parent.say("here")
         if await parent.hear() is None:
             return
-        traffic = Traffic(
-            setting, seed=task.seed, start_us=_now_us(), duration_s=task.seconds
-        )  # fmt: skip
+        traffic = Traffic(setting, seed=task.seed, start_us=_now_us(), duration_s=task.seconds)
         found.truth = {name: at.published_us / 1e6 for name, at in traffic.crossings.items()}
         packets = await _publish(traffic, producers)
-        await _until_known(found, news)
-        for each in following:
-            each.cancel()
-        parent.say(msgspec.to_builtins(_listed(found, packets)))
+        await until(lambda: found.recall >= 1, news, LAST_SECONDS_MAX)
+        parent.say(_listed(found, packets))
         await parent.hear()
 
 
@@ -97,16 +91,6 @@ async def _follow(site: str, consumer: Consumer, found: Found, news: asyncio.Eve
         news.set()
 
 
-async def _until_known(found: Found, news: asyncio.Event) -> None:
-    """Until every site knows of every scanner, or hears nothing more for long."""
-    while found.recall < 1:
-        news.clear()
-        try:
-            await asyncio.wait_for(news.wait(), LAST_SECONDS_MAX)
-        except TimeoutError:
-            return
-
-
 def _listed(found: Found, packets: int) -> Listed:
     took_ns = [round(found.after_s(name) * 1e9) for name in found.known]
     return Listed(
@@ -124,9 +108,5 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-def main() -> None:
-    run(play(msgspec.json.decode(sys.argv[2], type=SitesTask)))
-
-
 if __name__ == "__main__":
-    main()
+    play(SitesTask, sites=look_for_scanners)

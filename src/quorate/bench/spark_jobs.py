@@ -11,7 +11,6 @@ after the other, and says of each what it `Did`, until there is none any more.
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import threading
 import time
@@ -21,11 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import msgspec
 
-from quorate.bench.processes import BenchError, Parent
+from quorate.bench.processes import BenchError, Parent, play
 from quorate.pipeline.failures import cause_of
 from quorate.pipeline.jobs.job import Pipes
 from quorate.pipeline.running import has_read
-from quorate.runtime.loop import run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -244,23 +242,17 @@ def _counted(frame: DataFrame) -> tuple[int, int]:
     return row["rows"], int(row["hash"] or 0) % 2**53
 
 
-async def drive(task: SparkTask) -> None:
+async def drive(parent: Parent, task: SparkTask) -> None:
     from quorate.pipeline.session import session
 
-    parent = await Parent.connect()
     settings = {"spark.driver.memory": DRIVER_MEMORY}
     spark = await asyncio.to_thread(session, task.master, app_name="bench", settings=settings)
     parent.say("ready")
     jobs = Jobs(spark, task)
-    while (said := await parent.hear()) is not None:
-        did = await asyncio.to_thread(jobs.do, msgspec.convert(said, Job))
-        parent.say(msgspec.to_builtins(did))
+    while (job := await parent.hear(Job)) is not None:
+        parent.say(await asyncio.to_thread(jobs.do, job))
     spark.stop()
 
 
-def main() -> None:
-    run(drive(msgspec.json.decode(sys.argv[2], type=SparkTask)))
-
-
 if __name__ == "__main__":
-    main()
+    play(SparkTask, drive=drive)

@@ -22,7 +22,6 @@ import msgspec
 
 from quorate.bench import kafka_clients
 from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick
-from quorate.bench.clients import Window, frame_bytes
 from quorate.bench.clusters import free_port, made, pids_of, running
 from quorate.bench.kafka import KafkaBroker, running_brokers
 from quorate.bench.latencies import Latencies
@@ -30,7 +29,6 @@ from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import Worker, started
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import TrialRow, failed_trial, merged, setting_of_trial
-from quorate.bench.trial_clients import CONSUMER, Consumed, Produced, TrialTask
 from quorate.bench.trials import (
     KAFKA,
     KAFKA_STORES,
@@ -40,6 +38,7 @@ from quorate.bench.trials import (
     WHOLE,
     Trial,
 )
+from quorate.bench.workload import READER, Consumed, Produced, Task, Window, frame_bytes
 from quorate.client.producer import BATCH_BYTES, BATCH_EVENTS
 from quorate.core.errors import QuorateError
 from quorate.core.stores import KafkaStore
@@ -47,7 +46,7 @@ from quorate.core.stores import KafkaStore
 BROKER_HEAP_MB = 1024
 # How long trials are that make brokers warm and do not count.
 BROKER_WARM_UP_S = 5.0
-_QUORATE_CLIENTS, _KAFKA_CLIENTS = "quorate.bench.trial_clients", "quorate.bench.kafka_clients"
+_QUORATE_CLIENTS, _KAFKA_CLIENTS = "quorate.bench.workload", "quorate.bench.kafka_clients"
 
 
 async def run_trials(
@@ -161,7 +160,7 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
     kafkas = [KafkaStore(bootstrap=broker.bootstrap, topic_prefix=f"{run}.") for broker in stores]
     local = made(
         replicas=REPLICAS,
-        clients=[*names, CONSUMER],
+        clients=[*names, READER],
         link_security="mac",
         topics=trial.contracts(),
         kafkas=kafkas,
@@ -169,8 +168,8 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, _empty, kafkas)
         launcher = await stack.enter_async_context(running(local))
-        task = TrialTask(
-            place=str(launcher.directory),
+        task = Task(
+            cluster=str(launcher.directory),
             run=run,
             topics=trial.topics,
             validated=trial.validated_topics,
@@ -192,9 +191,7 @@ async def _through_broker(trial: Trial, timing: Timing, broker: KafkaBroker) -> 
     bootstrap, run = broker.bootstrap, secrets.token_hex(8)
     topics = [f"{topic}-{run}" for topic in trial.topics]
     await asyncio.to_thread(kafka_clients.make_topics, bootstrap, topics)
-    task = TrialTask(
-        place=bootstrap, run=run, topics=topics, validated=[], event_bytes=trial.event_bytes
-    )
+    task = Task(cluster=bootstrap, run=run, topics=topics, event_bytes=trial.event_bytes)
     try:
         return await _run(_KAFKA_CLIENTS, task, [""] * PRODUCERS, timing, _pids_of([broker]))
     finally:
@@ -206,30 +203,29 @@ def _pids_of(brokers: Sequence[KafkaBroker]) -> dict[str, int]:
 
 
 async def _run(
-    module: str, task: TrialTask, identities: list[str], timing: Timing, servers: dict[str, int]
+    module: str, task: Task, identities: list[str], timing: Timing, servers: dict[str, int]
 ) -> Found:
     """Start the clients, warm up, let the window pass, and hear what they found."""
     async with AsyncExitStack() as stack:
-        consumer = await started(stack, module, "subscribe", task)
+        consumer = await started(stack, module, "consume", task)
         producers: list[Worker] = []
         for number, identity in enumerate(identities):
             own = msgspec.structs.replace(task, producer=number, identity=identity)
-            producers.append(await started(stack, module, "publish", own))
+            producers.append(await started(stack, module, "produce", own))
         for worker in (consumer, *producers):
             await worker.hear(ANSWER_SECONDS_MAX)
         before_s, began_ns = processor_s(), time.monotonic_ns() + int(timing.warm_up_s * 1e9)
         window = Window(began_ns, began_ns + int(timing.window_s * 1e9))
         for worker in (consumer, *producers):
-            worker.say(msgspec.to_builtins(window))
+            worker.say(window)
         await asyncio.sleep(timing.warm_up_s + timing.window_s)
         for producer in producers:
             producer.say("stop")
-        produced = [
-            msgspec.convert(await producer.hear(ANSWER_SECONDS_MAX), Produced)
-            for producer in producers
+        produced: list[Produced] = [
+            await producer.hear(ANSWER_SECONDS_MAX, Produced) for producer in producers
         ]
         consumer.say(sum(each.acknowledged for each in produced))
-        consumed = msgspec.convert(await consumer.hear(ANSWER_SECONDS_MAX), Consumed)
+        consumed: Consumed = await consumer.hear(ANSWER_SECONDS_MAX, Consumed)
         spent_s = spent_since(before_s)
     pids = {f"producer {at}": each.pid for at, each in enumerate(producers)}
     pids |= {"consumer": consumer.pid, **servers}
