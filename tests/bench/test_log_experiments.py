@@ -10,18 +10,21 @@ from rich.console import Console, RenderableType
 
 from bench_rows import KEYS
 from quorate.bench import growth, history, leader_crash, plots
-from quorate.bench.experiments import CRASH_ORDERING, ORDERING, Experiment
+from quorate.bench.experiments import (
+    CRASH_ORDERING,
+    LEADER_KILLED,
+    ORDERING,
+    Experiment,
+    full_log_plan,
+    growth_plan,
+    history_plan,
+    leader_crash_plan,
+    quick_log_plan,
+)
 from quorate.bench.growth import Growth, Start
 from quorate.bench.history import History, Reading
 from quorate.bench.latencies import summarise
 from quorate.bench.leader_crash import Kill, LeaderCrashes, Standstill
-from quorate.bench.ordering import (
-    full_plan,
-    growth_plan,
-    history_plan,
-    leader_crash_plan,
-    quick_plan,
-)
 from quorate.bench.pipe import PipeRate
 from quorate.bench.promises import Broken
 from quorate.bench.report import Sample
@@ -58,8 +61,8 @@ def test_each_experiment_meets_both_fault_models_and_syncs(plan: list[Experiment
 def test_the_plans_of_the_tables_stay_as_they_are() -> None:
     others = {each.name for each in (*leader_crash_plan(), *history_plan(), *growth_plan())}
 
-    assert not others & {each.name for each in (*quick_plan(), *full_plan())}
-    assert len(quick_plan()) == 7
+    assert not others & {each.name for each in (*quick_log_plan(), *full_log_plan())}
+    assert len(quick_log_plan()) == 7
 
 
 # Leaders
@@ -94,7 +97,7 @@ def test_a_kill_is_told_with_its_times_from_the_beginning() -> None:
     assert (kill["leader"], kill["at_s"], kill["started_at_s"]) == ("r0", 1.0, 4.0)
     assert (kill["gap_s"], kill["reader_gap_s"], kill["return_gap_s"]) == (1.0, 1.5, 0.25)
     assert row["gap_s_max"] == 1.0
-    assert row["fault"] == leader_crash.FAULT
+    assert row["fault"] == LEADER_KILLED
 
 
 def test_a_broken_promise_shows() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from quorate.bench import growth, history, leader_crash
-from quorate.bench.ordering import growth_plan, history_plan, leader_crash_plan
+from quorate.bench.experiments import growth_plan, history_plan, leader_crash_plan
 from quorate.bench.promises import Broken
 from quorate.runtime.loop import run
 

@@ -15,7 +15,7 @@ from quorate.bench import plots, report, targets
 from quorate.bench.experiments import chosen
 from quorate.bench.latencies import summarise
 from quorate.bench.pipe import PipeRate
-from quorate.bench.rows import Row, TrialRow, failed_trial, merged, setting
+from quorate.bench.rows import Row, TrialRow, merged, setting, setting_of_trial
 from quorate.bench.targets import Target, targets_of
 from quorate.bench.trials import (
     EMBEDDED,
@@ -95,6 +95,10 @@ def test_the_headline_is_of_validated_batches_of_a_thousand_on_disk() -> None:
 
 
 # Rows
+
+
+def failed_trial(trial: Trial, problem: str) -> TrialRow:
+    return TrialRow(**setting_of_trial(trial), problem=problem)
 
 
 def produced(validated: int, basic: int, **figures: Any) -> Produced:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from quorate.bench import ordering, trials
+from quorate.bench import trials
 from quorate.bench.broadcast import Timing
-from quorate.bench.experiments import ALTERING, CRASH, Experiment, chosen, full_plan
+from quorate.bench.experiments import ALTERING, CRASH, Experiment, chosen, full_log_plan, full_plan
 from quorate.bench.trials import Trial
 from quorate.cli import bench
 from quorate.cli.bench import Fault, LogFault, fault_names
@@ -28,7 +28,7 @@ from quorate.core.errors import ConfigError
 def test_a_person_picks_what_is_measured_of_logs(
     choice: dict[str, Any], attribute: str, value: object
 ) -> None:
-    plan = ordering.full_plan()
+    plan = full_log_plan()
     picked = chosen(plan, **choice)
     assert picked == [each for each in plan if getattr(each, attribute) == value]
     assert 0 < len(picked) < len(plan)
@@ -108,7 +108,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
 
 
 def test_every_fault_that_is_offered_is_measured() -> None:
-    of_logs = {each.fault for each in ordering.full_plan() if each.fault}
+    of_logs = {each.fault for each in full_log_plan() if each.fault}
     assert set(fault_names([*LogFault])) == of_logs == {ALTERING, CRASH}
     assert set(fault_names([*Fault])) == {each.fault for each in full_plan() if each.fault}
 

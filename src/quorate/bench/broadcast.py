@@ -11,13 +11,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TypeVar
 
 from quorate.bench.clusters import memory_mb_max, running_cluster, suffering
 from quorate.bench.experiments import CRASH, ONE_IN_FLIGHT, Experiment
 from quorate.bench.pipe import PipeRate, measure_rate, measure_round_trip_ms
 from quorate.bench.processes import Worker, started
 from quorate.bench.processor import processor_s, spent_since
-from quorate.bench.rows import Row, beside, failed_row, merged, setting, with_costs
+from quorate.bench.rows import Row, beside, merged, setting, with_costs
 from quorate.bench.workload import (
     RECEIPT_SECONDS_MAX,
     Published,
@@ -64,6 +65,10 @@ class Found:
     processor_s: float
 
 
+_Planned = TypeVar("_Planned")
+_Row = TypeVar("_Row")
+
+
 async def run_all(
     plan: Sequence[Experiment],
     timing: Timing,
@@ -71,16 +76,32 @@ async def run_all(
     repeat: int = 1,
     tell: Callable[[Experiment], None] = lambda _: None,
 ) -> list[Row]:
-    """Run every experiment so many times, in rounds, so that all see the same weather."""
+    """Run every experiment so many times; one that fails has a row that says why."""
     yardstick = Yardstick(timing.pipe_s)
-    rounds: list[list[Row]] = []
-    for _ in range(repeat):
-        rows = []
-        for experiment in plan:
-            tell(experiment)
-            rows.append(await _attempt(experiment, timing, yardstick))
-        rounds.append(with_costs(rows))
-    return [merged(runs) for runs in zip(*rounds, strict=True)]
+
+    async def attempt(experiment: Experiment) -> Row:
+        try:
+            return await measured(experiment, yardstick, lambda: _run(experiment, timing))
+        except QuorateError as error:
+            return Row(**setting(experiment), problem=str(error))
+
+    rounds = await in_rounds(plan, repeat, tell, attempt)
+    return [merged(runs) for runs in zip(*map(with_costs, rounds), strict=True)]
+
+
+async def in_rounds(
+    plan: Sequence[_Planned],
+    repeat: int,
+    tell: Callable[[_Planned], None],
+    attempt: Callable[[_Planned], Awaitable[_Row]],
+) -> list[list[_Row]]:
+    """Everything once, and everything again, so that all see the same weather."""
+    rounds: list[list[_Row]] = [[] for _ in range(repeat)]
+    for rows in rounds:
+        for each in plan:
+            tell(each)
+            rows.append(await attempt(each))
+    return rounds
 
 
 PIPE_SAMPLES = 3
@@ -117,14 +138,6 @@ class Yardstick:
 
     async def round_trip_ms(self, frame_bytes: int) -> float:
         return await measure_round_trip_ms(frame_bytes, self._seconds)
-
-
-async def _attempt(experiment: Experiment, timing: Timing, yardstick: Yardstick) -> Row:
-    """A benchmark of an hour does not end because one experiment fails: its row says why."""
-    try:
-        return await measured(experiment, yardstick, lambda: _run(experiment, timing))
-    except QuorateError as error:
-        return failed_row(experiment, str(error))
 
 
 async def measured(

@@ -36,7 +36,6 @@ from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
 
-GROWTH = "growth"
 SECONDS = 60.0
 SECONDS_QUICK = 6.0
 LEGS = 4

@@ -32,8 +32,6 @@ from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
 
-HISTORY = "history"
-EVENTS_PER_BATCH = 100
 MEGABYTES = 200
 MEGABYTES_QUICK = 40
 READINGS = 5

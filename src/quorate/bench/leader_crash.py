@@ -49,9 +49,6 @@ from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
 
-LEADER_CRASH = "leader crash"
-FAULT = "leader killed"
-PUBLISHERS = 2
 KILLS = 3
 KILLS_QUICK = 1
 BIN_SECONDS = 0.1
@@ -92,18 +89,6 @@ class Standstill:
     return_gap: Gap
 
 
-@dataclass(frozen=True, slots=True)
-class Witnessed:
-    """What a run left: when somebody was killed, and what all sides wrote down."""
-
-    window: Window
-    kills: list[Kill]
-    # How often the leader changed; less often than it was killed, and something is wrong.
-    changes: int
-    receipts: Notes
-    readings: list[Notes]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderCrashes:
     """Everything that one experiment found. Bins are counted in events."""
@@ -112,6 +97,7 @@ class LeaderCrashes:
     row: Row
     window: Window
     standstills: list[Standstill]
+    # How often the leader changed; less often than it was killed, and something is wrong.
     changes: int
     acknowledged: list[int]
     read: list[int]
@@ -159,15 +145,15 @@ async def crash_leaders(
     experiment: Experiment, kills: int, tell: Callable[[str], None] = lambda _: None
 ) -> LeaderCrashes:
     """Kill the leader of a cluster so often, and see what becomes of it."""
-    witnessed: list[Witnessed] = []
+    seen: dict[str, Any] = {}
 
     async def run_once() -> Found:
-        found, seen = await _run(experiment, kills, tell)
-        witnessed.append(seen)
+        found, more = await _run(experiment, kills, tell)
+        seen.update(more)
         return found
 
     row = await measured(experiment, Yardstick(PIPE_SECONDS), run_once)
-    return _summed_up(experiment, row, witnessed[0])
+    return LeaderCrashes(experiment=experiment, row=row, **seen)
 
 
 def table_of(found: Sequence[LeaderCrashes]) -> Group:
@@ -208,7 +194,8 @@ def _verdict(crashes: LeaderCrashes) -> Text:
 
 async def _run(
     experiment: Experiment, kills: int, tell: Callable[[str], None]
-) -> tuple[Found, Witnessed]:
+) -> tuple[Found, dict[str, Any]]:
+    """What every experiment finds, and what `LeaderCrashes` has beyond that."""
     async with AsyncExitStack() as stack:
         notes = stack.enter_context(tempfile.TemporaryDirectory(prefix="quorate-bench-"))
         launcher = await stack.enter_async_context(running_cluster(experiment))
@@ -235,8 +222,20 @@ async def _run(
         memory_mb, changes = await memory_mb_max(launcher), await _regency(admin) - first
         readings = [Notes.read(Path(notes) / each) for each in (FOLLOWED, REREAD)]
         receipts = Notes.read(Path(notes) / RECEIPTS)
-        witnessed = Witnessed(window, killed, changes, receipts, readings)
-    return Found(window, published, received, memory_mb, spent_s), witnessed
+    receipts_ns = sorted(place.at_ns for place in receipts)
+    read_ns = [place.at_ns for place in readings[0]]
+    spans, events = (
+        (window.began_ns, window.ended_ns, int(BIN_SECONDS * 1e9)),
+        task.events_per_batch,
+    )
+    return Found(window, published, received, memory_mb, spent_s), {
+        "window": window,
+        "standstills": _standstills(killed, window.ended_ns, receipts_ns, read_ns),
+        "changes": changes,
+        "acknowledged": [events * count for count in binned(receipts_ns, *spans)],
+        "read": [events * count for count in binned(read_ns, *spans)],
+        "broken": broken(receipts, readings, events),
+    }
 
 
 async def _kill_leaders(
@@ -290,28 +289,16 @@ async def _reread(stack: AsyncExitStack, task: Task, admin: Admin) -> None:
         raise BenchError(f"of {batches} batches in the log only {found.batches} could be read")
 
 
-def _summed_up(experiment: Experiment, row: Row, seen: Witnessed) -> LeaderCrashes:
-    window, bin_ns, events = seen.window, int(BIN_SECONDS * 1e9), experiment.events_per_batch
-    receipts_ns = sorted(place.at_ns for place in seen.receipts)
-    read_ns = [place.at_ns for place in seen.readings[0]]
-    ends_ns = [*(kill.killed_ns for kill in seen.kills[1:]), window.ended_ns]
-    standstills = [
+def _standstills(
+    kills: list[Kill], ended_ns: int, receipts_ns: list[int], read_ns: list[int]
+) -> list[Standstill]:
+    ends_ns = [*(kill.killed_ns for kill in kills[1:]), ended_ns]
+    return [
         Standstill(
             kill,
             longest_gap(receipts_ns, kill.killed_ns, kill.started_ns),
             longest_gap(read_ns, kill.killed_ns, kill.started_ns),
             longest_gap([at for at in receipts_ns if at < end_ns], kill.started_ns, end_ns),
         )
-        for kill, end_ns in zip(seen.kills, ends_ns, strict=True)
+        for kill, end_ns in zip(kills, ends_ns, strict=True)
     ]
-    spans = (window.began_ns, window.ended_ns, bin_ns)
-    return LeaderCrashes(
-        experiment=experiment,
-        row=row,
-        window=window,
-        standstills=standstills,
-        changes=seen.changes,
-        acknowledged=[events * count for count in binned(receipts_ns, *spans)],
-        read=[events * count for count in binned(read_ns, *spans)],
-        broken=broken(seen.receipts, seen.readings, events),
-    )

@@ -1,11 +1,14 @@
-"""The clients beside Spark, each a process of its own: one fills a topic, one waits for alerts.
+"""The clients beside Spark: one fills a topic, one waits for alerts, sites look for scanners.
 
 The values that fill a topic are random and all different, so that no format has an advantage by
 what it compresses. Whoever waits for alerts publishes too, a few events each second, and half of
-them become alerts: both ends are in one process, and one clock times them.
+them become alerts: both ends are in one process, and one clock times them. So are all sites, each
+a client of its own: one publishes the packets of handshakes that it sees
+(`pipeline/data/sites.py`) on its topic when they are due, and follows the blacklist.
 
 Parent and child talk in lines (`quorate.bench.processes`): the filler says how many batches have a
-receipt, and the other one what it `Heard`.
+receipt, the second one what it `Heard`; the sites say "here" when every site has said something,
+hear when to begin, and say what was `Listed`.
 """
 
 import asyncio
@@ -14,6 +17,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import msgspec
 
@@ -24,12 +29,16 @@ from quorate.bench.values import Values
 from quorate.bench.workload import PUBLISHER, meanwhile, until
 from quorate.client import Consumer, Producer, Receipt
 from quorate.core import batch
+from quorate.pipeline.data.found import Found
+from quorate.pipeline.data.sites import HARD, Traffic
 
 IN_FLIGHT = 64
 RECEIPT_SECONDS_MAX = 30.0
 # Queries have many things to start when the first events come.
 FIRST_ALERT_SECONDS_MAX = 60.0
 LAST_ALERT_SECONDS_MAX = 15.0
+LAST_SITE_SECONDS_MAX = 30.0
+LINGER_MS = 20
 
 
 class FillTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +70,29 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     published: int
     arrived: int
     wrong: int
+    latencies: Latencies
+
+
+class SitesTask(msgspec.Struct, frozen=True, kw_only=True):
+    """How many scan the sites, and for how long."""
+
+    cluster: str
+    blacklist: str
+    scanners: int
+    seconds: float
+    seed: int = 1
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """Who was found, and how long it took from the moment on that makes a scanner of somebody
+    until all sites knew."""
+
+    packets: int
+    scanners: int
+    found: int
+    wrong: int
+    precision: float
+    recall: float
     latencies: Latencies
 
 
@@ -163,8 +195,65 @@ async def _timed(task: AlertTask, alerts: _Alerts, producer: Producer) -> Heard:
     )
 
 
+async def look_for_scanners(parent: Parent, task: SitesTask) -> None:
+    setting = replace(HARD, scanners=task.scanners)
+    found, news = Found(setting.sites), asyncio.Event()
+    async with AsyncExitStack() as stack:
+        producers = {}
+        for site in setting.sites:
+            producers[site] = await stack.enter_async_context(
+                Producer(task.cluster, site, linger_ms=LINGER_MS)
+            )
+            consumer = await stack.enter_async_context(Consumer(task.cluster, site))
+            consumer.subscribe([task.blacklist])
+            await consumer.subscribed()
+            await stack.enter_async_context(meanwhile(_follow(site, consumer, found, news)))
+            await producers[site].send(site, b"no packet, but something to begin with")
+        parent.say("here")
+        if await parent.hear() is None:
+            return
+        traffic = Traffic(setting, seed=task.seed, start_us=_now_us(), duration_s=task.seconds)
+        found.truth = {name: at.published_us / 1e6 for name, at in traffic.crossings.items()}
+        packets = await _publish_packets(traffic, producers)
+        await until(lambda: found.recall >= 1, news, LAST_SITE_SECONDS_MAX)
+        parent.say(_listed(found, packets))
+        await parent.hear()
+
+
+async def _publish_packets(traffic: Traffic, producers: dict[str, Producer]) -> int:
+    packets = 0
+    for packet in traffic:
+        await asyncio.sleep(max(0.0, (packet.published_us - _now_us()) / 1e6))
+        await producers[packet.site].submit(
+            packet.site, packet.value, key=packet.key, timestamp_us=packet.time_us
+        )
+        packets += 1
+    return packets
+
+
+async def _follow(site: str, consumer: Consumer, found: Found, news: asyncio.Event) -> None:
+    async for record in consumer:
+        found.on_told(site, str(msgspec.json.decode(record.value)["source"]))
+        news.set()
+
+
+def _listed(found: Found, packets: int) -> Listed:
+    took_ns = [round(found.after_s(name) * 1e9) for name in found.known]
+    return Listed(
+        packets=packets,
+        scanners=len(found.truth),
+        found=len(found.known),
+        wrong=len(found.told.keys() - found.truth.keys()),
+        precision=found.precision,
+        recall=found.recall,
+        latencies=summarise(took_ns),
+    )
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "fill":
-        play(FillTask, fill=fill)
-    else:
-        play(AlertTask, alert=watch_alerts)
+    tasks = {"fill": FillTask, "alert": AlertTask, "sites": SitesTask}
+    play(tasks[sys.argv[1]], fill=fill, alert=watch_alerts, sites=look_for_scanners)

@@ -180,15 +180,6 @@ def setting_of_trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def failed_row(experiment: Experiment, problem: str) -> Row:
-    """The row of an experiment that found nothing."""
-    return Row(**setting(experiment), problem=problem)
-
-
-def failed_trial(trial: Trial, problem: str) -> TrialRow:
-    return TrialRow(**setting_of_trial(trial), problem=problem)
-
-
 def beside(pipe: PipeRate, events_per_s: float, events_per_batch: int) -> dict[str, Any]:
     """The columns of a rate beside a pipe that carries frames of the size of such batches.
 

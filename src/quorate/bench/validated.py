@@ -21,14 +21,14 @@ from typing import Self
 import msgspec
 
 from quorate.bench import kafka_clients
-from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick
+from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick, in_rounds
 from quorate.bench.clusters import free_port, made, pids_of, running
 from quorate.bench.kafka import KafkaBroker, running_brokers
 from quorate.bench.latencies import Latencies
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import Worker, started
 from quorate.bench.processor import processor_s, spent_since
-from quorate.bench.rows import TrialRow, failed_trial, merged, setting_of_trial
+from quorate.bench.rows import TrialRow, merged, setting_of_trial
 from quorate.bench.trials import (
     KAFKA,
     KAFKA_STORES,
@@ -56,16 +56,21 @@ async def run_trials(
     repeat: int = 1,
     tell: Callable[[Trial], None] = lambda _: None,
 ) -> list[TrialRow]:
-    """Run every trial so many times, in rounds, so that all see the same weather."""
+    """Run every trial so many times; one that fails has a row that says why."""
     yardstick = Yardstick(timing.pipe_s)
-    rounds: list[list[TrialRow]] = []
+
+    async def attempt(trial: Trial) -> TrialRow:
+        frame = frame_bytes(batch_events(trial.event_bytes), trial.event_bytes)
+        try:
+            before = await yardstick.before(frame)
+            found = await _measured(trial, timing, brokers)
+            after = await yardstick.after(frame)
+        except QuorateError as error:
+            return TrialRow(**setting_of_trial(trial), problem=str(error))
+        return row_of(trial, found, PipeRate.median_of([before, after]))
+
     with Brokers() as brokers:
-        for _ in range(repeat):
-            rows = []
-            for trial in plan:
-                tell(trial)
-                rows.append(await _attempt(trial, timing, yardstick, brokers))
-            rounds.append(rows)
+        rounds = await in_rounds(plan, repeat, tell, attempt)
     return [merged(runs) for runs in zip(*rounds, strict=True)]
 
 
@@ -121,20 +126,6 @@ class Found(msgspec.Struct, frozen=True):
     produced: list[Produced]
     consumed: Consumed
     processor_s: dict[str, float]
-
-
-async def _attempt(
-    trial: Trial, timing: Timing, yardstick: Yardstick, brokers: Brokers
-) -> TrialRow:
-    """A benchmark of an hour does not end because one trial fails: its row says why."""
-    frame = frame_bytes(batch_events(trial.event_bytes), trial.event_bytes)
-    try:
-        before = await yardstick.before(frame)
-        found = await _measured(trial, timing, brokers)
-        after = await yardstick.after(frame)
-    except QuorateError as error:
-        return failed_trial(trial, str(error))
-    return row_of(trial, found, PipeRate.median_of([before, after]))
 
 
 async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> Found:

@@ -26,7 +26,6 @@ from quorate.bench import experiments, pipeline_report, plots, report, targets, 
 from quorate.bench import growth as growth_run
 from quorate.bench import history as history_run
 from quorate.bench import leader_crash as leader_crash_run
-from quorate.bench import ordering as ordering_plans
 from quorate.bench import pipeline as pipeline_run
 from quorate.bench.broadcast import Timing, run_all
 from quorate.bench.drawing import require_matplotlib
@@ -52,30 +51,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_
 
 # What may be said of an experiment, by what is said on the command line
 
-LiveProtocol = StrEnum(
-    "LiveProtocol",
-    {
-        "first_answer": "first-answer",
-        "vote": "vote",
-        "authenticated": "authenticated",
-        "reliable": "reliable",
-        "chain": "chain",
-    },
-)
-LogProtocol = StrEnum("LogProtocol", {"ordering": "ordering", "crash_ordering": "crash-ordering"})
-Fault = StrEnum("Fault", ("dropping", "altering", "crash"))
-LogFault = StrEnum("LogFault", ("altering", "crash"))
-Sync = StrEnum("Sync", ("never", "always"))
-Part = StrEnum(
-    "Part",
-    {
-        "embedded": "embedded",
-        "kafka_stores": "kafka-stores",
-        "whole": "whole",
-        "kafka": "kafka",
-        "headline": "headline",
-    },
-)
+LiveProtocol = StrEnum("LiveProtocol", "first-answer vote authenticated reliable chain")
+LogProtocol = StrEnum("LogProtocol", "ordering crash-ordering")
+Fault = StrEnum("Fault", "dropping altering crash")
+LogFault = StrEnum("LogFault", "altering crash")
+Sync = StrEnum("Sync", "never always")
+Part = StrEnum("Part", "embedded kafka-stores whole kafka headline")
 _FAULTS = {"dropping": DROPPING, "altering": ALTERING, "crash": CRASH}
 # What an option that picks from a plan is about, where it has another name.
 _ATTRIBUTES = {"batch": "events_per_batch", "size": "event_bytes", "validated": "of_ten"}
@@ -119,7 +100,6 @@ class Found(Protocol):
 
 
 _Planned = TypeVar("_Planned", Experiment, Trial)
-_Found = TypeVar("_Found", bound=Found)
 _Result = TypeVar("_Result")
 _Tell: TypeAlias = Callable[[str], None]
 
@@ -187,7 +167,7 @@ def ordering(
     failed, or that events were lost, forged or doubled.
     """
     _refuse_what_cannot_be_done(seconds, output)
-    plan = ordering_plans.quick_plan() if quick else ordering_plans.full_plan()
+    plan = experiments.quick_log_plan() if quick else experiments.full_log_plan()
     plan = _picked(
         plan, quick, protocol=only, topics=topics, publishers=publishers, batch=batch,
         fsync=fsync, f=f, fault=fault,
@@ -214,7 +194,7 @@ def leader_crash(
     _refuse_what_cannot_be_done(None, output)
     wanted = kills or (leader_crash_run.KILLS_QUICK if quick else leader_crash_run.KILLS)
     found = _each(
-        chosen(ordering_plans.leader_crash_plan(), protocol=only),
+        chosen(experiments.leader_crash_plan(), protocol=only),
         lambda experiment, tell: leader_crash_run.crash_leaders(experiment, wanted, tell),
     )
     if output is not None:
@@ -239,7 +219,7 @@ def history(
     wanted = megabytes or (history_run.MEGABYTES_QUICK if quick else history_run.MEGABYTES)
     readings = repeat or (history_run.READINGS_QUICK if quick else history_run.READINGS)
     found = _each(
-        chosen(ordering_plans.history_plan(), protocol=only),
+        chosen(experiments.history_plan(), protocol=only),
         lambda experiment, tell: history_run.read_history(experiment, wanted, readings, tell),
     )
     _end(found, lambda: history_run.table_of(found), as_json)
@@ -261,7 +241,7 @@ def growth(
     wanted = seconds or (growth_run.SECONDS_QUICK if quick else growth_run.SECONDS)
     legs = growth_run.LEGS_QUICK if quick else growth_run.LEGS
     found = _each(
-        chosen(ordering_plans.growth_plan(), protocol=only),
+        chosen(experiments.growth_plan(), protocol=only),
         lambda experiment, tell: growth_run.grow(experiment, wanted, legs, tell),
     )
     if output is not None:
