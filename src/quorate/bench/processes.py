@@ -113,11 +113,15 @@ class Parent:
         return msgspec.json.decode(line, type=kind) if line else None
 
 
-def play(task: type, **roles: Callable[[Parent, Any], Coroutine[Any, Any, None]]) -> None:
+def play(
+    task: type,
+    in_loop: Callable[[Coroutine[Any, Any, None]], None] = run,
+    **roles: Callable[[Parent, Any], Coroutine[Any, Any, None]],
+) -> None:
     """Be a child: play the role that the parent named, with the task that it gave."""
     role, encoded = sys.argv[1:]
 
     async def played() -> None:
         await roles[role](await Parent.connect(), msgspec.json.decode(encoded, type=task))
 
-    run(played())
+    in_loop(played())

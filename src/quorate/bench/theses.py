@@ -40,18 +40,10 @@ class Case:
     fault: str | None = None
 
 
-def _freeman(
-    section: str,
-    events_per_s: float | None,
-    mean_ms: float | None = None,
-    p99_ms: float | None = None,
-) -> Figure:
-    return Figure(
-        events_per_s=events_per_s,
-        mean_ms=mean_ms,
-        p99_ms=p99_ms,
-        source=f"Freeman 2016, {section}",
-    )
+def _freeman(section: str, events_per_s: float | None, *latencies_ms: float) -> Figure:
+    mean_ms, p99_ms = latencies_ms or (None, None)
+    source = f"Freeman 2016, {section}"
+    return Figure(events_per_s=events_per_s, mean_ms=mean_ms, p99_ms=p99_ms, source=source)
 
 
 def _fit_broker(table: str, events_per_s: float) -> Figure:

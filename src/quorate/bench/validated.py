@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Self
 
 import msgspec
 
 from quorate.bench import kafka_clients
 from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick, in_rounds
 from quorate.bench.clusters import free_port, made, pids_of, running
-from quorate.bench.kafka import KafkaBroker, running_brokers
+from quorate.bench.kafka import KafkaBroker
+from quorate.bench.kafka import running as running_brokers
 from quorate.bench.latencies import Latencies
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import Worker, started
@@ -63,13 +63,14 @@ async def run_trials(
         frame = frame_bytes(batch_events(trial.event_bytes), trial.event_bytes)
         try:
             before = await yardstick.before(frame)
-            found = await _measured(trial, timing, brokers)
+            found = await _once(trial, timing, await brokers.for_trial(trial))
             after = await yardstick.after(frame)
         except QuorateError as error:
             return TrialRow(**setting_of_trial(trial), problem=str(error))
         return row_of(trial, found, PipeRate.median_of([before, after]))
 
-    with Brokers() as brokers:
+    with ExitStack() as stack:
+        brokers = Brokers(stack)
         rounds = await in_rounds(plan, repeat, tell, attempt)
     return [merged(runs) for runs in zip(*rounds, strict=True)]
 
@@ -82,41 +83,35 @@ def batch_events(event_bytes: int) -> int:
 class Brokers:
     """Kafka clusters of one broker each, from when they are first asked for."""
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
         self._running: list[KafkaBroker] = []
         # What they have carried already.
         self._carried: set[str] = set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    async def first(self, count: int) -> list[KafkaBroker]:
-        """So many of them, all of them warm."""
-        lacking = count - len(self._running)
-        if lacking > 0:
-            started = await asyncio.to_thread(self._start, lacking)
+    async def for_trial(self, trial: Trial) -> list[KafkaBroker]:
+        """As many as it needs, all of them warm."""
+        needed = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
+        if needed > len(self._running):
+            started = await asyncio.to_thread(self._start, needed - len(self._running))
             for broker in started:
                 await _once(Trial(system=KAFKA), _warming(), [broker])
             self._running += started
-        return self._running[:count]
-
-    def is_new(self, part: str) -> bool:
-        """Whether they have carried no trial of this part yet; from now on they have."""
-        is_new = part not in self._carried
-        self._carried.add(part)
-        return is_new
+        used = self._running[:needed]
+        if used and trial.part not in self._carried:
+            self._carried.add(trial.part)
+            await _once(trial, _warming(), used)
+        return used
 
     def _start(self, count: int) -> list[KafkaBroker]:
         prefix = "quorate-bench-"
-        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
+        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
         ports = [free_port(2) for _ in range(count)]
-        return self._stack.enter_context(
-            running_brokers(Path(directory), ports, heap_mb=BROKER_HEAP_MB)
-        )
+        brokers = [
+            KafkaBroker(directory / str(port), port, port + 1, BROKER_HEAP_MB) for port in ports
+        ]
+        self._stack.enter_context(running_brokers(brokers))
+        return brokers
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -126,14 +121,6 @@ class Found(msgspec.Struct, frozen=True):
     produced: list[Produced]
     consumed: Consumed
     processor_s: dict[str, float]
-
-
-async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> Found:
-    count = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
-    used = await brokers.first(count)
-    if used and brokers.is_new(trial.part):
-        await _once(trial, _warming(), used)
-    return await _once(trial, timing, used)
 
 
 async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) -> Found:
