@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.bench.numbered import (
+from quorate.bench.processes import BenchError
+from quorate.bench.values import (
     VALUE_BYTES_MIN,
     Numbered,
     Order,
@@ -14,7 +15,6 @@ from quorate.bench.numbered import (
     pack_number,
     topic_of,
 )
-from quorate.bench.processes import BenchError
 from quorate.bench.workload import Consumed, Counted, EventTally, Task, Window
 
 SIZE = 16

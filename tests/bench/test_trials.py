@@ -115,7 +115,7 @@ def produced(validated: int, basic: int, **figures: Any) -> Produced:
 def consumed(validated: int, basic: int, **figures: Any) -> Consumed:
     known: dict[str, Any] = {
         "counted": Counted(validated=validated, basic=basic), "seconds": 2.0,
-        "taken": validated + basic, "doubled": 0, "gaps": 0, "wrong": 0, "batches": 30,
+        "taken": validated + basic, "doubled": 0, "gaps": 0, "wrong": 0,
         "latencies": summarise([SECOND // 10]),
     }  # fmt: skip
     return Consumed(**{**known, **figures})

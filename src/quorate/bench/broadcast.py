@@ -66,6 +66,7 @@ class Found:
 
 
 _Planned = TypeVar("_Planned")
+_Found = TypeVar("_Found")
 _Row = TypeVar("_Row")
 
 
@@ -116,13 +117,18 @@ class Yardstick:
         self._last: PipeRate | None = None
         self._best: dict[int, float] = {}
 
-    async def before(self, frame_bytes: int) -> PipeRate:
-        """The last measurement, if nothing but an experiment's end came before it."""
-        if self._last is not None and self._last.frame_bytes == frame_bytes:
-            return self._last
-        return await self.after(frame_bytes)
+    async def around(
+        self, frame_bytes: int, run: Callable[[], Awaitable[_Found]]
+    ) -> tuple[_Found, PipeRate]:
+        """What a run found, and the pipe before and after it."""
+        before = self._last
+        # It serves as long as nothing but the end of an experiment came in between.
+        if before is None or before.frame_bytes != frame_bytes:
+            before = await self._measured(frame_bytes)
+        found = await run()
+        return found, PipeRate.median_of([before, await self._measured(frame_bytes)])
 
-    async def after(self, frame_bytes: int) -> PipeRate:
+    async def _measured(self, frame_bytes: int) -> PipeRate:
         """The median of a few pipes, each of fresh processes: single ones differ by a factor."""
         part_s = max(PIPE_SECONDS_MIN, self._seconds / PIPE_SAMPLES)
         rates = [await measure_rate(frame_bytes, part_s) for _ in range(PIPE_SAMPLES)]
@@ -148,10 +154,8 @@ async def measured(
     best = await yardstick.best_frames_per_s(frame)
     one_in_flight = experiment.name == ONE_IN_FLIGHT
     round_trip_ms = await yardstick.round_trip_ms(frame) if one_in_flight else None
-    before = await yardstick.before(frame)
-    found = await run()
-    after = await yardstick.after(frame)
-    return _row(experiment, found, PipeRate.median_of([before, after]), best, round_trip_ms)
+    found, pipe = await yardstick.around(frame, run)
+    return _row(experiment, found, pipe, best, round_trip_ms)
 
 
 async def _run(experiment: Experiment, timing: Timing) -> Found:

@@ -1,7 +1,6 @@
 """A cluster for one experiment: made, started, made to suffer, and taken away again."""
 
 import asyncio
-import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -15,22 +14,15 @@ from quorate.bench.experiments import ALTERING, CRASH, DROPPING, Experiment
 from quorate.bench.processes import BenchError
 from quorate.client import Admin
 from quorate.core.control import CONTROL_TOPIC
-from quorate.core.errors import ConfigError
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import (
-    HOST,
     OPERATOR,
     LocalCluster,
     make_local_cluster,
-    refuse_busy_ports,
     write_local_cluster,
 )
-from quorate.runtime.ports import is_free
+from quorate.runtime.ports import free_base_port
 
-# Below the ports that systems give to outgoing connections: while a replica is down, the port
-# that it will want again must not go to somebody who dials.
-_PORTS = range(20_000, 31_000, 10)
-_PORT_ATTEMPTS = 50
 _DOWN_SECONDS = 1.0
 _UP_SECONDS = 2.0
 LOOK_SECONDS_MAX = 3.0
@@ -43,7 +35,8 @@ _BEHAVIOURS = {DROPPING: "silent", ALTERING: "lie"}
 def running_cluster(experiment: Experiment) -> AbstractAsyncContextManager[Launcher]:
     """A fresh local cluster with the topics of this experiment, each replica a process."""
     return running(
-        made(
+        make_local_cluster(
+            base_port=free_base_port(),
             replicas=experiment.replicas,
             f=experiment.f,
             link_security=experiment.link_security,
@@ -55,23 +48,7 @@ def running_cluster(experiment: Experiment) -> AbstractAsyncContextManager[Launc
 
 def made(**options: Any) -> LocalCluster:
     """A local cluster like that, on ports that nobody uses."""
-    for _ in range(_PORT_ATTEMPTS):
-        local = make_local_cluster(base_port=secrets.choice(_PORTS), **options)
-        try:
-            refuse_busy_ports(local.cluster)
-        except ConfigError:
-            continue
-        return local
-    raise BenchError("no free ports for a cluster of its own were found on this machine")
-
-
-def free_port(count: int) -> int:
-    """The first of so many ports in a row that nobody uses."""
-    for _ in range(_PORT_ATTEMPTS):
-        first = secrets.choice(_PORTS)
-        if all(is_free(HOST, port) for port in range(first, first + count)):
-            return first
-    raise BenchError("no free ports were found on this machine")
+    return make_local_cluster(base_port=free_base_port(), link_security="mac", **options)
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ import msgspec
 from rich.console import Group
 
 from quorate.bench import report
-from quorate.bench.clusters import look, running
+from quorate.bench.clusters import look, made, running
 from quorate.bench.experiments import EVENT_BYTES
 from quorate.bench.latencies import Latencies, summarise
 from quorate.bench.pipe import PipeRate, measure_rate
@@ -51,8 +51,7 @@ from quorate.core import batch
 from quorate.core.contract import Contract
 from quorate.core.ids import Lane, topic_id
 from quorate.core.messages import Publish
-from quorate.runtime.local import OPERATOR, LocalCluster, make_local_cluster
-from quorate.runtime.ports import free_base_port
+from quorate.runtime.local import OPERATOR, LocalCluster
 
 EVENTS = 10_000_000
 EVENTS_QUICK = 1_000_000
@@ -225,13 +224,8 @@ async def _observed(
 
 
 def _local_cluster() -> LocalCluster:
-    return make_local_cluster(
-        replicas=REPLICAS,
-        clients=(PUBLISHER, READER, TORMENTOR),
-        link_security="mac",
-        base_port=free_base_port(),
-        topics={name: Contract.parse(name, table) for name, table in TOPICS.items()},
-    )
+    topics = {name: Contract.parse(name, table) for name, table in TOPICS.items()}
+    return made(replicas=REPLICAS, clients=(PUBLISHER, READER, TORMENTOR), topics=topics)
 
 
 # The clients

@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -127,21 +127,23 @@ async def grow(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Growth:
     """Append for so long, in so many legs, with a start of one replica before and after each."""
-    frame = frame_bytes(experiment.events_per_batch, experiment.event_bytes)
-    yardstick = Yardstick(PIPE_SECONDS)
-    before = await yardstick.before(frame)
-    async with AsyncExitStack() as stack:
-        launcher = await stack.enter_async_context(running_cluster(experiment))
-        admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
-        task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX)
-        publisher = await started(stack, WORKLOAD, "publish", task)
-        await publisher.hear(ANSWER_SECONDS_MAX)
-        watch = _Watch(experiment, launcher, admin, publisher, tell)
-        await watch.start_again()
-        for _ in range(legs):
-            await watch.leg(seconds / legs)
+
+    async def grown() -> _Watch:
+        async with AsyncExitStack() as stack:
+            launcher = await stack.enter_async_context(running_cluster(experiment))
+            admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
+            task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX)
+            publisher = await started(stack, WORKLOAD, "publish", task)
+            await publisher.hear(ANSWER_SECONDS_MAX)
+            watch = _Watch(experiment, launcher, admin, publisher, tell)
             await watch.start_again()
-    after = await yardstick.after(frame)
+            for _ in range(legs):
+                await watch.leg(seconds / legs)
+                await watch.start_again()
+        return watch
+
+    frame = frame_bytes(experiment.events_per_batch, experiment.event_bytes)
+    watch, pipe = await Yardstick(PIPE_SECONDS).around(frame, grown)
     return Growth(
         experiment=experiment,
         restarted=watch.restarted,
@@ -149,7 +151,7 @@ async def grow(
         samples=watch.samples,
         starts=watch.starts,
         published=watch.published,
-        pipe=PipeRate.median_of([before, after]),
+        pipe=pipe,
     )
 
 
@@ -184,56 +186,52 @@ def _verdict(growth: Growth) -> Text:
     )
 
 
+@dataclass(slots=True)
 class _Watch:
     """One run as it goes on."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        launcher: Launcher,
-        admin: Admin,
-        publisher: Worker,
-        tell: Callable[[str], None],
-    ) -> None:
-        self.samples: list[Sample] = []
-        self.starts: list[Start] = []
-        self.grown_s = 0.0
-        self.published = Published(0, 0, summarise([]))
-        # Not the first leader.
-        self.restarted = launcher.held[-1]
-        self._experiment = experiment
-        self._launcher = launcher
-        self._admin = admin
-        self._publisher = publisher
-        self._tell = tell
+    experiment: Experiment
+    launcher: Launcher
+    admin: Admin
+    publisher: Worker
+    tell: Callable[[str], None]
+    samples: list[Sample] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+    grown_s: float = 0.0
+    published: Published = field(default_factory=lambda: Published(0, 0, summarise([])))
+
+    @property
+    def restarted(self) -> str:
+        """Not the first leader."""
+        return self.launcher.held[-1]
 
     async def leg(self, seconds: float) -> None:
         """Let the log grow for so long, and look at the replicas meanwhile."""
-        self._tell(f"{self._experiment.title}: appending for {seconds:g} s")
-        self._publisher.say("go")
+        self.tell(f"{self.experiment.title}: appending for {seconds:g} s")
+        self.publisher.say("go")
         began_s = time.monotonic()
         while (passed_s := time.monotonic() - began_s) < seconds:
-            self._note(await look(self._admin), self.grown_s + passed_s)
+            self._note(await look(self.admin), self.grown_s + passed_s)
             await asyncio.sleep(min(SAMPLE_EVERY_S, seconds - passed_s))
-        self._publisher.say("stop")
-        self.published = await self._publisher.hear(
+        self.publisher.say("stop")
+        self.published = await self.publisher.hear(
             RECEIPT_SECONDS_MAX + ANSWER_SECONDS_MAX, Published
         )
         self.grown_s += time.monotonic() - began_s
-        self._note(await look(self._admin), self.grown_s)
+        self._note(await look(self.admin), self.grown_s)
 
     async def start_again(self) -> None:
         """Kill the one replica, and take the time of its start."""
-        name, standings = self.restarted, await look(self._admin)
+        name, standings = self.restarted, await look(self.admin)
         wanted = max(standing.order.slot for standing in standings.values())
         batches = max(standing.batches for standing in standings.values())
-        self._tell(f"{self._experiment.title}: {name} starts with {batches:,} batches")
-        await asyncio.to_thread(self._launcher.stop, name, kill=True)
+        self.tell(f"{self.experiment.title}: {name} starts with {batches:,} batches")
+        await asyncio.to_thread(self.launcher.stop, name, kill=True)
         began_s = time.monotonic()
-        self._launcher.start(name)
-        await asyncio.to_thread(self._launcher.wait_until_up, name)
+        self.launcher.start(name)
+        await asyncio.to_thread(self.launcher.wait_until_up, name)
         listening_s = time.monotonic() - began_s
-        await until_at(self._admin, name, wanted)
+        await until_at(self.admin, name, wanted)
         self.starts.append(Start(batches, listening_s, time.monotonic() - began_s))
 
     def _note(self, standings: dict[str, Standing], seconds: float) -> None:

@@ -220,22 +220,24 @@ async def _until_all_have(admin: Admin, batches: int, deadline_s: float) -> None
 async def _one_reading(
     task: Task, batches: int, launcher: Launcher, yardstick: Yardstick
 ) -> Reading:
+    async def reading() -> tuple[Read, dict[str, float]]:
+        async with AsyncExitStack() as stack:
+            reader = await started(stack, WORKLOAD, "read", task)
+            await reader.hear(ANSWER_SECONDS_MAX)
+            before_s = processor_s()
+            reader.say(batches)
+            read: Read = await reader.hear(FILL_SECONDS_MAX, Read)
+            spent_s, pids = spent_since(before_s), {"consumer": reader.pid, **pids_of(launcher)}
+        return read, {name: spent_s[pid] for name, pid in pids.items()}
+
     frame = frame_bytes(task.events_per_batch, task.event_bytes)
-    before = await yardstick.before(frame)
-    async with AsyncExitStack() as stack:
-        reader = await started(stack, WORKLOAD, "read", task)
-        await reader.hear(ANSWER_SECONDS_MAX)
-        before_s = processor_s()
-        reader.say(batches)
-        read: Read = await reader.hear(FILL_SECONDS_MAX, Read)
-        spent_s, pids = spent_since(before_s), {"consumer": reader.pid, **pids_of(launcher)}
-    after = await yardstick.after(frame)
+    (read, spent_s), pipe = await yardstick.around(frame, reading)
     return Reading(
         batches=read.batches,
         megabytes=read.batches * frame / 1e6,
         seconds=read.seconds,
-        pipe=PipeRate.median_of([before, after]),
-        processor_s={name: spent_s[pid] for name, pid in pids.items()},
+        pipe=pipe,
+        processor_s=spent_s,
         lost=batches - read.batches,
         wrong=read.wrong,
     )

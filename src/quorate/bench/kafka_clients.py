@@ -14,8 +14,8 @@ from itertools import count, groupby
 from typing import TYPE_CHECKING
 
 from quorate.bench.latencies import summarise
-from quorate.bench.numbered import Numbered, first_number, pack_number
 from quorate.bench.processes import BenchError, Parent, play
+from quorate.bench.values import Numbered, first_number, pack_number
 from quorate.bench.workload import EventTally, Meter, Produced, Task, Window, say_found
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Final
 
@@ -258,7 +259,7 @@ def _cluster() -> LocalCluster:
         TICKS: Contract.parse(TICKS, table),
         **{name: Contract.parse(name, table) for name in (ALERTS, BLACKLIST, *HARD.sites)},
     }
-    return made(link_security="mac", topics=topics, clients=(PUBLISHER, READER, *HARD.sites))
+    return made(topics=topics, clients=(PUBLISHER, READER, *HARD.sites))
 
 
 @dataclass(slots=True)
@@ -307,11 +308,10 @@ class _Here:
             await _one_round(drivers, WAYS)
             for number in range(self.plan.rounds):
                 self.tell(f"round {number + 1} of {self.plan.rounds}")
-                before = await yardstick.before(frame)
                 # Whoever comes first in one round comes last in the next.
-                spent = await _one_round(drivers, WAYS[:: -1 if number % 2 else 1])
-                after = await yardstick.after(frame)
-                rounds.append(Round(*spent, PipeRate.median_of([before, after])))
+                ways = WAYS[:: -1 if number % 2 else 1]
+                spent, pipe = await yardstick.around(frame, partial(_one_round, drivers, ways))
+                rounds.append(Round(*spent, pipe))
         assert kept.from_topic is not None
         assert kept.from_parquet is not None
         return Read(

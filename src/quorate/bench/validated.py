@@ -21,7 +21,7 @@ import msgspec
 
 from quorate.bench import kafka_clients
 from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick, in_rounds
-from quorate.bench.clusters import free_port, made, pids_of, running
+from quorate.bench.clusters import made, pids_of, running
 from quorate.bench.kafka import KafkaBroker
 from quorate.bench.kafka import running as running_brokers
 from quorate.bench.latencies import Latencies
@@ -42,6 +42,7 @@ from quorate.bench.workload import READER, Consumed, Produced, Task, Window, fra
 from quorate.client.producer import BATCH_BYTES, BATCH_EVENTS
 from quorate.core.errors import QuorateError
 from quorate.core.stores import KafkaStore
+from quorate.runtime.ports import free_base_port
 
 BROKER_HEAP_MB = 1024
 # How long trials are that make brokers warm and do not count.
@@ -62,12 +63,10 @@ async def run_trials(
     async def attempt(trial: Trial) -> TrialRow:
         frame = frame_bytes(batch_events(trial.event_bytes), trial.event_bytes)
         try:
-            before = await yardstick.before(frame)
-            found = await _once(trial, timing, await brokers.for_trial(trial))
-            after = await yardstick.after(frame)
+            found, pipe = await yardstick.around(frame, lambda: brokers.carry(trial, timing))
         except QuorateError as error:
             return TrialRow(**setting_of_trial(trial), problem=str(error))
-        return row_of(trial, found, PipeRate.median_of([before, after]))
+        return row_of(trial, found, pipe)
 
     with ExitStack() as stack:
         brokers = Brokers(stack)
@@ -89,8 +88,8 @@ class Brokers:
         # What they have carried already.
         self._carried: set[str] = set()
 
-    async def for_trial(self, trial: Trial) -> list[KafkaBroker]:
-        """As many as it needs, all of them warm."""
+    async def carry(self, trial: Trial, timing: Timing) -> "Found":
+        """Run a trial with as many of them as it needs, all of them warm."""
         needed = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
         if needed > len(self._running):
             started = await asyncio.to_thread(self._start, needed - len(self._running))
@@ -101,14 +100,15 @@ class Brokers:
         if used and trial.part not in self._carried:
             self._carried.add(trial.part)
             await _once(trial, _warming(), used)
-        return used
+        return await _once(trial, timing, used)
 
     def _start(self, count: int) -> list[KafkaBroker]:
         prefix = "quorate-bench-"
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
-        ports = [free_port(2) for _ in range(count)]
+        first = free_base_port()
         brokers = [
-            KafkaBroker(directory / str(port), port, port + 1, BROKER_HEAP_MB) for port in ports
+            KafkaBroker(directory / str(port), port, port + 1, BROKER_HEAP_MB)
+            for port in range(first, first + 2 * count, 2)
         ]
         self._stack.enter_context(running_brokers(brokers))
         return brokers
@@ -139,7 +139,6 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
     local = made(
         replicas=REPLICAS,
         clients=[*names, READER],
-        link_security="mac",
         topics=trial.contracts(),
         kafkas=kafkas,
     )

@@ -14,9 +14,9 @@ They use what any program uses, `Producer` and `Consumer`. Parent and child talk
     read         says "ready"; hears how many batches are in the log; reads them from the
                  beginning, and says what it found
 
-Batches made by hand hold one value many times, which tells when it was published (`values`). Where
-events are submitted one by one, with the default batching and on each topic from a task of its own,
-so that no topic waits for another, every value has a number and is looked at (`numbered`).
+Batches made by hand hold one value many times, which tells when it was published. Where events are
+submitted one by one, with the default batching and on each topic from a task of its own, so that
+no topic waits for another, every value has a number and is looked at (`values` makes both).
 """
 
 import asyncio
@@ -31,10 +31,9 @@ from typing import Any
 import msgspec
 
 from quorate.bench.latencies import Latencies, summarise
-from quorate.bench.numbered import Numbered, Order, first_number, pack_number, topic_of
 from quorate.bench.processes import Parent, play
 from quorate.bench.promises import FOLLOWED, RECEIPTS, REREAD, Notes, Place
-from quorate.bench.values import Values
+from quorate.bench.values import Numbered, Order, Values, first_number, pack_number, topic_of
 from quorate.client import Consumer, Producer, Receipt
 from quorate.client.queue import Arrival
 from quorate.core import batch
@@ -164,7 +163,6 @@ class Consumed(msgspec.Struct, frozen=True, kw_only=True):
     doubled: int
     gaps: int
     wrong: int
-    batches: int
     latencies: Latencies
 
 
@@ -528,7 +526,6 @@ class EventTally:
             doubled=self.order.doubled,
             gaps=self.order.gaps,
             wrong=self.wrong,
-            batches=self.meter.batches,
             latencies=summarise([age_ns for at_ns, age_ns in self.ages_ns if window.has(at_ns)]),
         )
 
