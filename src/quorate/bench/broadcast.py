@@ -16,7 +16,7 @@ from typing import TypeVar
 from quorate.bench.clusters import memory_mb_max, running_cluster, suffering
 from quorate.bench.experiments import CRASH, ONE_IN_FLIGHT, Experiment
 from quorate.bench.pipe import PipeRate, measure_rate, measure_round_trip_ms
-from quorate.bench.processes import Worker, started
+from quorate.bench.processes import Worker, ready
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import Row, beside, merged, setting, with_costs
 from quorate.bench.workload import (
@@ -162,7 +162,8 @@ async def _run(experiment: Experiment, timing: Timing) -> Found:
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(running_cluster(experiment))
         task = task_of(experiment, launcher)
-        subscriber, publisher = await ready(stack, task)
+        roles = ("subscribe", task), ("publish", task)
+        subscriber, publisher = await ready(stack, WORKLOAD, *roles)
         window, spent_s = await _publish(experiment, timing, launcher, subscriber, publisher)
         published: Published = await publisher.hear(ANSWER_SECONDS_MAX, Published)
         subscriber.say(published.receipts)
@@ -190,15 +191,6 @@ def task_of(
         receipt_s_max=receipt_s_max,
         notes=notes,
     )
-
-
-async def ready(stack: AsyncExitStack, task: Task) -> tuple[Worker, Worker]:
-    """Start both clients, and wait until both may begin."""
-    subscriber = await started(stack, WORKLOAD, "subscribe", task)
-    publisher = await started(stack, WORKLOAD, "publish", task)
-    for worker in (subscriber, publisher):
-        await worker.hear(ANSWER_SECONDS_MAX)
-    return subscriber, publisher
 
 
 async def _publish(

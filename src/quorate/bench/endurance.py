@@ -1,16 +1,10 @@
 """Ten million events, and what they leave behind in the memory of the replicas.
 
 Four replicas serve a vote topic and a reliable topic. One publisher sends batches of 1000 on
-both, and between them single events, each a batch of its own; one subscriber takes everything.
-Among the clients is a third one that never completes a broadcast: it sends large batches to one
-replica at a time, in a number of sessions, past every limit that a correct publisher keeps.
-
-Every replica must stay below `MEMORY_MB_MAX`, whatever the number of events. All clients are
-processes of their own, which talk to their parent in lines (`quorate.bench.processes`):
-
-    publisher    says "ready"; hears "go"; says how many batches have a receipt when all have
-    subscriber   says "ready"; then every second, and at the end, what it has received
-    tormentor    says "ready"; hears "go"; sends until its input ends
+both, and between them single events, each a batch of its own; one subscriber takes everything, and
+says every second what it has. A third client never completes a broadcast: it sends large batches
+to one replica at a time, in a number of sessions, past every limit that a correct publisher keeps,
+until its input ends. Every replica must stay below `MEMORY_MB_MAX`, whatever the number of events.
 """
 
 import asyncio
@@ -30,7 +24,7 @@ from quorate.bench.clusters import look, made, running
 from quorate.bench.experiments import EVENT_BYTES
 from quorate.bench.latencies import Latencies, summarise
 from quorate.bench.pipe import PipeRate, measure_rate
-from quorate.bench.processes import BenchError, Parent, Worker, play, started
+from quorate.bench.processes import BenchError, Parent, play, ready
 from quorate.bench.promises import Notes
 from quorate.bench.report import Sample, memory_table, verdict
 from quorate.bench.rows import Row, beside
@@ -51,7 +45,7 @@ from quorate.core import batch
 from quorate.core.contract import Contract
 from quorate.core.ids import Lane, topic_id
 from quorate.core.messages import Publish
-from quorate.runtime.local import OPERATOR, LocalCluster
+from quorate.runtime.local import OPERATOR
 
 EVENTS = 10_000_000
 EVENTS_QUICK = 1_000_000
@@ -63,6 +57,7 @@ SINGLES_PER_BATCH = 20
 EVENTS_PER_ROUND = EVENTS_PER_BATCH + SINGLES_PER_BATCH
 BATCHES_PER_ROUND = 1 + SINGLES_PER_BATCH
 TORMENTOR = "mallory"
+CLIENTS = (PUBLISHER, READER, TORMENTOR)
 TOPICS = {"vote": {"broadcast": "vote"}, "reliable": {"broadcast": "reliable"}}
 REPLICAS = 4
 
@@ -129,11 +124,8 @@ class Endured:
         wrong = self.lost or self.received.forged or self.received.duplicated
         return not (wrong or self.unacknowledged) and self.memory_mb_max < MEMORY_MB_MAX
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per topic, with the keys that all benchmarks have."""
-        return [self._row(topic) for topic in TOPICS]
-
-    def _row(self, topic: str) -> dict[str, Any]:
+    def row(self, topic: str) -> dict[str, Any]:
+        """One for each topic, with the keys that all benchmarks have."""
         row = Row(
             experiment="endurance",
             protocol=topic,
@@ -162,11 +154,11 @@ class Endured:
 
 async def endure(events: int, tell: Callable[[Sample, int], None] = lambda *_: None) -> Endured:
     """Publish about so many events, and look at the replicas once a second."""
-    rounds = max(1, round(events / EVENTS_PER_ROUND / len(TOPICS)))
-    frame = frame_bytes(EVENTS_PER_BATCH, EVENT_BYTES)
-    pipe = await measure_rate(frame, PIPE_SECONDS)
+    contracts = {name: Contract.parse(name, table) for name, table in TOPICS.items()}
+    pipe = await measure_rate(frame_bytes(EVENTS_PER_BATCH, EVENT_BYTES), PIPE_SECONDS)
     async with AsyncExitStack() as stack:
-        launcher = await stack.enter_async_context(running(_local_cluster()))
+        local = made(replicas=REPLICAS, clients=CLIENTS, topics=contracts)
+        launcher = await stack.enter_async_context(running(local))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = RoundsTask(
             cluster=str(launcher.directory),
@@ -175,15 +167,25 @@ async def endure(events: int, tell: Callable[[Sample, int], None] = lambda *_: N
             event_bytes=EVENT_BYTES,
             events_per_batch=0,
             receipt_s_max=RECEIPT_SECONDS_MAX,
-            rounds=rounds,
+            rounds=max(1, round(events / EVENTS_PER_ROUND / len(TOPICS))),
         )
-        workers = [
-            await started(stack, __name__, role, task)
-            for role in ("subscribe", "publish", "torment")
-        ]
-        for worker in workers:
-            await worker.hear(RECEIPT_SECONDS_MAX)
-        return await _observed(workers, admin, task, pipe, tell)
+        roles = ("subscribe", task), ("publish", task), ("torment", task)
+        workers = await ready(stack, __name__, *roles)
+        subscriber, publisher, tormentor = workers
+        publisher.say("go")
+        tormentor.say("go")
+        began_s, samples = time.monotonic(), list[Sample]()
+        while True:
+            received: Received = await subscriber.hear(SILENCE_SECONDS_MAX, Received)
+            seconds = time.monotonic() - began_s
+            sizes = {name: each.memory_mb for name, each in (await look(admin)).items()}
+            samples.append(Sample(seconds, received.events, sizes))
+            tell(samples[-1], task.events)
+            if received.is_last:
+                break
+        receipts: int = await publisher.hear(RECEIPT_SECONDS_MAX)
+    missing = task.rounds * BATCHES_PER_ROUND * len(TOPICS) - receipts
+    return Endured(task.events, seconds, samples, received, missing, pipe)
 
 
 def table_of(found: Endured) -> Group:
@@ -197,35 +199,6 @@ def table_of(found: Endured) -> Group:
         f"{received.duplicated} twice, {found.unacknowledged} batches without a receipt"
     )
     return report.on_this_machine(table, verdict(words, is_sound=found.is_sound))
-
-
-async def _observed(
-    workers: list[Worker],
-    admin: Admin,
-    task: RoundsTask,
-    pipe: PipeRate,
-    tell: Callable[[Sample, int], None],
-) -> Endured:
-    subscriber, publisher, tormentor = workers
-    publisher.say("go")
-    tormentor.say("go")
-    began_s, samples = time.monotonic(), list[Sample]()
-    while True:
-        received: Received = await subscriber.hear(SILENCE_SECONDS_MAX, Received)
-        seconds = time.monotonic() - began_s
-        sizes = {name: each.memory_mb for name, each in (await look(admin)).items()}
-        samples.append(Sample(seconds, received.events, sizes))
-        tell(samples[-1], task.events)
-        if received.is_last:
-            break
-    receipts: int = await publisher.hear(RECEIPT_SECONDS_MAX)
-    missing = task.rounds * BATCHES_PER_ROUND * len(TOPICS) - receipts
-    return Endured(task.events, seconds, samples, received, missing, pipe)
-
-
-def _local_cluster() -> LocalCluster:
-    topics = {name: Contract.parse(name, table) for name, table in TOPICS.items()}
-    return made(replicas=REPLICAS, clients=(PUBLISHER, READER, TORMENTOR), topics=topics)
 
 
 # The clients

@@ -28,7 +28,7 @@ from quorate.bench.clusters import Standing, look, running_cluster, until_at
 from quorate.bench.experiments import Experiment
 from quorate.bench.latencies import summarise
 from quorate.bench.pipe import PipeRate
-from quorate.bench.processes import Worker, started
+from quorate.bench.processes import Worker, ready
 from quorate.bench.report import Sample, memory_table, verdict
 from quorate.bench.rows import Row, beside, setting
 from quorate.bench.workload import Published, frame_bytes
@@ -133,8 +133,7 @@ async def grow(
             launcher = await stack.enter_async_context(running_cluster(experiment))
             admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
             task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX)
-            publisher = await started(stack, WORKLOAD, "publish", task)
-            await publisher.hear(ANSWER_SECONDS_MAX)
+            (publisher,) = await ready(stack, WORKLOAD, ("publish", task))
             watch = _Watch(experiment, launcher, admin, publisher, tell)
             await watch.start_again()
             for _ in range(legs):

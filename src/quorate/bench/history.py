@@ -6,7 +6,6 @@ size runs before and after each reading, so that both see the same weather. Sinc
 other things to do, the processor time that each process spent on a megabyte stands beside it, and
 so does what the pipe's receiver spent. The consumer checks that the batches are those that were
 published, in their order.
-
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from quorate.bench.broadcast import ANSWER_SECONDS_MAX, WORKLOAD, Yardstick, tas
 from quorate.bench.clusters import look, pids_of, running_cluster
 from quorate.bench.experiments import Experiment
 from quorate.bench.pipe import PipeRate
-from quorate.bench.processes import BenchError, started
+from quorate.bench.processes import BenchError, ready
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import Row, beside, setting
 from quorate.bench.workload import Published, Read, Task, frame_bytes
@@ -64,6 +63,10 @@ class Reading:
     @property
     def ratio_to_pipe(self) -> float:
         return self.mb_per_s / self.pipe.mb_per_s
+
+    def json(self) -> dict[str, float]:
+        pipe = {"pipe_mb_per_s": self.pipe.mb_per_s}
+        return {"mb_per_s": self.mb_per_s, **pipe, "ratio_to_pipe": self.ratio_to_pipe}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +135,7 @@ class History:
             "megabytes": self.readings[0].megabytes,
             "processor_ms_per_mb": self.processor_ms_per_mb,
             "ratio_by_processor": self.ratio_by_processor,
-            "readings": [
-                {
-                    "mb_per_s": reading.mb_per_s,
-                    "pipe_mb_per_s": reading.pipe.mb_per_s,
-                    "ratio_to_pipe": reading.ratio_to_pipe,
-                }
-                for reading in self.readings
-            ],
+            "readings": [reading.json() for reading in self.readings],
         }
 
 
@@ -197,8 +193,7 @@ def _range(figures: list[float], form: str) -> str:
 async def _fill(task: Task, admin: Admin, wanted: int) -> int:
     """Publish until at least so many batches stand in the log of every replica; how many do."""
     async with AsyncExitStack() as stack:
-        publisher = await started(stack, WORKLOAD, "publish", task)
-        await publisher.hear(ANSWER_SECONDS_MAX)
+        (publisher,) = await ready(stack, WORKLOAD, ("publish", task))
         publisher.say("go")
         deadline_s = time.monotonic() + FILL_SECONDS_MAX
         await _until_all_have(admin, wanted, deadline_s)
@@ -222,8 +217,7 @@ async def _one_reading(
 ) -> Reading:
     async def reading() -> tuple[Read, dict[str, float]]:
         async with AsyncExitStack() as stack:
-            reader = await started(stack, WORKLOAD, "read", task)
-            await reader.hear(ANSWER_SECONDS_MAX)
+            (reader,) = await ready(stack, WORKLOAD, ("read", task))
             before_s = processor_s()
             reader.say(batches)
             read: Read = await reader.hear(FILL_SECONDS_MAX, Read)

@@ -37,7 +37,6 @@ STOP_SECONDS_MAX = 10.0
 HEAP_MB = 256
 # The quick compiler alone: most of what a broker does at first it does once.
 QUICK_START = ("-XX:TieredStopAtLevel=1",)
-_SAY_EVERY_S = 2.0
 _LOG_BYTES_SHOWN = 2000
 
 _POM = f"""\
@@ -313,7 +312,10 @@ def _resolve(cache: Path, say: Say) -> str:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        _follow(process, output, say)
+        process.wait(RESOLVE_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        words = f"Maven did not resolve Kafka within {RESOLVE_SECONDS_MAX:g} s"
+        raise KafkaUnavailableError(words) from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -326,24 +328,6 @@ def _resolve(cache: Path, say: Say) -> str:
     jars = (cache / "class-path.txt").read_text().strip().split(os.pathsep)
     (cache / "jars.json").write_text(json.dumps(jars))
     return os.pathsep.join(jars)
-
-
-def _follow(process: subprocess.Popen[bytes], output: Path, say: Say) -> None:
-    """Say how far Maven is, until it has ended."""
-    started = time.monotonic()
-    deadline = started + RESOLVE_SECONDS_MAX
-    while True:
-        try:
-            process.wait(_SAY_EVERY_S)
-            return
-        except subprocess.TimeoutExpired:
-            pass
-        if time.monotonic() > deadline:
-            raise KafkaUnavailableError(
-                f"Maven did not resolve Kafka within {RESOLVE_SECONDS_MAX:g} s"
-            )
-        files = output.read_bytes().count(b"Downloaded from")
-        say(f"... {files} files so far, {time.monotonic() - started:.0f} s")
 
 
 def _program(name: str, words: str) -> str:

@@ -27,12 +27,11 @@ from quorate.bench.broadcast import (
     Found,
     Yardstick,
     measured,
-    ready,
     task_of,
 )
 from quorate.bench.clusters import look, memory_mb_max, running_cluster, until_at
 from quorate.bench.experiments import Experiment
-from quorate.bench.processes import BenchError, started
+from quorate.bench.processes import BenchError, ready
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.promises import FOLLOWED, RECEIPTS, REREAD, Broken, Notes, broken
 from quorate.bench.rows import Row
@@ -201,7 +200,8 @@ async def _run(
         launcher = await stack.enter_async_context(running_cluster(experiment))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX, notes=notes)
-        subscriber, publisher = await ready(stack, task)
+        roles = ("subscribe", task), ("publish", task)
+        subscriber, publisher = await ready(stack, WORKLOAD, *roles)
         began_ns, first, before_s = time.monotonic_ns(), await _regency(admin), processor_s()
         publisher.say("go")
         killed = await _kill_leaders(experiment, launcher, admin, kills, tell)
@@ -280,8 +280,7 @@ async def _regency(admin: Admin) -> int:
 async def _reread(stack: AsyncExitStack, task: Task, admin: Admin) -> None:
     """Let somebody else read all of the log."""
     batches = max(each.batches for each in (await look(admin)).values())
-    reader = await started(stack, WORKLOAD, "read", task)
-    await reader.hear(ANSWER_SECONDS_MAX)
+    (reader,) = await ready(stack, WORKLOAD, ("read", task))
     reader.say(batches)
     found: Read = await reader.hear(ANSWER_SECONDS_MAX + SILENCE_SECONDS_MAX, Read)
     await reader.stop(ANSWER_SECONDS_MAX)

@@ -32,7 +32,7 @@ from quorate.bench.clusters import made, running
 from quorate.bench.experiments import ORDERING, Experiment
 from quorate.bench.pipe import PipeRate
 from quorate.bench.pipeline_clients import AlertTask, FillTask, Heard, Listed, SitesTask
-from quorate.bench.processes import Worker, started
+from quorate.bench.processes import Worker, ready, started
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.spark_jobs import Did, Job, Kind, SparkTask
 from quorate.bench.workload import PUBLISHER, READER, frame_bytes
@@ -54,7 +54,6 @@ LONGER: Final = 8
 CLIENTS = "quorate.bench.pipeline_clients"
 ONE_CORE, TWO_CORES = "local[1]", "local[2]"
 
-START_SECONDS_MAX: Final = 120.0
 FILL_SECONDS_MAX: Final = 600.0
 JOB_SECONDS_MAX: Final = 300.0
 
@@ -364,8 +363,7 @@ class _Here:
             cluster=self.cluster, blacklist=BLACKLIST, scanners=SCANNERS, seconds=seconds
         )
         async with AsyncExitStack() as stack:
-            sites = await started(stack, CLIENTS, "sites", task)
-            await sites.hear(START_SECONDS_MAX)
+            (sites,) = await ready(stack, CLIENTS, ("sites", task))
             job = Job(kind="portscan", topic=",".join(HARD.sites), alerts=BLACKLIST)
             await _done(driver, job)
             sites.say("go")
@@ -375,8 +373,7 @@ class _Here:
 
     async def driver(self, stack: AsyncExitStack, master: str) -> Worker:
         task = SparkTask(master=master, cluster=self.cluster, directory=self.directory)
-        driver = await started(stack, "quorate.bench.spark_jobs", "drive", task)
-        await driver.hear(START_SECONDS_MAX)
+        (driver,) = await ready(stack, "quorate.bench.spark_jobs", ("drive", task))
         return driver
 
     def tell(self, words: str) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from quorate.core.errors import QuorateError
 from quorate.runtime.loop import run
 
+START_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 5.0
 LINE_BYTES_MAX = 16 * 1024 * 1024
 _ERROR_BYTES_SHOWN = 2000
@@ -87,6 +88,16 @@ async def started(stack: AsyncExitStack, module: str, role: str, task: msgspec.S
     worker = await Worker.start(module, role, msgspec.json.encode(task).decode())
     stack.push_async_callback(worker.stop)
     return worker
+
+
+async def ready(
+    stack: AsyncExitStack, module: str, *roles: tuple[str, msgspec.Struct]
+) -> list[Worker]:
+    """Start workers for several roles, and wait until all of them have said that they may begin."""
+    workers = [await started(stack, module, role, task) for role, task in roles]
+    for worker in workers:
+        await worker.hear(START_SECONDS_MAX)
+    return workers
 
 
 class Parent:

@@ -26,7 +26,7 @@ from quorate.bench.kafka import KafkaBroker
 from quorate.bench.kafka import running as running_brokers
 from quorate.bench.latencies import Latencies
 from quorate.bench.pipe import PipeRate
-from quorate.bench.processes import Worker, started
+from quorate.bench.processes import ready
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import TrialRow, merged, setting_of_trial
 from quorate.bench.trials import (
@@ -184,13 +184,12 @@ async def _run(
 ) -> Found:
     """Start the clients, warm up, let the window pass, and hear what they found."""
     async with AsyncExitStack() as stack:
-        consumer = await started(stack, module, "consume", task)
-        producers: list[Worker] = []
-        for number, identity in enumerate(identities):
-            own = msgspec.structs.replace(task, producer=number, identity=identity)
-            producers.append(await started(stack, module, "produce", own))
-        for worker in (consumer, *producers):
-            await worker.hear(ANSWER_SECONDS_MAX)
+        own = [
+            msgspec.structs.replace(task, producer=number, identity=identity)
+            for number, identity in enumerate(identities)
+        ]
+        roles = ("consume", task), *(("produce", each) for each in own)
+        consumer, *producers = await ready(stack, module, *roles)
         before_s, began_ns = processor_s(), time.monotonic_ns() + int(timing.warm_up_s * 1e9)
         window = Window(began_ns, began_ns + int(timing.window_s * 1e9))
         for worker in (consumer, *producers):

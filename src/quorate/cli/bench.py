@@ -388,7 +388,8 @@ def endurance(
             progress.update(bar, description=words, total=expected, completed=sample.count)
 
         found = _until_done(endurance_run.endure(wanted, tell))
-    _print(found.rows(), lambda: endurance_run.table_of(found), as_json)
+    rows = [found.row(topic) for topic in endurance_run.TOPICS]
+    _print(rows, lambda: endurance_run.table_of(found), as_json)
     if not found.is_sound:
         raise typer.Exit(1)
 
