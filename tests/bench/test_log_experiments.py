@@ -24,7 +24,7 @@ from quorate.bench.experiments import (
 from quorate.bench.growth import Growth, Start
 from quorate.bench.history import History, Reading
 from quorate.bench.latencies import summarise
-from quorate.bench.leader_crash import Kill, LeaderCrashes, Standstill
+from quorate.bench.leader_crash import Kill, LeaderCrashes
 from quorate.bench.pipe import PipeRate
 from quorate.bench.promises import Broken
 from quorate.bench.report import Sample
@@ -70,18 +70,20 @@ def test_the_plans_of_the_tables_stay_as_they_are() -> None:
 
 def crashes(**figures: Any) -> LeaderCrashes:
     experiment = leader_crash_plan()[0]
-    kill = Kill("r0", 2 * SECOND, 5 * SECOND, 6 * SECOND)
-    standstill = Standstill(
-        kill,
-        Gap(2 * SECOND, 3 * SECOND),
-        Gap(2 * SECOND, 3 * SECOND + SECOND // 2),
-        Gap(5 * SECOND, 5 * SECOND + SECOND // 4),
+    kill = Kill(
+        "r0",
+        2 * SECOND,
+        5 * SECOND,
+        6 * SECOND,
+        gap=Gap(2 * SECOND, 3 * SECOND),
+        reader_gap=Gap(2 * SECOND, 3 * SECOND + SECOND // 2),
+        return_gap=Gap(5 * SECOND, 5 * SECOND + SECOND // 4),
     )
     known: dict[str, Any] = {
         "experiment": experiment,
         "row": Row(**setting(experiment), published=100, delivered=100),
         "window": Window(SECOND, 9 * SECOND),
-        "standstills": [standstill],
+        "kills": [kill],
         "changes": 1,
         "acknowledged": [10] * 80,
         "read": [9] * 80,

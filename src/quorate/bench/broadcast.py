@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quorate.bench.clusters import memory_mb_max, running_cluster, suffering
 from quorate.bench.experiments import CRASH, ONE_IN_FLIGHT, Experiment
@@ -19,14 +19,7 @@ from quorate.bench.pipe import PipeRate, measure_rate, measure_round_trip_ms
 from quorate.bench.processes import Worker, ready
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import Row, beside, merged, setting, with_costs
-from quorate.bench.workload import (
-    RECEIPT_SECONDS_MAX,
-    Published,
-    Received,
-    Task,
-    Window,
-    frame_bytes,
-)
+from quorate.bench.workload import Published, Received, Task, Window, frame_bytes
 from quorate.core.errors import QuorateError
 from quorate.runtime.launcher import Launcher
 
@@ -172,13 +165,7 @@ async def _run(experiment: Experiment, timing: Timing) -> Found:
     return Found(window, published, received, memory_mb, spent_s)
 
 
-def task_of(
-    experiment: Experiment,
-    launcher: Launcher,
-    *,
-    receipt_s_max: float = RECEIPT_SECONDS_MAX,
-    notes: str = "",
-) -> Task:
+def task_of(experiment: Experiment, launcher: Launcher, **options: Any) -> Task:
     """What the clients of an experiment are told."""
     return Task(
         cluster=str(launcher.directory),
@@ -188,8 +175,7 @@ def task_of(
         event_bytes=experiment.event_bytes,
         in_flight=experiment.in_flight,
         publishers=experiment.publishers,
-        receipt_s_max=receipt_s_max,
-        notes=notes,
+        **options,
     )
 
 

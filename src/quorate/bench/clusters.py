@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,7 @@ from quorate.bench.processes import BenchError
 from quorate.client import Admin
 from quorate.core.control import CONTROL_TOPIC
 from quorate.runtime.launcher import Launcher
-from quorate.runtime.local import (
-    OPERATOR,
-    LocalCluster,
-    make_local_cluster,
-    write_local_cluster,
-)
+from quorate.runtime.local import OPERATOR, LocalCluster, make_local_cluster, write_local_cluster
 from quorate.runtime.ports import free_base_port
 
 _DOWN_SECONDS = 1.0
@@ -79,7 +74,9 @@ async def suffering(experiment: Experiment, launcher: Launcher) -> AsyncIterator
             over.set()
             await crashing
     else:
-        await _misbehave(launcher, _BEHAVIOURS[experiment.fault])
+        async with Admin(launcher.directory, OPERATOR) as admin:
+            for name in _victims(launcher):
+                await admin.misbehave(name, _BEHAVIOURS[experiment.fault])
         # They go on like this until the cluster ends: what is on its way has to arrive all the
         # same.
         yield
@@ -135,9 +132,9 @@ class Standing(msgspec.Struct, frozen=True):
         return sum(each.batches for name, each in topics.items() if name != CONTROL_TOPIC)
 
 
-async def look(admin: Admin, timeout_s: float = LOOK_SECONDS_MAX) -> dict[str, Standing]:
+async def look(admin: Admin) -> dict[str, Standing]:
     """How the replicas are that answer, by name."""
-    reports = await admin.status(timeout_s)
+    reports = await admin.status(LOOK_SECONDS_MAX)
     return {
         name: msgspec.convert(report, Standing)
         for name, report in reports.items()
@@ -164,28 +161,20 @@ def _victims(launcher: Launcher) -> list[str]:
     return [cluster.member(number).name for number in placement[: cluster.f]]
 
 
-async def _misbehave(launcher: Launcher, behaviour: str) -> None:
-    async with Admin(launcher.directory, OPERATOR) as admin:
-        for name in _victims(launcher):
-            await admin.misbehave(name, behaviour)
-
-
 async def _crash_and_recover(launcher: Launcher, names: list[str], over: asyncio.Event) -> None:
     """Kill and start again, until it is over; whoever is down then is started once more."""
-    await _wait(over, _UP_SECONDS)
+
+    async def wait(seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), seconds)
+
+    await wait(_UP_SECONDS)
     while not over.is_set():
         for name in names:
             await asyncio.to_thread(launcher.stop, name, kill=True)
-        await _wait(over, _DOWN_SECONDS)
+        await wait(_DOWN_SECONDS)
         for name in names:
             launcher.start(name)
         for name in names:
             await asyncio.to_thread(launcher.wait_until_up, name)
-        await _wait(over, _UP_SECONDS)
-
-
-async def _wait(over: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(over.wait(), seconds)
-    except TimeoutError:
-        return
+        await wait(_UP_SECONDS)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from rich.console import Group
 
-from quorate.bench import report
+from quorate.bench import report, workload
 from quorate.bench.clusters import look, made, running
 from quorate.bench.experiments import EVENT_BYTES
 from quorate.bench.latencies import Latencies, summarise
@@ -28,18 +28,7 @@ from quorate.bench.processes import BenchError, Parent, play, ready
 from quorate.bench.promises import Notes
 from quorate.bench.report import Sample, memory_table, verdict
 from quorate.bench.rows import Row, beside
-from quorate.bench.workload import (
-    PUBLISHER,
-    READER,
-    Publisher,
-    Tally,
-    Task,
-    Window,
-    batch_producer,
-    frame_bytes,
-    meanwhile,
-    until,
-)
+from quorate.bench.workload import PUBLISHER, READER, Publisher, Tally, Task, Window
 from quorate.client import Admin, Consumer, Producer
 from quorate.core import batch
 from quorate.core.contract import Contract
@@ -155,7 +144,7 @@ class Endured:
 async def endure(events: int, tell: Callable[[Sample, int], None] = lambda *_: None) -> Endured:
     """Publish about so many events, and look at the replicas once a second."""
     contracts = {name: Contract.parse(name, table) for name, table in TOPICS.items()}
-    pipe = await measure_rate(frame_bytes(EVENTS_PER_BATCH, EVENT_BYTES), PIPE_SECONDS)
+    pipe = await measure_rate(workload.frame_bytes(EVENTS_PER_BATCH, EVENT_BYTES), PIPE_SECONDS)
     async with AsyncExitStack() as stack:
         local = made(replicas=REPLICAS, clients=CLIENTS, topics=contracts)
         launcher = await stack.enter_async_context(running(local))
@@ -220,7 +209,7 @@ class RoundPublisher(Publisher):
 
 
 async def publish(parent: Parent, task: RoundsTask) -> None:
-    async with batch_producer(task) as producer:
+    async with workload.batch_producer(task) as producer:
         publisher = RoundPublisher(producer, task, Notes())
         parent.say("ready")
         await parent.hear()
@@ -231,16 +220,26 @@ async def publish(parent: Parent, task: RoundsTask) -> None:
 
 async def subscribe(parent: Parent, task: RoundsTask) -> None:
     tally, silent_s, before = Tally(task), 0.0, 0
+
+    def is_complete() -> bool:
+        return tally.events.total() >= task.events
+
     async with Consumer(task.cluster, READER) as consumer:
         consumer.subscribe(TOPICS)
         await consumer.subscribed()
         parent.say("ready")
-        async with meanwhile(tally.read_from(consumer)):
+        async with workload.meanwhile(tally.read_from(consumer)):
             while silent_s < SILENCE_SECONDS_MAX:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(SAY_EVERY_S):
-                        await until(lambda: tally.events.total() >= task.events, tally.news)
-                received = _received(tally, task)
+                        await workload.until(is_complete, tally.news)
+                received = Received(
+                    delivered={topic: tally.events[topic_id(topic)] for topic in TOPICS},
+                    forged=tally.forged,
+                    duplicated=tally.duplicated,
+                    latencies=tally.found(ALWAYS).latencies if is_complete() else summarise([]),
+                    is_last=is_complete(),
+                )
                 parent.say(received)
                 if received.is_last:
                     return
@@ -249,29 +248,17 @@ async def subscribe(parent: Parent, task: RoundsTask) -> None:
     raise BenchError(f"nothing new for {SILENCE_SECONDS_MAX:g} s: {received.delivered}")
 
 
-def _received(tally: Tally, task: RoundsTask) -> Received:
-    is_last = tally.events.total() >= task.events
-    return Received(
-        delivered={topic: tally.events[topic_id(topic)] for topic in TOPICS},
-        forged=tally.forged,
-        duplicated=tally.duplicated,
-        latencies=tally.found(ALWAYS).latencies if is_last else summarise([]),
-        is_last=is_last,
-    )
-
-
 async def torment(parent: Parent, task: RoundsTask) -> None:
     """Publish to one replica at a time, so that no broadcast is ever complete."""
+    own = msgspec.structs.replace(task, identity=TORMENTOR)
     async with AsyncExitStack() as stack:
         sessions = [
-            await stack.enter_async_context(
-                batch_producer(msgspec.structs.replace(task, identity=TORMENTOR))
-            )
+            await stack.enter_async_context(workload.batch_producer(own))
             for _ in range(TORMENT_SESSIONS)
         ]
         parent.say("ready")
         await parent.hear()
-        async with meanwhile(_send_for_ever(sessions)):
+        async with workload.meanwhile(_send_for_ever(sessions)):
             await parent.hear()
 
 

@@ -121,10 +121,7 @@ class Growth:
 
 
 async def grow(
-    experiment: Experiment,
-    seconds: float,
-    legs: int,
-    tell: Callable[[str], None] = lambda _: None,
+    experiment: Experiment, seconds: float, legs: int, tell: Callable[[str], None] = lambda _: None
 ) -> Growth:
     """Append for so long, in so many legs, with a start of one replica before and after each."""
 
@@ -134,7 +131,8 @@ async def grow(
             admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
             task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX)
             (publisher,) = await ready(stack, WORKLOAD, ("publish", task))
-            watch = _Watch(experiment, launcher, admin, publisher, tell)
+            last = launcher.held[-1]  # It is not the first leader.
+            watch = _Watch(experiment, launcher, admin, publisher, last, tell)
             await watch.start_again()
             for _ in range(legs):
                 await watch.leg(seconds / legs)
@@ -193,16 +191,13 @@ class _Watch:
     launcher: Launcher
     admin: Admin
     publisher: Worker
+    # Who is killed.
+    restarted: str
     tell: Callable[[str], None]
     samples: list[Sample] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     grown_s: float = 0.0
     published: Published = field(default_factory=lambda: Published(0, 0, summarise([])))
-
-    @property
-    def restarted(self) -> str:
-        """Not the first leader."""
-        return self.launcher.held[-1]
 
     async def leg(self, seconds: float) -> None:
         """Let the log grow for so long, and look at the replicas meanwhile."""

@@ -20,6 +20,7 @@ from quorate.bench.workload import EventTally, Meter, Produced, Task, Window, sa
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
+    from confluent_kafka.admin import AdminClient
 
 FLUSH_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.05
@@ -33,31 +34,29 @@ def require_kafka() -> None:
 
 def make_topics(bootstrap: str, topics: list[str]) -> None:
     """Topics of one partition each."""
-    from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     wanted = [NewTopic(topic, num_partitions=1, replication_factor=1) for topic in topics]
-    for future in admin.create_topics(wanted).values():
+    for future in _admin(bootstrap).create_topics(wanted).values():
         future.result()
 
 
-def remove_topics(bootstrap: str, topics: list[str]) -> None:
-    """What a trial wrote is of no use to the next one, and takes its place on the disk."""
-    from confluent_kafka.admin import AdminClient
+def remove_topics(bootstrap: str, prefix: str) -> None:
+    """All topics whose names begin like this.
 
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    What a trial wrote is of no use to the next one, and takes its place on the disk.
+    """
+    admin = _admin(bootstrap)
+    known = admin.list_topics(timeout=FLUSH_SECONDS_MAX).topics
+    topics = [topic for topic in known if topic.startswith(prefix)]
     for future in admin.delete_topics(topics).values() if topics else ():
         future.result()
 
 
-def remove_topics_behind(bootstrap: str, prefix: str) -> None:
-    """All topics whose names begin like this."""
+def _admin(bootstrap: str) -> "AdminClient":
     from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    known = admin.list_topics(timeout=FLUSH_SECONDS_MAX).topics
-    remove_topics(bootstrap, [topic for topic in known if topic.startswith(prefix)])
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
 # Producing

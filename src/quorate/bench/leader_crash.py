@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,7 @@ from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.promises import FOLLOWED, RECEIPTS, REREAD, Broken, Notes, broken
 from quorate.bench.rows import Row
 from quorate.bench.timeline import Gap, binned, longest_gap
-from quorate.bench.workload import (
-    SILENCE_SECONDS_MAX,
-    Published,
-    Read,
-    Received,
-    Task,
-    Window,
-)
+from quorate.bench.workload import SILENCE_SECONDS_MAX, Published, Read, Received, Task, Window
 from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
@@ -51,6 +44,7 @@ from quorate.runtime.local import OPERATOR
 KILLS = 3
 KILLS_QUICK = 1
 BIN_SECONDS = 0.1
+NO_GAP = Gap(0, 0)
 
 PIPE_SECONDS = 1.0
 # How long it goes well before the first kill, how long the killed one is away, and how long it
@@ -70,22 +64,15 @@ class Kill:
     killed_ns: int
     started_ns: int
     caught_up_ns: int
+    # What it cost: the longest times without a receipt, and without anything to read, that began
+    # while the leader was gone, and without a receipt between its return and the next kill.
+    gap: Gap = NO_GAP
+    reader_gap: Gap = NO_GAP
+    return_gap: Gap = NO_GAP
 
     @property
     def catching_up(self) -> Gap:
         return Gap(self.started_ns, self.caught_up_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class Standstill:
-    """What a kill cost: the longest times without a receipt, and without anything to read."""
-
-    kill: Kill
-    # Of those that began while the leader was gone.
-    gap: Gap
-    reader_gap: Gap
-    # Between its return and the next kill.
-    return_gap: Gap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +82,7 @@ class LeaderCrashes:
     experiment: Experiment
     row: Row
     window: Window
-    standstills: list[Standstill]
+    kills: list[Kill]
     # How often the leader changed; less often than it was killed, and something is wrong.
     changes: int
     acknowledged: list[int]
@@ -108,7 +95,7 @@ class LeaderCrashes:
 
     @property
     def gap_s_max(self) -> float:
-        return max((each.gap.seconds for each in self.standstills), default=0.0)
+        return max((each.gap.seconds for each in self.kills), default=0.0)
 
     def seconds_at(self, at_ns: int) -> float:
         """A moment as seconds from the beginning."""
@@ -121,22 +108,21 @@ class LeaderCrashes:
             "broken_promises": self.broken._asdict(),
             "gap_s_max": self.gap_s_max,
             "leader_changes": self.changes,
-            "kills": [self._kill(each) for each in self.standstills],
+            "kills": [self._json_of(each) for each in self.kills],
             "bin_s": BIN_SECONDS,
             "acknowledged_by_bin": self.acknowledged,
             "read_by_bin": self.read,
         }
 
-    def _kill(self, standstill: Standstill) -> dict[str, Any]:
-        kill = standstill.kill
+    def _json_of(self, kill: Kill) -> dict[str, Any]:
         return {
             "leader": kill.leader,
             "at_s": self.seconds_at(kill.killed_ns),
             "started_at_s": self.seconds_at(kill.started_ns),
             "caught_up_at_s": self.seconds_at(kill.caught_up_ns),
-            "gap_s": standstill.gap.seconds,
-            "reader_gap_s": standstill.reader_gap.seconds,
-            "return_gap_s": standstill.return_gap.seconds,
+            "gap_s": kill.gap.seconds,
+            "reader_gap_s": kill.reader_gap.seconds,
+            "return_gap_s": kill.return_gap.seconds,
         }
 
 
@@ -158,18 +144,18 @@ async def crash_leaders(
 def table_of(found: Sequence[LeaderCrashes]) -> Group:
     """One line for each kill."""
     title = "The leader is killed under load: the longest times without progress"
-    kills = [(crashes, standstill) for crashes in found for standstill in crashes.standstills]
+    kills = [(crashes, kill) for crashes in found for kill in crashes.kills]
     shown = report.table(title, _COLUMNS, kills, lambda each: each[0].is_sound)
     return report.on_this_machine(shown, *map(_verdict, found))
 
 
-_COLUMNS: report.Columns[tuple[LeaderCrashes, Standstill]] = (
+_COLUMNS: report.Columns[tuple[LeaderCrashes, Kill]] = (
     ("experiment", lambda each: each[0].experiment.title),
-    ("killed", lambda each: each[1].kill.leader),
-    ("at s", lambda each: f"{each[0].seconds_at(each[1].kill.killed_ns):.1f}"),
+    ("killed", lambda each: each[1].leader),
+    ("at s", lambda each: f"{each[0].seconds_at(each[1].killed_ns):.1f}"),
     ("no receipt\nfor s", lambda each: f"{each[1].gap.seconds:.2f}"),
     ("nothing to\nread for s", lambda each: f"{each[1].reader_gap.seconds:.2f}"),
-    ("caught up\nin s", lambda each: f"{each[1].kill.catching_up.seconds:.2f}"),
+    ("caught up\nin s", lambda each: f"{each[1].catching_up.seconds:.2f}"),
     ("no receipt\nthen, s", lambda each: f"{each[1].return_gap.seconds:.2f}"),
 )
 
@@ -182,7 +168,7 @@ def _verdict(crashes: LeaderCrashes) -> Text:
         f"{report.optional(row.ratio_to_pipe, '.3f')} of the raw pipe's "
         f"{row.pipe_frames_per_s:,.0f} frames/s; "
         f"of {row.published:,} events with a receipt {kept}; {row.forged} forged, "
-        f"{row.unacknowledged} without a receipt; {len(crashes.standstills)} kills, "
+        f"{row.unacknowledged} without a receipt; {len(crashes.kills)} kills, "
         f"{crashes.changes} changes of the leader",
         is_sound=crashes.is_sound,
     )
@@ -230,7 +216,7 @@ async def _run(
     )
     return Found(window, published, received, memory_mb, spent_s), {
         "window": window,
-        "standstills": _standstills(killed, window.ended_ns, receipts_ns, read_ns),
+        "kills": _with_gaps(killed, window.ended_ns, receipts_ns, read_ns),
         "changes": changes,
         "acknowledged": [events * count for count in binned(receipts_ns, *spans)],
         "read": [events * count for count in binned(read_ns, *spans)],
@@ -288,16 +274,18 @@ async def _reread(stack: AsyncExitStack, task: Task, admin: Admin) -> None:
         raise BenchError(f"of {batches} batches in the log only {found.batches} could be read")
 
 
-def _standstills(
+def _with_gaps(
     kills: list[Kill], ended_ns: int, receipts_ns: list[int], read_ns: list[int]
-) -> list[Standstill]:
+) -> list[Kill]:
     ends_ns = [*(kill.killed_ns for kill in kills[1:]), ended_ns]
     return [
-        Standstill(
+        replace(
             kill,
-            longest_gap(receipts_ns, kill.killed_ns, kill.started_ns),
-            longest_gap(read_ns, kill.killed_ns, kill.started_ns),
-            longest_gap([at for at in receipts_ns if at < end_ns], kill.started_ns, end_ns),
+            gap=longest_gap(receipts_ns, kill.killed_ns, kill.started_ns),
+            reader_gap=longest_gap(read_ns, kill.killed_ns, kill.started_ns),
+            return_gap=longest_gap(
+                [at for at in receipts_ns if at < end_ns], kill.started_ns, end_ns
+            ),
         )
         for kill, end_ns in zip(kills, ends_ns, strict=True)
     ]

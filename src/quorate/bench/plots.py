@@ -9,18 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quorate.bench.drawing import (
-    COLOURS,
-    INK,
-    legend_below,
-    panels_for,
-    require_matplotlib,
-    saved,
-)
+from quorate.bench.drawing import COLOURS, INK, legend_below, panels_for, require_matplotlib, saved
 from quorate.bench.experiments import FAULTS, THROUGHPUT, disk_words
 from quorate.bench.growth import Growth
 from quorate.bench.latencies import QUANTILES
-from quorate.bench.leader_crash import BIN_SECONDS, LeaderCrashes, Standstill
+from quorate.bench.leader_crash import BIN_SECONDS, Kill, LeaderCrashes
 from quorate.bench.rows import Row, TrialRow
 from quorate.bench.targets import SIDES, Side
 from quorate.bench.trials import KAFKA, QUORATE, WHOLE
@@ -110,10 +103,7 @@ def _bars_by_replicas(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _bars(
-    axes: "Axes",
-    rows: Sequence[Row],
-    groups: dict[str, list[Row]],
-    height: Callable[[Row], float],
+    axes: "Axes", rows: Sequence[Row], groups: dict[str, list[Row]], height: Callable[[Row], float]
 ) -> list[tuple[Row, float, float]]:
     """Bars of a colour for each group, by protocol: which row's bar is where, and how wide."""
     names = _in_order(map(_label, rows))
@@ -276,8 +266,8 @@ def _leader_crashes(found: Sequence[LeaderCrashes]) -> "Figure":
     for axes, crashes in zip(panels, found, strict=True):
         top = _HEADROOM * max(*crashes.acknowledged, *crashes.read, 1) / BIN_SECONDS
         _progress(axes, crashes)
-        for number, standstill in enumerate(crashes.standstills):
-            _standstill(axes, crashes, standstill, top, named=number == 0)
+        for number, kill in enumerate(crashes.kills):
+            _draw_kill(axes, crashes, kill, top, named=number == 0)
         axes.set_title(crashes.experiment.title, fontsize=10, loc="left")
         axes.set_ylabel("events per second")
         axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -299,11 +289,11 @@ def _progress(axes: "Axes", crashes: LeaderCrashes) -> None:
     axes.plot(centres, read, color=_READ, linewidth=0.7, alpha=0.8, label="read by a consumer")
 
 
-def _standstill(
-    axes: "Axes", crashes: LeaderCrashes, standstill: Standstill, top: float, *, named: bool
+def _draw_kill(
+    axes: "Axes", crashes: LeaderCrashes, kill: Kill, top: float, *, named: bool
 ) -> None:
     """Where the leader was killed, where nothing moved, and where it was back."""
-    kill, gap = standstill.kill, standstill.gap
+    gap = kill.gap
     killed, back, whole = map(
         crashes.seconds_at, (kill.killed_ns, kill.started_ns, kill.caught_up_ns)
     )

@@ -68,24 +68,18 @@ FIGURES: dict[Case, Figure] = {
 
 # FIT-Broker's tables of ordered channels, for 1 to 10 publishers on each of ten.
 _ORDERED: dict[Case, tuple[str, tuple[int, ...]]] = {
-    Case("ordering"): (
-        "5.3", (4201, 3120, 2936, 2770, 2808, 2962, 3095, 3007, 2867, 2797),
-    ),
-    Case("crash-ordering"): (
-        "5.3", (3081, 3114, 4357, 4424, 4535, 4555, 4439, 4415, 4364, 4185),
-    ),
-    Case("ordering", fault="crash and recovery"): (
-        "5.4", (3960, 3472, 2994, 3257, 2923, 3110, 3255, 3338, 3676, 3387),
-    ),
-    Case("ordering", fault="altering"): (
-        "5.5", (4032, 3016, 2812, 3039, 2822, 3189, 2985, 2657, 2594, 2566),
-    ),
-    Case("ordering", f=2): (
-        "5.6", (2525, 2547, 2577, 2604, 2612, 2624, 2667, 2645, 2636, 2603),
-    ),
-    Case("ordering", events_per_batch=100): (
-        "5.7", (225225, 267379, 268817, 271739, 268817, 274725, 276243, 282485, 292397, 267737),
-    ),
+    Case("ordering"):
+        ("5.3", (4201, 3120, 2936, 2770, 2808, 2962, 3095, 3007, 2867, 2797)),
+    Case("crash-ordering"):
+        ("5.3", (3081, 3114, 4357, 4424, 4535, 4555, 4439, 4415, 4364, 4185)),
+    Case("ordering", fault="crash and recovery"):
+        ("5.4", (3960, 3472, 2994, 3257, 2923, 3110, 3255, 3338, 3676, 3387)),
+    Case("ordering", fault="altering"):
+        ("5.5", (4032, 3016, 2812, 3039, 2822, 3189, 2985, 2657, 2594, 2566)),
+    Case("ordering", f=2):
+        ("5.6", (2525, 2547, 2577, 2604, 2612, 2624, 2667, 2645, 2636, 2603)),
+    Case("ordering", events_per_batch=100):
+        ("5.7", (225225, 267379, 268817, 271739, 268817, 274725, 276243, 282485, 292397, 267737)),
 }  # fmt: skip
 
 
@@ -96,7 +90,7 @@ PEERS: dict[Case, Peer] = {
         p50_ms=(54, 74),
         source="4 replicas, 100 clients, 256-byte requests; "
         "design notes, same machine, not this run",
-    ),
+    )
 }
 
 

@@ -29,15 +29,7 @@ from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import ready
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import TrialRow, merged, setting_of_trial
-from quorate.bench.trials import (
-    KAFKA,
-    KAFKA_STORES,
-    PRODUCERS,
-    QUORATE,
-    REPLICAS,
-    WHOLE,
-    Trial,
-)
+from quorate.bench.trials import KAFKA, KAFKA_STORES, PRODUCERS, QUORATE, REPLICAS, WHOLE, Trial
 from quorate.bench.workload import READER, Consumed, Produced, Task, Window, frame_bytes
 from quorate.client.producer import BATCH_BYTES, BATCH_EVENTS
 from quorate.core.errors import QuorateError
@@ -137,10 +129,7 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
     names, run = [f"producer-{number}" for number in range(PRODUCERS)], secrets.token_hex(8)
     kafkas = [KafkaStore(bootstrap=broker.bootstrap, topic_prefix=f"{run}.") for broker in stores]
     local = made(
-        replicas=REPLICAS,
-        clients=[*names, READER],
-        topics=trial.contracts(),
-        kafkas=kafkas,
+        replicas=REPLICAS, clients=[*names, READER], topics=trial.contracts(), kafkas=kafkas
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, _empty, kafkas)
@@ -161,18 +150,18 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
 def _empty(kafkas: Sequence[KafkaStore]) -> None:
     """What stores of this run have been given goes: the next trial is to find idle disks."""
     for kafka in kafkas:
-        kafka_clients.remove_topics_behind(kafka.bootstrap, kafka.topic_prefix)
+        kafka_clients.remove_topics(kafka.bootstrap, kafka.topic_prefix)
 
 
 async def _through_broker(trial: Trial, timing: Timing, broker: KafkaBroker) -> Found:
     bootstrap, run = broker.bootstrap, secrets.token_hex(8)
-    topics = [f"{topic}-{run}" for topic in trial.topics]
+    topics = [f"{run}-{topic}" for topic in trial.topics]
     await asyncio.to_thread(kafka_clients.make_topics, bootstrap, topics)
     task = Task(cluster=bootstrap, run=run, topics=topics, event_bytes=trial.event_bytes)
     try:
         return await _run(_KAFKA_CLIENTS, task, [""] * PRODUCERS, timing, _pids_of([broker]))
     finally:
-        await asyncio.to_thread(kafka_clients.remove_topics, bootstrap, topics)
+        await asyncio.to_thread(kafka_clients.remove_topics, bootstrap, run)
 
 
 def _pids_of(brokers: Sequence[KafkaBroker]) -> dict[str, int]:

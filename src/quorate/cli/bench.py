@@ -13,13 +13,7 @@ from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quorate.bench import endurance as endurance_run
 from quorate.bench import experiments, pipeline_report, plots, report, targets, trials
@@ -142,8 +136,7 @@ def ordering(
     only: OnlyLog = None,
     topics: Annotated[list[int] | None, typer.Option(help="Only with 1 topic, or 10.")] = None,
     publishers: Annotated[
-        list[int] | None,
-        typer.Option(help="Only 1, 2, 5 or 10 on each topic; may be repeated."),
+        list[int] | None, typer.Option(help="Only 1, 2, 5 or 10 on each topic; may be repeated.")
     ] = None,
     batch: Annotated[
         list[int] | None,
