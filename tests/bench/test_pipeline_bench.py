@@ -3,9 +3,9 @@
 import pytest
 
 from quorate.bench import pipeline
-from quorate.bench.latencies import summarise
+from quorate.bench.latencies import Spread, summarise
 from quorate.bench.pipe import PipeRate
-from quorate.bench.pipeline import WAYS, Memory, Pipeline, Plan, Read, Round, Scanned, Spread
+from quorate.bench.pipeline import WAYS, Memory, Pipeline, Plan, Read, Round, Scanned
 from quorate.bench.pipeline_clients import Listed
 from quorate.bench.pipeline_report import json_of, targets_of
 

@@ -212,7 +212,7 @@ def _row(
 ) -> Row:
     published, received, count = found.published, found.received, experiment.events_per_batch
     events_per_s, latencies = received.events_in_window / found.window.seconds, received.latencies
-    rates = beside(pipe, events_per_s, count)
+    rates = beside(pipe, events_per_s, pipe.frame_bytes / count)
     if round_trip_ms:
         rates["ratio_to_pipe"] = None
     return Row(

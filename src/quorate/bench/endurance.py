@@ -115,6 +115,7 @@ class Endured:
 
     def row(self, topic: str) -> dict[str, Any]:
         """One for each topic, with the keys that all benchmarks have."""
+        events_per_s = self.received.delivered[topic] / self.seconds
         row = Row(
             experiment="endurance",
             protocol=topic,
@@ -123,7 +124,7 @@ class Endured:
             events_per_batch=EVENTS_PER_BATCH,
             event_bytes=EVENT_BYTES,
             fault=FAULT,
-            **beside(self.pipe, self.received.delivered[topic] / self.seconds, EVENTS_PER_BATCH),
+            **beside(self.pipe, events_per_s, self.pipe.frame_bytes / EVENTS_PER_BATCH),
             **self.received.latencies.figures,
             published=self.events // len(TOPICS),
             delivered=self.received.delivered[topic],

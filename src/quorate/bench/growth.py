@@ -5,10 +5,7 @@ replays is counted in batches rather than in bytes. Once a second all replicas s
 they take. The time is cut into legs; after each one the publishers rest, one replica is killed
 (SIGKILL, so that it leaves no last checkpoint) and started again, and we look how long it takes
 until it listens and until it has caught up. That replica is the same each time: the memory of the
-others shows the whole run.
-
-To start an interpreter and to load what a replica consists of takes the same time whatever the log
-is; it is what a start with an empty log takes, which is measured first.
+others shows the whole run. A start with an empty log comes first: it shows what every start takes.
 """
 
 import asyncio
@@ -99,9 +96,10 @@ class Growth:
     def json(self) -> dict[str, Any]:
         """The keys that all benchmarks have, and what only this one knows."""
         events = self.experiment.events_per_batch
+        events_per_s = self.published.receipts * events / self.seconds
         row = Row(
             **setting(self.experiment),
-            **beside(self.pipe, self.published.receipts * events / self.seconds, events),
+            **beside(self.pipe, events_per_s, self.pipe.frame_bytes / events),
             seconds=self.seconds,
             receipt_p50_ms=self.published.receipt.p50_ms,
             memory_mb_max=max(max(each.memory_mb.values()) for each in self.samples),

@@ -1,11 +1,9 @@
 """Reading history: how fast a consumer gets through a log that is there already.
 
-A topic is filled with batches, and then nothing happens but this: a consumer in a process of its
-own reads all of it from the beginning, as any program would. The raw pipe with frames of the same
-size runs before and after each reading, so that both see the same weather. Since a machine has
-other things to do, the processor time that each process spent on a megabyte stands beside it, and
-so does what the pipe's receiver spent. The consumer checks that the batches are those that were
-published, in their order.
+A topic is filled with batches, and then a consumer in a process of its own reads all of it from the
+beginning, while nothing else happens. The raw pipe with frames of the same size runs before and
+after each reading. The processor time that each process spent on a megabyte stands beside it, and
+so does what the pipe's receiver spent.
 """
 
 import asyncio
@@ -22,6 +20,7 @@ from quorate.bench import report
 from quorate.bench.broadcast import ANSWER_SECONDS_MAX, WORKLOAD, Yardstick, task_of
 from quorate.bench.clusters import look, pids_of, running_cluster
 from quorate.bench.experiments import Experiment
+from quorate.bench.latencies import Spread
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import BenchError, ready
 from quorate.bench.processor import processor_s, spent_since
@@ -82,8 +81,16 @@ class History:
         return not any(reading.lost or reading.wrong for reading in self.readings)
 
     @property
-    def ratio_to_pipe(self) -> float:
-        return median(reading.ratio_to_pipe for reading in self.readings)
+    def mb_per_s(self) -> Spread:
+        return Spread.of([reading.mb_per_s for reading in self.readings])
+
+    @property
+    def ratio_to_pipe(self) -> Spread:
+        return Spread.of([reading.ratio_to_pipe for reading in self.readings])
+
+    @property
+    def pipe(self) -> PipeRate:
+        return PipeRate.median_of([reading.pipe for reading in self.readings])
 
     @property
     def processor_ms_per_mb(self) -> dict[str, float]:
@@ -92,9 +99,7 @@ class History:
             name: 1e3 * median(each.processor_s[name] / each.megabytes for each in self.readings)
             for name in self.readings[0].processor_s
         }
-        return spent | {
-            PIPE_RECEIVER: median(each.pipe.processor_ms_per_mb for each in self.readings)
-        }
+        return spent | {PIPE_RECEIVER: self.pipe.processor_ms_per_mb}
 
     @property
     def processor_us_per_event(self) -> float:
@@ -116,19 +121,19 @@ class History:
 
     def json(self) -> dict[str, Any]:
         """The keys that all benchmarks have, and what only this one knows."""
-        count, frame = self.experiment.events_per_batch, self.readings[0].pipe.frame_bytes
-        rates = [reading.mb_per_s / frame * 1e6 * count for reading in self.readings]
-        pipe = PipeRate.median_of([each.pipe for each in self.readings])
+        count, rates = self.experiment.events_per_batch, self.mb_per_s
+        event_bytes = self.pipe.frame_bytes / count
         row = Row(
             **setting(self.experiment),
-            **beside(pipe, median(rates), count) | {"ratio_to_pipe": self.ratio_to_pipe},
+            **beside(self.pipe, rates.middle * 1e6 / event_bytes, event_bytes)
+            | {"ratio_to_pipe": self.ratio_to_pipe.middle},
             seconds=median(reading.seconds for reading in self.readings),
             processor_us_per_event=self.processor_us_per_event,
             published=self.batches * count,
             lost=sum(reading.lost for reading in self.readings) * count,
             forged=sum(reading.wrong for reading in self.readings) * count,
             runs=len(self.readings),
-            spread=(min(rates), max(rates)),
+            spread=(rates.lowest * 1e6 / event_bytes, rates.highest * 1e6 / event_bytes),
         )
         return {
             **row.json(),
@@ -172,11 +177,11 @@ def table_of(found: list[History]) -> Group:
 _COLUMNS: report.Columns[History] = (
     ("experiment", lambda each: each.experiment.title),
     ("MB read", lambda each: f"{each.readings[0].megabytes:,.0f}"),
-    ("MB/s", lambda each: f"{median(one.mb_per_s for one in each.readings):,.0f}"),
-    ("lowest..highest", lambda each: _range([one.mb_per_s for one in each.readings], ",.0f")),
-    ("pipe\nMB/s", lambda each: f"{median(one.pipe.mb_per_s for one in each.readings):,.0f}"),
-    ("ratio", lambda each: f"{each.ratio_to_pipe:.2f}"),
-    ("lowest..highest", lambda each: _range([one.ratio_to_pipe for one in each.readings], ".2f")),
+    ("MB/s", lambda each: f"{each.mb_per_s.middle:,.0f}"),
+    ("lowest..highest", lambda each: each.mb_per_s.range(",.0f")),
+    ("pipe\nMB/s", lambda each: f"{each.pipe.mb_per_s:,.0f}"),
+    ("ratio", lambda each: f"{each.ratio_to_pipe.middle:.2f}"),
+    ("lowest..highest", lambda each: each.ratio_to_pipe.range(".2f")),
     ("µs/event", lambda each: f"{each.processor_us_per_event:.2f}"),
     ("processor,\nms per MB", lambda each: "\n".join(
         f"{name} {ms:.2f}" for name, ms in each.processor_ms_per_mb.items())),
@@ -184,10 +189,6 @@ _COLUMNS: report.Columns[History] = (
     ("lost", lambda each: str(sum(one.lost for one in each.readings))),
     ("wrong", lambda each: str(sum(one.wrong for one in each.readings))),
 )  # fmt: skip
-
-
-def _range(figures: list[float], form: str) -> str:
-    return f"{min(figures):{form}}..{max(figures):{form}}"
 
 
 async def _fill(task: Task, admin: Admin, wanted: int) -> int:

@@ -24,12 +24,12 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 from typing import Final
 
 from quorate.bench.broadcast import Yardstick
 from quorate.bench.clusters import made, running
 from quorate.bench.experiments import ORDERING, Experiment
+from quorate.bench.latencies import Spread
 from quorate.bench.pipe import PipeRate
 from quorate.bench.pipeline_clients import AlertTask, FillTask, Heard, Listed, SitesTask
 from quorate.bench.processes import Worker, ready, started
@@ -119,28 +119,6 @@ class Round:
     pipe: PipeRate
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The median of some figures, the lowest and the highest."""
-
-    middle: float
-    lowest: float
-    highest: float
-
-    @staticmethod
-    def of(figures: list[float]) -> "Spread":
-        return Spread(median(figures), min(figures), max(figures))
-
-    def __format__(self, form: str) -> str:
-        return f"{self.middle:{form}} ({self.range(form)})"
-
-    def range(self, form: str) -> str:
-        return f"{self.lowest:{form}}..{self.highest:{form}}"
-
-    def json(self) -> dict[str, float]:
-        return {"median": self.middle, "lowest": self.lowest, "highest": self.highest}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
     """All rounds with events of one size."""
@@ -176,11 +154,11 @@ class Read:
     @property
     def cost_of_verification(self) -> Spread:
         """By how much it lowers the rows per second: 0.2 is a fifth."""
-        return _lowered(self.ratio(VERIFIED, UNVERIFIED))
+        return self.ratio(VERIFIED, UNVERIFIED).lowered
 
     @property
     def cost_of_verification_by_processor(self) -> Spread:
-        return _lowered(self.ratio_by_processor(VERIFIED, UNVERIFIED))
+        return self.ratio_by_processor(VERIFIED, UNVERIFIED).lowered
 
     @property
     def pipe(self) -> PipeRate:
@@ -391,10 +369,6 @@ async def _one_round(
         seconds[way], spent_s[way] = did.seconds, sum(spent_since(before_s).values())
         start_s[way] = did.start_s
     return seconds, spent_s, start_s
-
-
-def _lowered(ratio: Spread) -> Spread:
-    return Spread(1 - ratio.middle, 1 - ratio.highest, 1 - ratio.lowest)
 
 
 async def _done(driver: Worker, job: Job) -> Did:

@@ -88,7 +88,8 @@ def _source(read: Read, way: Way) -> str:
 
 def _rate(read: Read, way: Way) -> dict[str, Any]:
     """Its columns beside the pipe."""
-    return beside(read.pipe, read.rows_per_s(way).middle, read.experiment.events_per_batch)
+    row_bytes = read.pipe.frame_bytes / read.experiment.events_per_batch
+    return beside(read.pipe, read.rows_per_s(way).middle, row_bytes)
 
 
 def _deviating(took: Latencies, unit_ms: float, form: str) -> str:

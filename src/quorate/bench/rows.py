@@ -180,18 +180,18 @@ def setting_of_trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def beside(pipe: PipeRate, events_per_s: float, events_per_batch: int) -> dict[str, Any]:
-    """The columns of a rate beside a pipe that carries frames of the size of such batches.
+def beside(pipe: PipeRate, events_per_s: float, event_bytes: float) -> dict[str, Any]:
+    """The columns of a rate beside a pipe.
 
-    The ratio is one of frames per second; with frames of one size, of megabytes too.
+    With the pipe's frames for batches, a ratio of megabytes is one of frames per second as well.
     """
-    batches_per_s = events_per_s / events_per_batch
+    mb_per_s = events_per_s * event_bytes / 1e6
     return {
         "events_per_s": events_per_s,
-        "mb_per_s": batches_per_s * pipe.frame_bytes / 1e6,
+        "mb_per_s": mb_per_s,
         "pipe_frames_per_s": pipe.frames_per_s,
         "pipe_mb_per_s": pipe.mb_per_s,
-        "ratio_to_pipe": batches_per_s / pipe.frames_per_s,
+        "ratio_to_pipe": mb_per_s / pipe.mb_per_s,
         "frame_bytes": pipe.frame_bytes,
     }
 

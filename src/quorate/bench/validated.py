@@ -28,7 +28,7 @@ from quorate.bench.latencies import Latencies
 from quorate.bench.pipe import PipeRate
 from quorate.bench.processes import ready
 from quorate.bench.processor import processor_s, spent_since
-from quorate.bench.rows import TrialRow, merged, setting_of_trial
+from quorate.bench.rows import TrialRow, beside, merged, setting_of_trial
 from quorate.bench.trials import KAFKA, KAFKA_STORES, PRODUCERS, QUORATE, REPLICAS, WHOLE, Trial
 from quorate.bench.workload import READER, Consumed, Produced, Task, Window, frame_bytes
 from quorate.client.producer import BATCH_BYTES, BATCH_EVENTS
@@ -204,22 +204,17 @@ def row_of(trial: Trial, found: Found, pipe: PipeRate) -> TrialRow:
     batches = sum(each.batches for each in produced)
     produced_per_s = sum(each.in_window.all for each in produced) / seconds
     events_per_s = consumed.counted.all / consumed.seconds
-    megabytes = trial.event_bytes / 1e6
+    theirs = beside(pipe, produced_per_s, trial.event_bytes)
     spent_us = {name: 1e6 * s / max(1, acknowledged) for name, s in found.processor_s.items()}
     return TrialRow(
         **setting_of_trial(trial),
+        **beside(pipe, events_per_s, trial.event_bytes),
         **consumed.latencies.figures,
         events_per_batch=acknowledged / batches if batches else None,
-        events_per_s=events_per_s,
-        mb_per_s=events_per_s * megabytes,
-        pipe_frames_per_s=pipe.frames_per_s,
-        pipe_mb_per_s=pipe.mb_per_s,
-        ratio_to_pipe=events_per_s * megabytes / pipe.mb_per_s,
-        frame_bytes=pipe.frame_bytes,
         seconds=seconds,
         produced_per_s=produced_per_s,
-        produced_mb_per_s=produced_per_s * megabytes,
-        produced_ratio_to_pipe=produced_per_s * megabytes / pipe.mb_per_s,
+        produced_mb_per_s=theirs["mb_per_s"],
+        produced_ratio_to_pipe=theirs["ratio_to_pipe"],
         receipt_p50_ms=median(each.receipt.p50_ms for each in produced),
         signed_receipt_p50_ms=_p50_ms([each.signed_receipt for each in produced]),
         basic_receipt_p50_ms=_p50_ms([each.basic_receipt for each in produced]),
