@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from quorate.bench.clusters import memory_mb_max, running_cluster, suffering
 from quorate.bench.experiments import CRASH, ONE_IN_FLIGHT, Experiment
 from quorate.bench.pipe import PipeRate, measure_rate, measure_round_trip_ms
-from quorate.bench.processes import Worker, ready
+from quorate.bench.processes import ready
 from quorate.bench.processor import processor_s, spent_since
 from quorate.bench.rows import Row, beside, merged, setting, with_costs
+from quorate.bench.trials import Trial
 from quorate.bench.workload import Published, Received, Task, Window, frame_bytes
 from quorate.core.errors import QuorateError
 from quorate.runtime.launcher import Launcher
@@ -58,7 +59,7 @@ class Found:
     processor_s: float
 
 
-_Planned = TypeVar("_Planned")
+_Planned = TypeVar("_Planned", Experiment, Trial)
 _Found = TypeVar("_Found")
 _Row = TypeVar("_Row")
 
@@ -68,7 +69,7 @@ async def run_all(
     timing: Timing,
     *,
     repeat: int = 1,
-    tell: Callable[[Experiment], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Run every experiment so many times; one that fails has a row that says why."""
     yardstick = Yardstick(timing.pipe_s)
@@ -86,14 +87,14 @@ async def run_all(
 async def in_rounds(
     plan: Sequence[_Planned],
     repeat: int,
-    tell: Callable[[_Planned], None],
+    tell: Callable[[str], None],
     attempt: Callable[[_Planned], Awaitable[_Row]],
 ) -> list[list[_Row]]:
     """Everything once, and everything again, so that all see the same weather."""
     rounds: list[list[_Row]] = [[] for _ in range(repeat)]
     for rows in rounds:
         for each in plan:
-            tell(each)
+            tell(each.title)
             rows.append(await attempt(each))
     return rounds
 
@@ -152,12 +153,25 @@ async def measured(
 
 
 async def _run(experiment: Experiment, timing: Timing) -> Found:
+    """Warm up, let the window pass, and hear what came of everything."""
+    window_s = timing.window_s
+    if experiment.fault == CRASH:
+        window_s = max(window_s, CRASH_SECONDS_MIN)
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(running_cluster(experiment))
         task = task_of(experiment, launcher)
         roles = ("subscribe", task), ("publish", task)
         subscriber, publisher = await ready(stack, WORKLOAD, *roles)
-        window, spent_s = await _publish(experiment, timing, launcher, subscriber, publisher)
+        async with suffering(experiment, launcher):
+            began_ns = time.monotonic_ns() + int(timing.warm_up_s * 1e9)
+            window = Window(began_ns, began_ns + int(window_s * 1e9))
+            subscriber.say(window)
+            publisher.say("go")
+            await asyncio.sleep(timing.warm_up_s)
+            before_s = processor_s()
+            await asyncio.sleep((window.ended_ns - time.monotonic_ns()) / 1e9)
+            spent_s = sum(spent_since(before_s).values())
+            publisher.say("stop")
         published: Published = await publisher.hear(ANSWER_SECONDS_MAX, Published)
         subscriber.say(published.receipts)
         received: Received = await subscriber.hear(ANSWER_SECONDS_MAX, Received)
@@ -177,30 +191,6 @@ def task_of(experiment: Experiment, launcher: Launcher, **options: Any) -> Task:
         publishers=experiment.publishers,
         **options,
     )
-
-
-async def _publish(
-    experiment: Experiment,
-    timing: Timing,
-    launcher: Launcher,
-    subscriber: Worker,
-    publisher: Worker,
-) -> tuple[Window, float]:
-    """Warm up, and let the window pass; what all processes spent in it."""
-    window_s = timing.window_s
-    if experiment.fault == CRASH:
-        window_s = max(window_s, CRASH_SECONDS_MIN)
-    async with suffering(experiment, launcher):
-        began_ns = time.monotonic_ns() + int(timing.warm_up_s * 1e9)
-        window = Window(began_ns, began_ns + int(window_s * 1e9))
-        subscriber.say(window)
-        publisher.say("go")
-        await asyncio.sleep(timing.warm_up_s)
-        before_s = processor_s()
-        await asyncio.sleep((window.ended_ns - time.monotonic_ns()) / 1e9)
-        spent_s = sum(spent_since(before_s).values())
-        publisher.say("stop")
-    return window, spent_s
 
 
 def _row(

@@ -7,10 +7,9 @@ payload; the receiver looks at every length and takes every payload out as bytes
     plain       asyncio's streams as their documentation shows them: one `write` and two
                 `readexactly` for each frame. Ratios refer to it (docs/decisions/0007).
     ping        the same streams, one frame at a time, there and back.
-    coalesced   by hand: the frames of a turn are joined into one write, whatever one read
-                brought is split from one buffer, and the allocator is set as replicas set it.
-                It is the fastest that we know how to write, and stands beside the other in
-                every row.
+    coalesced   by hand: the frames of a turn are joined into one write, what one read brought is
+                split from one buffer, and the allocator is set as replicas set it. It is the
+                fastest that we know how to write, and stands beside the other in every row.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ async def run_trials(
     timing: Timing,
     *,
     repeat: int = 1,
-    tell: Callable[[Trial], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> list[TrialRow]:
     """Run every trial so many times; one that fails has a row that says why."""
     yardstick = Yardstick(timing.pipe_s)

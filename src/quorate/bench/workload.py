@@ -116,12 +116,10 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reading came to.
-
-    `wrong` counts batches that do not stand where the only publisher put them.
-    """
+    """What one reading came to."""
 
     batches: int
+    # Not where their only publisher put them.
     wrong: int
     seconds: float
 

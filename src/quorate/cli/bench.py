@@ -315,7 +315,7 @@ def pipeline(
         megabytes=megabytes or plan.megabytes,
         rounds=repeat or plan.rounds,
     )
-    with _told_steps() as tell:
+    with _told() as tell:
         found = _until_done(pipeline_run.measure(plan, tell))
     _print(pipeline_report.json_of(found), lambda: pipeline_report.table_of(found), as_json)
     if not found.is_sound:
@@ -421,6 +421,11 @@ def _refuse_others(
             raise ConfigError(f"--{option} is {value}, but{where} it must be {allowed}")
 
 
+def _refuse_nothing(plan: Sequence[object]) -> None:
+    if not plan:
+        raise ConfigError("no experiment fits all these options; leave some of them out")
+
+
 def _refuse_what_cannot_be_done(seconds: float | None, output: Path | None) -> None:
     """Before an hour of measuring rather than after it."""
     if seconds is not None and seconds < SECONDS_MIN:
@@ -443,14 +448,16 @@ def _refuse_what_cannot_be_done(seconds: float | None, output: Path | None) -> N
 
 def _measured(plan: list[Experiment], window_s: float, repeat: int) -> list[Row]:
     timing = Timing.of(window_s)
-    with _told_experiments(repeat * len(plan)) as tell:
+    _refuse_nothing(plan)
+    with _told(repeat * len(plan)) as tell:
         return _until_done(run_all(plan, timing, repeat=repeat, tell=tell))
 
 
 def _tried(
     plan: list[Trial], headlines: list[Experiment], timing: Timing, repeat: int
 ) -> tuple[list[TrialRow], list[Row]]:
-    with _told_experiments(repeat * (len(plan) + len(headlines))) as tell:
+    _refuse_nothing([*plan, *headlines])
+    with _told(repeat * (len(plan) + len(headlines))) as tell:
 
         async def both() -> tuple[list[TrialRow], list[Row]]:
             warm = replace(timing, warm_up_s=TRIAL_WARM_UP_SECONDS)
@@ -468,7 +475,7 @@ def _each(
     async def all_of_them(tell: _Tell) -> list[_Result]:
         return [await measure(experiment, tell) for experiment in plan]
 
-    with _told_steps() as tell:
+    with _told() as tell:
         return _until_done(all_of_them(tell))
 
 
@@ -501,41 +508,24 @@ def _progress_bar(total: int | None = None) -> Iterator[Progress]:
 
 
 @contextmanager
-def _told_experiments(total: int) -> Iterator[Callable[[Experiment | Trial], None]]:
-    """A function to call with what is begun, for whoever waits."""
-    if not total:
-        raise ConfigError("no experiment fits all these options; leave some of them out")
+def _told(total: int | None = None) -> Iterator[_Tell]:
+    """A function to call with what is begun, for whoever waits; there may be a known number."""
     begun = 0
     with _progress_bar(total) as progress:
         (bar,) = progress.task_ids
 
-        def tell(experiment: Experiment | Trial) -> None:
-            nonlocal begun
-            progress.update(bar, description=experiment.title, completed=begun)
-            begun += 1
-            _print_unless_drawn(progress, f"{begun} of {total}: {experiment.title}")
-
-        yield tell
-        progress.update(bar, description="done", completed=begun)
-
-
-@contextmanager
-def _told_steps() -> Iterator[_Tell]:
-    """The same for steps of which nobody knows how many there are."""
-    with _progress_bar() as progress:
-        (bar,) = progress.task_ids
-
         def tell(words: str) -> None:
-            progress.update(bar, description=words)
-            _print_unless_drawn(progress, words)
+            nonlocal begun
+            progress.update(bar, description=words, completed=begun if total else None)
+            begun += 1
+            # A file or a pipe shows no bar before the end.
+            if not progress.console.is_terminal:
+                count = f"{begun} of {total}: " if total else ""
+                progress.console.print(f"{count}{words}", highlight=False)
 
         yield tell
-
-
-def _print_unless_drawn(progress: Progress, words: str) -> None:
-    """A file or a pipe shows no bar before the end."""
-    if not progress.console.is_terminal:
-        progress.console.print(words, highlight=False)
+        if total:
+            progress.update(bar, description="done", completed=begun)
 
 
 def _until_done(work: Coroutine[Any, Any, _Result]) -> _Result:
