@@ -4,11 +4,9 @@ Source: Kabis 2023, section 4.1: three producers and one consumer, ten topics of
 and 10 are validated, and events of growing size, against plain Kafka and against BFT-SMaRt,
 "modified to transmit the event in plain instead of its SID".
 
-    quorate    all topics can be validated, and clients choose with `update_topology` which are;
-               batches gather as they do for anybody who calls `submit`; payloads go to f + 1
-               replicas, which keep them themselves (embedded) or in a Kafka cluster each
-    whole      the ordering of whole payloads: a Byzantine log that is not validated, and every
-               batch goes whole to every replica
+    quorate    clients choose with `update_topology` which topics are validated; payloads go to
+               f + 1 replicas, which keep them themselves (embedded) or in a Kafka cluster each
+    whole      a Byzantine log that is not validated: every batch goes whole to every replica
     kafka      one broker, `acks=all`, through confluent-kafka, with its own batching
 
 The headline is an experiment of its own, with batches that are made by hand (`headline_plan`).
