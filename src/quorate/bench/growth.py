@@ -72,20 +72,14 @@ class Growth:
     def is_sound(self) -> bool:
         return not self.published.failures and self.batches >= self.published.receipts
 
-    @property
-    def witnesses(self) -> list[str]:
-        """Those who ran all the time."""
-        return [name for name in sorted(self.samples[0].memory_mb) if name != self.restarted]
-
     def memory_mb_at(self, share: float) -> float:
         """The largest replica at about this share of the log, of those that ran all the time.
 
         The median of a few looks, since memory goes up and down with what is on its way.
         """
         near = sorted(self.samples, key=lambda each: abs(each.count - share * self.batches))[:5]
-        return median(
-            max(sample.memory_mb.get(name, 0.0) for name in self.witnesses) for sample in near
-        )
+        witnesses = self.samples[0].memory_mb.keys() - {self.restarted}
+        return median(max(each.memory_mb.get(name, 0.0) for name in witnesses) for each in near)
 
     @property
     def mb_per_million_batches(self) -> float:

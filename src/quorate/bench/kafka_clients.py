@@ -36,8 +36,10 @@ def make_topics(bootstrap: str, topics: list[str]) -> None:
     """Topics of one partition each."""
     from confluent_kafka.cimpl import NewTopic
 
+    # It ends what it was asked for when nothing refers to it any more.
+    admin = _admin(bootstrap)
     wanted = [NewTopic(topic, num_partitions=1, replication_factor=1) for topic in topics]
-    for future in _admin(bootstrap).create_topics(wanted).values():
+    for future in admin.create_topics(wanted).values():
         future.result()
 
 

@@ -120,7 +120,7 @@ class _Alerts:
     """Publishes and listens, and keeps what took how long."""
 
     def __init__(self, task: AlertTask) -> None:
-        self.published = self.wrong = 0
+        self.wrong = 0
         # By the number of an event.
         self.took_ns: dict[int, int] = {}
         self.first = asyncio.Event()

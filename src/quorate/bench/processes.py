@@ -34,18 +34,6 @@ class Worker:
         self._process = process
         self._errors = errors
 
-    @classmethod
-    async def start(cls, module: str, *arguments: str) -> Self:
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when the worker stops
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            limit=LINE_BYTES_MAX,
-        )
-        return cls(f"{module.rpartition('.')[2]} {arguments[0]}", process, errors)
-
     @property
     def pid(self) -> int:
         return self._process.pid
@@ -74,8 +62,6 @@ class Worker:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        finally:
-            self._errors.close()
 
     def _last_words(self) -> str:
         self._errors.seek(0)
@@ -85,7 +71,15 @@ class Worker:
 
 async def started(stack: AsyncExitStack, module: str, role: str, task: msgspec.Struct) -> Worker:
     """A worker that knows its role and its task, and that stops when the stack ends."""
-    worker = await Worker.start(module, role, msgspec.json.encode(task).decode())
+    errors = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, role, msgspec.json.encode(task).decode()),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+        limit=LINE_BYTES_MAX,
+    )
+    worker = Worker(f"{module.rpartition('.')[2]} {role}", process, errors)
     stack.push_async_callback(worker.stop)
     return worker
 

@@ -223,7 +223,12 @@ def with_costs(rows: Iterable[Row]) -> list[Row]:
     """
     rows, same = list(rows), attrgetter("experiment", *_SETTING_BUT_FAULT)
     rates = {same(row): row.events_per_s for row in rows if not row.fault}
-    return [_with_cost(row, rates.get(same(row))) for row in rows]
+    return [
+        replace(row, cost_of_fault=1 - row.events_per_s / rate)
+        if row.fault and not row.problem and (rate := rates.get(same(row)))
+        else row
+        for row in rows
+    ]
 
 
 def _middle(values: list[Any]) -> Any:
@@ -237,9 +242,3 @@ def _middle(values: list[Any]) -> Any:
         case [dict(), *_]:
             return {name: median(each.get(name, 0.0) for each in known) for name in known[0]}
     return values[0]
-
-
-def _with_cost(row: Row, without_fault: float | None) -> Row:
-    if not row.fault or not without_fault or row.problem:
-        return row
-    return replace(row, cost_of_fault=1 - row.events_per_s / without_fault)

@@ -53,7 +53,8 @@ async def run_trials(
     yardstick = Yardstick(timing.pipe_s)
 
     async def attempt(trial: Trial) -> TrialRow:
-        frame = frame_bytes(batch_events(trial.event_bytes), trial.event_bytes)
+        events = min(BATCH_EVENTS, max(1, BATCH_BYTES // trial.event_bytes))
+        frame = frame_bytes(events, trial.event_bytes)
         try:
             found, pipe = await yardstick.around(frame, lambda: brokers.carry(trial, timing))
         except QuorateError as error:
@@ -64,11 +65,6 @@ async def run_trials(
         brokers = Brokers(stack)
         rounds = await in_rounds(plan, repeat, tell, attempt)
     return [merged(runs) for runs in zip(*rounds, strict=True)]
-
-
-def batch_events(event_bytes: int) -> int:
-    """How many events fill a batch."""
-    return min(BATCH_EVENTS, max(1, BATCH_BYTES // event_bytes))
 
 
 class Brokers:
