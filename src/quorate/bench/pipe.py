@@ -44,7 +44,6 @@ _Counted: TypeAlias = dict[str, float]
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """What both ends of a pipe know, and where the sender finds the receiver."""
 
-    kind: str
     frame_bytes: int
     seconds: float
     port: int = 0
@@ -90,10 +89,11 @@ async def measure_round_trip_ms(frame_bytes: int, seconds: float) -> float:
 async def _run_pipe(kind: str, frame_bytes: int, seconds: float) -> _Counted:
     """Start both ends; the one that measures says what it counted."""
     async with AsyncExitStack() as stack:
-        end = End(kind=kind, frame_bytes=frame_bytes, seconds=seconds)
-        receiver = await started(stack, __name__, "receive", end)
+        end = End(frame_bytes=frame_bytes, seconds=seconds)
+        receiver = await started(stack, __name__, f"receive_{kind}", end)
         port: int = await receiver.hear(START_SECONDS_MAX)
-        sender = await started(stack, __name__, "send", msgspec.structs.replace(end, port=port))
+        end = msgspec.structs.replace(end, port=port)
+        sender = await started(stack, __name__, f"send_{kind}", end)
         measuring = sender if kind == "ping" else receiver
         counted: _Counted = await measuring.hear(START_SECONDS_MAX + seconds)
     if not all(counted.values()):
@@ -188,7 +188,7 @@ class Flood(asyncio.Protocol):
             self._loop.call_soon(self._write)
 
 
-async def _receive_coalesced(parent: Parent) -> None:
+async def _receive_coalesced(parent: Parent, _end: End) -> None:
     counter = Counter()
     server = await asyncio.get_running_loop().create_server(lambda: counter, HOST, 0)
     parent.say(server.sockets[0].getsockname()[1])
@@ -206,7 +206,7 @@ async def _send_coalesced(_parent: Parent, end: End) -> None:
 # With streams
 
 
-async def _receive_plain(parent: Parent) -> None:
+async def _receive_plain(parent: Parent, _end: End) -> None:
     done: asyncio.Future[_Counted] = asyncio.get_running_loop().create_future()
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -242,7 +242,7 @@ async def _send_plain(_parent: Parent, end: End) -> None:
     await writer.wait_closed()
 
 
-async def _echo(parent: Parent) -> None:
+async def _echo(parent: Parent, _end: End) -> None:
     done = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -287,18 +287,16 @@ def _frames_per_turn(frame_bytes: int) -> int:
     return max(1, _TURN_BYTES // (frame_bytes + _LENGTH.size))
 
 
-RECEIVERS = {"plain": _receive_plain, "ping": _echo, "coalesced": _receive_coalesced}
-SENDERS = {"plain": _send_plain, "ping": _ping, "coalesced": _send_coalesced}
-
-
-async def receive(parent: Parent, end: End) -> None:
-    await RECEIVERS[end.kind](parent)
-
-
-async def send(parent: Parent, end: End) -> None:
-    await SENDERS[end.kind](parent, end)
-
-
 if __name__ == "__main__":
     # What ratios refer to is what anybody would write, in a process as the system made it.
-    play(End, run if '"coalesced"' in sys.argv[2] else run_untuned, receive=receive, send=send)
+    is_tuned = sys.argv[1].endswith("coalesced")
+    play(
+        End,
+        run if is_tuned else run_untuned,
+        receive_plain=_receive_plain,
+        receive_ping=_echo,
+        receive_coalesced=_receive_coalesced,
+        send_plain=_send_plain,
+        send_ping=_ping,
+        send_coalesced=_send_coalesced,
+    )

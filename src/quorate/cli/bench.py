@@ -9,7 +9,7 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -24,7 +24,10 @@ from quorate.bench import pipeline as pipeline_run
 from quorate.bench.broadcast import Timing, run_all
 from quorate.bench.drawing import require_matplotlib
 from quorate.bench.experiments import ALTERING, CRASH, DROPPING, Experiment, chosen
+from quorate.bench.growth import Growth
+from quorate.bench.history import History
 from quorate.bench.kafka_clients import require_kafka
+from quorate.bench.leader_crash import LeaderCrashes
 from quorate.bench.pipe import measure_rate, measure_round_trip_ms
 from quorate.bench.report import Sample
 from quorate.bench.rows import Row, TrialRow
@@ -84,15 +87,7 @@ Plot: TypeAlias = Annotated[
 ]
 
 
-class Found(Protocol):
-    """What one experiment came to."""
-
-    @property
-    def is_sound(self) -> bool: ...
-
-    def json(self) -> dict[str, Any]: ...
-
-
+Found: TypeAlias = Row | LeaderCrashes | History | Growth
 _Planned = TypeVar("_Planned", Experiment, Trial)
 _Result = TypeVar("_Result")
 _Tell: TypeAlias = Callable[[str], None]
