@@ -31,7 +31,7 @@ from quorate.bench.trials import (
     quick_plan,
 )
 from quorate.bench.validated import Found, row_of
-from quorate.bench.workload import Consumed, Counted, Produced, Window
+from quorate.bench.workload import Consumed, Produced, Window
 
 SECOND = 1_000_000_000
 WINDOW = Window(0, 2 * SECOND)
@@ -104,7 +104,7 @@ def failed_trial(trial: Trial, problem: str) -> TrialRow:
 def produced(validated: int, basic: int, **figures: Any) -> Produced:
     count = validated + basic
     known: dict[str, Any] = {
-        "in_window": Counted(validated=validated, basic=basic),
+        "validated": validated, "basic": basic,
         "submitted": count, "acknowledged": count, "batches": 10,
         "receipt": summarise([SECOND // 100]), "signed_receipt": summarise([]),
         "basic_receipt": summarise([SECOND // 200]),
@@ -114,7 +114,7 @@ def produced(validated: int, basic: int, **figures: Any) -> Produced:
 
 def consumed(validated: int, basic: int, **figures: Any) -> Consumed:
     known: dict[str, Any] = {
-        "counted": Counted(validated=validated, basic=basic), "seconds": 2.0,
+        "validated": validated, "basic": basic, "seconds": 2.0,
         "taken": validated + basic, "doubled": 0, "gaps": 0, "wrong": 0,
         "latencies": summarise([SECOND // 10]),
     }  # fmt: skip

@@ -149,7 +149,31 @@ async def measured(
     one_in_flight = experiment.name == ONE_IN_FLIGHT
     round_trip_ms = await yardstick.round_trip_ms(frame) if one_in_flight else None
     found, pipe = await yardstick.around(frame, run)
-    return _row(experiment, found, pipe, best, round_trip_ms)
+    published, received, count = found.published, found.received, experiment.events_per_batch
+    events_per_s, latencies = received.events_in_window / found.window.seconds, received.latencies
+    rates = beside(pipe, events_per_s, pipe.frame_bytes / count)
+    if round_trip_ms:
+        rates["ratio_to_pipe"] = None
+    return Row(
+        **setting(experiment),
+        **rates,
+        best_pipe_frames_per_s=best,
+        pipe_round_trip_ms=round_trip_ms,
+        p50_round_trips=latencies.p50_ms / round_trip_ms if round_trip_ms else None,
+        seconds=found.window.seconds,
+        **latencies.figures,
+        latency_quantiles_ms=latencies.quantiles_ms,
+        receipt_p50_ms=published.receipt.p50_ms,
+        memory_mb_max=found.memory_mb_max,
+        processor_us_per_event=1e6 * found.processor_s / max(1, received.events_in_window),
+        published=published.receipts * count,
+        unacknowledged=published.failures * count,
+        delivered=received.batches * count,
+        lost=max(0, published.receipts - received.batches) * count,
+        forged=received.forged * count,
+        duplicated=received.duplicated * count,
+        spread=(events_per_s, events_per_s),
+    )
 
 
 async def _run(experiment: Experiment, timing: Timing) -> Found:
@@ -190,38 +214,4 @@ def task_of(experiment: Experiment, launcher: Launcher, **options: Any) -> Task:
         in_flight=experiment.in_flight,
         publishers=experiment.publishers,
         **options,
-    )
-
-
-def _row(
-    experiment: Experiment,
-    found: Found,
-    pipe: PipeRate,
-    best_frames_per_s: float,
-    round_trip_ms: float | None,
-) -> Row:
-    published, received, count = found.published, found.received, experiment.events_per_batch
-    events_per_s, latencies = received.events_in_window / found.window.seconds, received.latencies
-    rates = beside(pipe, events_per_s, pipe.frame_bytes / count)
-    if round_trip_ms:
-        rates["ratio_to_pipe"] = None
-    return Row(
-        **setting(experiment),
-        **rates,
-        best_pipe_frames_per_s=best_frames_per_s,
-        pipe_round_trip_ms=round_trip_ms,
-        p50_round_trips=latencies.p50_ms / round_trip_ms if round_trip_ms else None,
-        seconds=found.window.seconds,
-        **latencies.figures,
-        latency_quantiles_ms=latencies.quantiles_ms,
-        receipt_p50_ms=published.receipt.p50_ms,
-        memory_mb_max=found.memory_mb_max,
-        processor_us_per_event=1e6 * found.processor_s / max(1, received.events_in_window),
-        published=published.receipts * count,
-        unacknowledged=published.failures * count,
-        delivered=received.batches * count,
-        lost=max(0, published.receipts - received.batches) * count,
-        forged=received.forged * count,
-        duplicated=received.duplicated * count,
-        spread=(events_per_s, events_per_s),
     )

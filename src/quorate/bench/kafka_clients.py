@@ -128,7 +128,7 @@ async def produce(parent: Parent, task: Task) -> None:
     # Of batches and receipts librdkafka does not tell.
     unknown = summarise([])
     found = Produced(
-        in_window=producer.meter.counted(window),
+        **producer.meter.counted(window),
         submitted=producer.submitted,
         acknowledged=producer.meter.events,
         batches=0,

@@ -232,8 +232,8 @@ def _json_of_way(read: Read, way: Way) -> dict[str, Any]:
 
 
 def _json_of_memory(memory: Memory) -> dict[str, Any]:
-    row = Row(**setting(memory.experiment), memory_mb_max=memory.mb_max, published=memory.events)
-    return row.json()
+    known = setting(memory.experiment)
+    return Row(**known, memory_mb_max=memory.mb_max, published=memory.events).json()
 
 
 def _json_of_alerts(alerted: Alerted) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _json_of_alerts(alerted: Alerted) -> dict[str, Any]:
 
 
 def _json_of_scans(scanned: Scanned) -> dict[str, Any]:
-    listed = scanned.listed
-    row = Row(**setting(scanned.experiment), **listed.latencies.figures, published=listed.packets)
+    listed, known = scanned.listed, setting(scanned.experiment)
     names = ("scanners", "found", "wrong", "precision", "recall")
+    row = Row(**known, **listed.latencies.figures, published=listed.packets)
     return {**row.json(), **{name: getattr(listed, name) for name in names}}

@@ -198,8 +198,8 @@ def row_of(trial: Trial, found: Found, pipe: PipeRate) -> TrialRow:
     produced, consumed, seconds = found.produced, found.consumed, found.window.seconds
     acknowledged = sum(each.acknowledged for each in produced)
     batches = sum(each.batches for each in produced)
-    produced_per_s = sum(each.in_window.all for each in produced) / seconds
-    events_per_s = consumed.counted.all / consumed.seconds
+    produced_per_s = sum(each.validated + each.basic for each in produced) / seconds
+    events_per_s = (consumed.validated + consumed.basic) / consumed.seconds
     theirs = beside(pipe, produced_per_s, trial.event_bytes)
     spent_us = {name: 1e6 * s / max(1, acknowledged) for name, s in found.processor_s.items()}
     return TrialRow(
@@ -214,8 +214,8 @@ def row_of(trial: Trial, found: Found, pipe: PipeRate) -> TrialRow:
         receipt_p50_ms=median(each.receipt.p50_ms for each in produced),
         signed_receipt_p50_ms=_p50_ms([each.signed_receipt for each in produced]),
         basic_receipt_p50_ms=_p50_ms([each.basic_receipt for each in produced]),
-        basic_per_s=consumed.counted.basic / consumed.seconds,
-        basic_produced_per_s=sum(each.in_window.basic for each in produced) / seconds,
+        basic_per_s=consumed.basic / consumed.seconds,
+        basic_produced_per_s=sum(each.basic for each in produced) / seconds,
         processor_us_per_event=sum(spent_us.values()),
         processor_us_by_process=spent_us,
         published=acknowledged,

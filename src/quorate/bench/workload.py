@@ -124,21 +124,12 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """Events of the window, by what their topic is."""
-
-    validated: int = 0
-    basic: int = 0
-
-    @property
-    def all(self) -> int:
-        return self.validated + self.basic
-
-
 class Produced(msgspec.Struct, frozen=True, kw_only=True):
-    """How a producer fared, in events; batches are those of the whole run."""
+    """How a producer fared, in events; those of the window on validated topics and on others."""
 
-    in_window: Counted
+    validated: int
+    basic: int
+    # Of the whole run.
     submitted: int
     acknowledged: int
     batches: int
@@ -155,7 +146,8 @@ class Consumed(msgspec.Struct, frozen=True, kw_only=True):
     everything, over the time that this took: what it is behind with when the window ends counts.
     """
 
-    counted: Counted
+    validated: int
+    basic: int
     seconds: float
     taken: int
     doubled: int
@@ -304,12 +296,12 @@ class Meter:
         self.last_ns = now_ns
         self._seen.append((now_ns, is_validated, events))
 
-    def counted(self, window: Window) -> Counted:
-        found = Counter[bool]()
+    def counted(self, window: Window) -> dict[str, int]:
+        found = {"validated": 0, "basic": 0}
         for at_ns, is_validated, events in self._seen:
             if window.has(at_ns):
-                found[is_validated] += events
-        return Counted(validated=found[True], basic=found[False])
+                found["validated" if is_validated else "basic"] += events
+        return found
 
 
 class TopicProducer:
@@ -370,7 +362,7 @@ async def produce(parent: Parent, task: Task) -> None:
         signed_ns = [ns for each in topics if each.is_validated for ns in each.receipts_ns]
         basic_ns = [ns for each in topics if not each.is_validated for ns in each.receipts_ns]
         found = Produced(
-            in_window=meter.counted(window),
+            **meter.counted(window),
             submitted=sum(each.submitted for each in topics),
             acknowledged=meter.events,
             batches=meter.batches,
@@ -518,7 +510,7 @@ class EventTally:
     def found(self, window: Window) -> Consumed:
         whole = Window(window.began_ns, max(window.ended_ns, self.meter.last_ns + 1))
         return Consumed(
-            counted=self.meter.counted(whole),
+            **self.meter.counted(whole),
             seconds=whole.seconds,
             taken=self.order.taken,
             doubled=self.order.doubled,
