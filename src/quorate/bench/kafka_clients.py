@@ -10,8 +10,9 @@ confluent-kafka comes with the extra `kafka` and is imported only here.
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from itertools import count, groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from quorate.bench.latencies import summarise
 from quorate.bench.processes import BenchError, Parent, play
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 FLUSH_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.05
 MESSAGES_MAX = 1000
+
+# How another thread has the loop call something.
+Tell: TypeAlias = Callable[[Callable[[], None]], object]
 
 
 def require_kafka() -> None:
@@ -143,29 +147,23 @@ async def produce(parent: Parent, task: Task) -> None:
 # Consuming
 
 
-class KafkaConsumer:
-    """Reads all topics from their beginnings."""
+def read_into(tally: EventTally, task: Task, stopped: threading.Event, tell: Tell) -> None:
+    """Read all topics from their beginnings, until it is stopped."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-    def __init__(self, task: Task, tally: EventTally, tell: "asyncio.AbstractEventLoop") -> None:
-        from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-
-        self.stopped = threading.Event()
-        self._tally, self._loop = tally, tell
-        settings = {"bootstrap.servers": task.cluster, "group.id": task.run}
-        self._consumer = Consumer({**settings, "enable.auto.commit": False})
-        self._consumer.assign([TopicPartition(each, 0, OFFSET_BEGINNING) for each in task.topics])
-
-    def consume(self) -> None:
-        while not self.stopped.is_set():
-            arrived = self._consumer.consume(MESSAGES_MAX, POLL_SECONDS)
-            now_ns, now_ms = time.monotonic_ns(), time.time() * 1000
-            for topic, messages in groupby(arrived, _topic):
-                some = list(messages)
-                age_ns = int(1e6 * (now_ms - some[0].timestamp()[1]))
-                self._tally.add(now_ns, topic, [_value(each) for each in some], age_ns)
-            if arrived:
-                self._loop.call_soon_threadsafe(self._tally.news.set)
-        self._consumer.close()
+    settings = {"bootstrap.servers": task.cluster, "group.id": task.run}
+    consumer = Consumer({**settings, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(each, 0, OFFSET_BEGINNING) for each in task.topics])
+    while not stopped.is_set():
+        arrived = consumer.consume(MESSAGES_MAX, POLL_SECONDS)
+        now_ns, now_ms = time.monotonic_ns(), time.time() * 1000
+        for topic, messages in groupby(arrived, _topic):
+            some = list(messages)
+            age_ns = int(1e6 * (now_ms - some[0].timestamp()[1]))
+            tally.add(now_ns, topic, [_value(each) for each in some], age_ns)
+        if arrived:
+            tell(tally.news.set)
+    consumer.close()
 
 
 def _topic(message: "Message") -> str:
@@ -184,12 +182,12 @@ def _value(message: "Message") -> bytes:
 
 
 async def consume(parent: Parent, task: Task) -> None:
-    tally = EventTally(task)
-    consumer = KafkaConsumer(task, tally, asyncio.get_running_loop())
-    consuming = asyncio.create_task(asyncio.to_thread(consumer.consume))
+    tally, stopped = EventTally(task), threading.Event()
+    tell = asyncio.get_running_loop().call_soon_threadsafe
+    consuming = asyncio.create_task(asyncio.to_thread(read_into, tally, task, stopped, tell))
     parent.say("ready")
     await say_found(parent, tally)
-    consumer.stopped.set()
+    stopped.set()
     await consuming
     await parent.hear()
 

@@ -416,11 +416,6 @@ def _refuse_others(
             raise ConfigError(f"--{option} is {value}, but{where} it must be {allowed}")
 
 
-def _refuse_nothing(plan: Sequence[object]) -> None:
-    if not plan:
-        raise ConfigError("no experiment fits all these options; leave some of them out")
-
-
 def _refuse_what_cannot_be_done(seconds: float | None, output: Path | None) -> None:
     """Before an hour of measuring rather than after it."""
     if seconds is not None and seconds < SECONDS_MIN:
@@ -443,7 +438,6 @@ def _refuse_what_cannot_be_done(seconds: float | None, output: Path | None) -> N
 
 def _measured(plan: list[Experiment], window_s: float, repeat: int) -> list[Row]:
     timing = Timing.of(window_s)
-    _refuse_nothing(plan)
     with _told(repeat * len(plan)) as tell:
         return _until_done(run_all(plan, timing, repeat=repeat, tell=tell))
 
@@ -451,7 +445,6 @@ def _measured(plan: list[Experiment], window_s: float, repeat: int) -> list[Row]
 def _tried(
     plan: list[Trial], headlines: list[Experiment], timing: Timing, repeat: int
 ) -> tuple[list[TrialRow], list[Row]]:
-    _refuse_nothing([*plan, *headlines])
     with _told(repeat * (len(plan) + len(headlines))) as tell:
 
         async def both() -> tuple[list[TrialRow], list[Row]]:
@@ -505,6 +498,8 @@ def _progress_bar(total: int | None = None) -> Iterator[Progress]:
 @contextmanager
 def _told(total: int | None = None) -> Iterator[_Tell]:
     """A function to call with what is begun, for whoever waits; there may be a known number."""
+    if total == 0:
+        raise ConfigError("no experiment fits all these options; leave some of them out")
     begun = 0
     with _progress_bar(total) as progress:
         (bar,) = progress.task_ids
