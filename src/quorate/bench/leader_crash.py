@@ -29,7 +29,7 @@ from quorate.bench.broadcast import (
     measured,
     task_of,
 )
-from quorate.bench.clusters import look, memory_mb_max, running_cluster, until_at
+from quorate.bench.clusters import OrderStanding, look, memory_mb_max, running_cluster, until_at
 from quorate.bench.experiments import Experiment
 from quorate.bench.processes import BenchError, ready
 from quorate.bench.processor import processor_s, spent_since
@@ -188,7 +188,7 @@ async def _run(
         task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX, notes=notes)
         roles = ("subscribe", task), ("publish", task)
         subscriber, publisher = await ready(stack, WORKLOAD, *roles)
-        began_ns, first, before_s = time.monotonic_ns(), await _regency(admin), processor_s()
+        began_ns, first, before_s = time.monotonic_ns(), await _orders(admin), processor_s()
         publisher.say("go")
         killed = await _kill_leaders(experiment, launcher, admin, kills, tell)
         window = Window(began_ns, time.monotonic_ns())
@@ -205,7 +205,7 @@ async def _run(
             await worker.stop(ANSWER_SECONDS_MAX)
         tell(f"{experiment.title}: reading the log from the beginning")
         await _reread(stack, task, admin)
-        memory_mb, changes = await memory_mb_max(launcher), await _regency(admin) - first
+        memory_mb, last = await memory_mb_max(launcher), await _orders(admin)
         readings = [Notes.read(Path(notes) / each) for each in (FOLLOWED, REREAD)]
         receipts = Notes.read(Path(notes) / RECEIPTS)
     receipts_ns = sorted(place.at_ns for place in receipts)
@@ -217,7 +217,7 @@ async def _run(
     return Found(window, published, received, memory_mb, spent_s), {
         "window": window,
         "kills": _with_gaps(killed, window.ended_ns, receipts_ns, read_ns),
-        "changes": changes,
+        "changes": max(each.regency for each in last) - max(each.regency for each in first),
         "acknowledged": [events * count for count in binned(receipts_ns, *spans)],
         "read": [events * count for count in binned(read_ns, *spans)],
         "broken": broken(receipts, readings, events),
@@ -234,7 +234,8 @@ async def _kill_leaders(
     found = []
     await asyncio.sleep(BEFORE_SECONDS)
     for number in range(kills):
-        leader = await _leader(admin)
+        said = Counter(each.leader for each in await _orders(admin))
+        ((leader, _),) = said.most_common(1)
         tell(f"{experiment.title}: {leader}, kill {number + 1} of {kills}")
         killed_ns = time.monotonic_ns()
         await asyncio.to_thread(launcher.stop, leader, kill=True)
@@ -243,24 +244,19 @@ async def _kill_leaders(
         launcher.start(leader)
         await asyncio.to_thread(launcher.wait_until_up, leader)
         # It is to know all that had been decided when it was back.
-        decided = max(each.order.slot for each in (await look(admin)).values())
+        decided = max(each.slot for each in await _orders(admin))
         await until_at(admin, leader, decided)
         found.append(Kill(leader, killed_ns, started_ns, time.monotonic_ns()))
         await asyncio.sleep(AFTER_SECONDS)
     return found
 
 
-async def _leader(admin: Admin) -> str:
-    """The replica that most of them say leads."""
-    said = Counter(each.order.leader for each in (await look(admin)).values())
-    if not said:
-        raise BenchError("no replica says who leads")
-    return said.most_common(1)[0][0]
-
-
-async def _regency(admin: Admin) -> int:
-    """The latest that anybody is in."""
-    return max(each.order.regency for each in (await look(admin)).values())
+async def _orders(admin: Admin) -> list[OrderStanding]:
+    """How far the replicas say that they are."""
+    found = [each.order for each in (await look(admin)).values()]
+    if not found:
+        raise BenchError("no replica answers")
+    return found
 
 
 async def _reread(stack: AsyncExitStack, task: Task, admin: Admin) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quorate.bench.drawing import COLOURS, INK, legend_below, panels_for, require_matplotlib, saved
+from quorate.bench.drawing import COLOURS, INK, legend_below, panels_for, saved
 from quorate.bench.experiments import FAULTS, THROUGHPUT, disk_words
 from quorate.bench.growth import Growth
 from quorate.bench.latencies import QUANTILES
@@ -30,7 +30,6 @@ _HEADROOM = 1.3
 
 def write_plots(directory: Path, rows: Sequence[Row]) -> list[Path]:
     """Draw what the rows are enough for."""
-    require_matplotlib()
     good = [row for row in rows if row.link_security == "mac" and not row.problem]
     drawn = {
         "throughput.png": _throughput([row for row in good if row.experiment == THROUGHPUT]),
@@ -42,7 +41,6 @@ def write_plots(directory: Path, rows: Sequence[Row]) -> list[Path]:
 
 def write_trials(directory: Path, rows: Sequence[TrialRow]) -> list[Path]:
     """Draw what the rows are enough for."""
-    require_matplotlib()
     good = [row for row in rows if not row.problem]
     drawn: dict[str, Figure | None] = {}
     for side in SIDES:
@@ -52,12 +50,10 @@ def write_trials(directory: Path, rows: Sequence[TrialRow]) -> list[Path]:
 
 
 def write_leader_crashes(directory: Path, found: Sequence[LeaderCrashes]) -> list[Path]:
-    require_matplotlib()
     return saved(directory, {"leader-crash.png": _leader_crashes(found)})
 
 
 def write_growth(directory: Path, found: Sequence[Growth]) -> list[Path]:
-    require_matplotlib()
     return saved(directory, {"growth.png": _growth(found)})
 
 

@@ -6,7 +6,6 @@ not run is left out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -35,8 +34,7 @@ class Target(NamedTuple):
     is_reached: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(NamedTuple):
     """Producers, or the consumer: whose figures a target is about."""
 
     name: str

@@ -80,13 +80,8 @@ Readings: TypeAlias = Annotated[
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a list of rows.")]
 Output: TypeAlias = Annotated[
-    Path | None, typer.Option(help="Write Parquet and PNG plots into this directory.")
+    Path | None, typer.Option(help="Write PNG plots, and rows as Parquet, into this directory.")
 ]
-Plot: TypeAlias = Annotated[
-    Path | None, typer.Option("--output", help="Write a PNG plot into this directory.")
-]
-
-
 Found: TypeAlias = Row | LeaderCrashes | History | Growth
 _Planned = TypeVar("_Planned", Experiment, Trial)
 _Result = TypeVar("_Result")
@@ -172,7 +167,7 @@ def leader_crash(
         int | None, typer.Option(min=1, help="How often the leader is killed.")
     ] = None,
     as_json: AsJson = False,
-    output: Plot = None,
+    output: Output = None,
 ) -> None:
     """Kill the leader under load: how long nothing moves, and whether anything is lost.
 
@@ -219,7 +214,7 @@ def growth(
     only: OnlyLog = None,
     seconds: Seconds = None,
     as_json: AsJson = False,
-    output: Plot = None,
+    output: Output = None,
 ) -> None:
     """Let a log grow: the memory of the replicas, and the time that one takes to start.
 
