@@ -57,5 +57,7 @@ def test_what_a_process_spent_that_has_ended_is_in_the_sum() -> None:
 
         spent_s = spent_since(before_s)
 
-    assert sum(spent_s.values()) == pytest.approx(told_s - before_s[worker.pid], abs=0.05)
+    # Other children of the tests may be at work as well.
+    found_s = spent_s[ENDED] + spent_s[worker.pid]
+    assert found_s == pytest.approx(told_s - before_s[worker.pid], abs=0.02)
     assert spent_s[ENDED] > BUSY_S / 2
