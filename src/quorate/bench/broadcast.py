@@ -107,7 +107,7 @@ class Yardstick:
     """The raw pipe at the frame sizes of a run."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._last: PipeRate | None = None
         self._best: dict[int, float] = {}
 
@@ -124,7 +124,7 @@ class Yardstick:
 
     async def _measured(self, frame_bytes: int) -> PipeRate:
         """The median of a few pipes, each of fresh processes: single ones differ by a factor."""
-        part_s = max(PIPE_SECONDS_MIN, self._seconds / PIPE_SAMPLES)
+        part_s = max(PIPE_SECONDS_MIN, self.seconds / PIPE_SAMPLES)
         rates = [await measure_rate(frame_bytes, part_s) for _ in range(PIPE_SAMPLES)]
         self._last = PipeRate.median_of(rates)
         return self._last
@@ -132,12 +132,9 @@ class Yardstick:
     async def best_frames_per_s(self, frame_bytes: int) -> float:
         """The fastest pipe that we know how to write: once per frame size is enough."""
         if frame_bytes not in self._best:
-            rate = await measure_rate(frame_bytes, self._seconds, "coalesced")
+            rate = await measure_rate(frame_bytes, self.seconds, "coalesced")
             self._best[frame_bytes] = rate.frames_per_s
         return self._best[frame_bytes]
-
-    async def round_trip_ms(self, frame_bytes: int) -> float:
-        return await measure_round_trip_ms(frame_bytes, self._seconds)
 
 
 async def measured(
@@ -146,8 +143,9 @@ async def measured(
     """What a run found, and the raw pipe before and after it."""
     frame = frame_bytes(experiment.events_per_batch, experiment.event_bytes)
     best = await yardstick.best_frames_per_s(frame)
-    one_in_flight = experiment.name == ONE_IN_FLIGHT
-    round_trip_ms = await yardstick.round_trip_ms(frame) if one_in_flight else None
+    round_trip_ms = None
+    if experiment.name == ONE_IN_FLIGHT:
+        round_trip_ms = await measure_round_trip_ms(frame, yardstick.seconds)
     found, pipe = await yardstick.around(frame, run)
     published, received, count = found.published, found.received, experiment.events_per_batch
     events_per_s, latencies = received.events_in_window / found.window.seconds, received.latencies

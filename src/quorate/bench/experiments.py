@@ -73,10 +73,6 @@ class Experiment:
         return (self.replicas - 1) // (2 if self.protocol == CRASH_ORDERING else 3)
 
     @property
-    def is_log(self) -> bool:
-        return self.protocol in LOG_PROTOCOLS
-
-    @property
     def in_flight(self) -> int:
         """How many batches may wait for their receipts.
 
@@ -97,7 +93,7 @@ class Experiment:
         fault = f", {self.fault}" if self.fault else ""
         if self.publishers > 1:
             topics += f" with {self.publishers} publishers each"
-        if self.is_log:
+        if self.protocol in LOG_PROTOCOLS:
             topics += f", {disk_words(self.fsync)}"
         if self.validated:
             topics += ", validated"
@@ -124,7 +120,7 @@ class Experiment:
     def contracts(self) -> dict[str, Contract]:
         """The topics of this experiment, by name."""
         names = [f"topic-{number}" for number in range(self.topics)]
-        if self.is_log:
+        if self.protocol in LOG_PROTOCOLS:
             protection = "crash" if self.protocol == CRASH_ORDERING else "byzantine"
             log = {"protection": protection, "order": "total", "validated": self.validated}
             return {name: Contract.parse(name, log) for name in names}

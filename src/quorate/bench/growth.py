@@ -21,7 +21,7 @@ from rich.text import Text
 
 from quorate.bench import report
 from quorate.bench.broadcast import ANSWER_SECONDS_MAX, WORKLOAD, Yardstick, task_of
-from quorate.bench.clusters import Standing, look, running_cluster, until_at
+from quorate.bench.clusters import look, running_cluster, until_at
 from quorate.bench.experiments import Experiment
 from quorate.bench.latencies import summarise
 from quorate.bench.pipe import PipeRate
@@ -197,14 +197,14 @@ class _Watch:
         self.publisher.say("go")
         began_s = time.monotonic()
         while (passed_s := time.monotonic() - began_s) < seconds:
-            self._note(await look(self.admin), self.grown_s + passed_s)
+            await self._note(self.grown_s + passed_s)
             await asyncio.sleep(min(SAMPLE_EVERY_S, seconds - passed_s))
         self.publisher.say("stop")
         self.published = await self.publisher.hear(
             RECEIPT_SECONDS_MAX + ANSWER_SECONDS_MAX, Published
         )
         self.grown_s += time.monotonic() - began_s
-        self._note(await look(self.admin), self.grown_s)
+        await self._note(self.grown_s)
 
     async def start_again(self) -> None:
         """Kill the one replica, and take the time of its start."""
@@ -220,7 +220,8 @@ class _Watch:
         await until_at(self.admin, name, wanted)
         self.starts.append(Start(batches, listening_s, time.monotonic() - began_s))
 
-    def _note(self, standings: dict[str, Standing], seconds: float) -> None:
+    async def _note(self, seconds: float) -> None:
+        standings = await look(self.admin)
         batches = max(standing.batches for standing in standings.values())
         sizes = {name: standing.memory_mb for name, standing in standings.items()}
         self.samples.append(Sample(seconds, batches, sizes))

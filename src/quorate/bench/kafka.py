@@ -1,12 +1,9 @@
 """Real Apache Kafka brokers on this machine, for tests and benchmarks.
 
 Each broker is a cluster of its own: one node in KRaft's combined mode, on loopback, with a small
-heap and with its data in a directory that the caller gives. The jars are what Maven resolves from
-a small `pom.xml`; where Maven gets them from is what the machine's settings say. The class path
-that came out is kept in the user's cache directory, so that Maven is asked once.
-
-A broker that is up has answered a client. One whose parent is killed is ended by a watcher that
-hears the end of its input: nothing stays behind.
+heap. The jars are what Maven resolves from a small `pom.xml`; the class path that came out is kept
+in the user's cache directory, so that Maven is asked once. A broker whose parent is killed is ended
+by a watcher that hears the end of its input: nothing stays behind.
 """
 
 import fcntl

@@ -80,12 +80,10 @@ class KafkaProducer:
         self._task = task
         self._body = Numbered(task.event_bytes, task.run).body
         self._producer = Producer({"bootstrap.servers": task.cluster, "acks": "all"})
+        # It finds the broker and its topics before anything is measured.
+        self._producer.list_topics(timeout=FLUSH_SECONDS_MAX)
         # Told one by one, counted together: which moment it is, is looked up once for each poll.
         self._acknowledged = 0
-
-    def prime(self) -> None:
-        """Find the broker and its topics before anything is measured."""
-        self._producer.list_topics(timeout=FLUSH_SECONDS_MAX)
 
     def produce(self) -> None:
         """Until it is stopped, and all that was taken has been delivered."""
@@ -121,8 +119,7 @@ class KafkaProducer:
 
 
 async def produce(parent: Parent, task: Task) -> None:
-    producer = KafkaProducer(task)
-    await asyncio.to_thread(producer.prime)
+    producer = await asyncio.to_thread(KafkaProducer, task)
     parent.say("ready")
     window = await parent.hear(Window)
     producing = asyncio.create_task(asyncio.to_thread(producer.produce))

@@ -93,10 +93,6 @@ class LeaderCrashes:
     def is_sound(self) -> bool:
         return self.row.is_sound and not any(self.broken)
 
-    @property
-    def gap_s_max(self) -> float:
-        return max((each.gap.seconds for each in self.kills), default=0.0)
-
     def seconds_at(self, at_ns: int) -> float:
         """A moment as seconds from the beginning."""
         return (at_ns - self.window.began_ns) / 1e9
@@ -106,7 +102,7 @@ class LeaderCrashes:
         return {
             **self.row.json(),
             "broken_promises": self.broken._asdict(),
-            "gap_s_max": self.gap_s_max,
+            "gap_s_max": max((each.gap.seconds for each in self.kills), default=0.0),
             "leader_changes": self.changes,
             "kills": [self._json_of(each) for each in self.kills],
             "bin_s": BIN_SECONDS,

@@ -30,7 +30,7 @@ from quorate.bench.broadcast import Yardstick
 from quorate.bench.clusters import made, running
 from quorate.bench.experiments import ORDERING, Experiment
 from quorate.bench.latencies import Spread
-from quorate.bench.pipe import PipeRate
+from quorate.bench.pipe import PipeRate, measure_round_trip_ms
 from quorate.bench.pipeline_clients import AlertTask, FillTask, Heard, Listed, SitesTask
 from quorate.bench.processes import Worker, ready, started
 from quorate.bench.processor import processor_s, spent_since
@@ -331,7 +331,7 @@ class _Here:
             heard: Heard = await client.hear(JOB_SECONDS_MAX, Heard)
             await _done(driver, Job(kind="rest", topic=TICKS))
         frame = frame_bytes(1, self.event_bytes)
-        round_trip_ms = await Yardstick(PIPE_SECONDS).round_trip_ms(frame)
+        round_trip_ms = await measure_round_trip_ms(frame, PIPE_SECONDS)
         return Alerted(experiment(LATENCY, 1, self.event_bytes), heard, round_trip_ms)
 
     async def scans(self, driver: Worker) -> Scanned:

@@ -5,7 +5,7 @@ one curve for each number of validated topics; 4.2 and 4.4 show some of these ag
 scale: with validation beside the ordering of whole payloads, and without it beside plain Kafka.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,7 +102,7 @@ def _bars(
     axes: "Axes", rows: Sequence[Row], groups: dict[str, list[Row]], height: Callable[[Row], float]
 ) -> list[tuple[Row, float, float]]:
     """Bars of a colour for each group, by protocol: which row's bar is where, and how wide."""
-    names = _in_order(map(_label, rows))
+    names = [*dict.fromkeys(map(_label, rows))]
     width, drawn = 0.8 / len(groups), []
     for number, (group, chosen) in enumerate(groups.items()):
         places = [names.index(_label(row)) + (number + 0.5) * width - 0.4 for row in chosen]
@@ -179,10 +179,6 @@ def _label(row: Row) -> str:
     return f"{name}, {disk_words(row.fsync)}" if row.fsync else name
 
 
-def _in_order(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
-
-
 # Trials
 
 
@@ -226,7 +222,7 @@ def _details(rows: Sequence[TrialRow], side: Side) -> "Figure | None":
 
 
 def _curves(rows: Sequence[TrialRow]) -> list[str]:
-    return _in_order(row.trial.curve for row in rows)
+    return [*dict.fromkeys(row.trial.curve for row in rows)]
 
 
 def _draw(axes: "Axes", rows: Sequence[TrialRow], side: Side, curve: str, number: int) -> None:

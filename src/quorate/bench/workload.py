@@ -1,18 +1,17 @@
 """The clients of experiments, each a process of its own.
 
 They use what any program uses, `Producer` and `Consumer`. Parent and child talk in lines
-(`quorate.bench.processes`), in this order:
+(`quorate.bench.processes`); each says "ready" once it may publish, or is subscribed.
 
-    publish      says "ready" once it may publish on every topic; as often as it hears "go", it
-                 publishes batches made by hand until it hears "stop", and says how much of all
-                 has a receipt
-    produce      says "ready" as well; hears which window of time to measure, submits event by
-                 event until it hears "stop", and says what has receipts
-    subscribe    says "ready" once its subscriptions are in force; hears which window to measure;
-                 hears how many batches there are to receive; says what arrived
+    publish      as often as it hears "go", it publishes batches made by hand until it hears
+                 "stop", and says how much of all has a receipt
+    produce      hears which window of time to measure, submits event by event until it hears
+                 "stop", and says what has receipts
+    subscribe    hears which window to measure, and how many batches there are to receive; says
+                 what arrived
     consume      the same for what was submitted event by event, and is counted in events
-    read         says "ready"; hears how many batches are in the log; reads them from the
-                 beginning, and says what it found
+    read         hears how many batches are in the log; reads them from the beginning, and says
+                 what it found
 
 Batches made by hand hold one value many times, which tells when it was published. Where events are
 submitted one by one, with the default batching and on each topic from a task of its own, so that

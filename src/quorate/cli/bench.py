@@ -388,10 +388,11 @@ def _picked(
     plan: list[_Planned], quick: bool = False, **options: Sequence[object] | None
 ) -> list[_Planned]:
     """What was asked for; naming what nothing in the plan has is refused with what there is."""
-    wanted = {_ATTRIBUTES.get(option, option): values for option, values in options.items()}
+    wanted: dict[str, Sequence[object] | None] = {}
     where = " with --quick" if quick else ""
     for option, values in options.items():
         attribute = _ATTRIBUTES.get(option, option)
+        wanted[attribute] = values
         there = {getattr(each, attribute) for each in plan} - {None}
         if values and not there:
             raise ConfigError(f"--{option} is {values[0]}, but{where} there are no {option}s")
