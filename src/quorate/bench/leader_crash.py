@@ -206,10 +206,8 @@ async def _run(
         receipts = Notes.read(Path(notes) / RECEIPTS)
     receipts_ns = sorted(place.at_ns for place in receipts)
     read_ns = [place.at_ns for place in readings[0]]
-    spans, events = (
-        (window.began_ns, window.ended_ns, int(BIN_SECONDS * 1e9)),
-        task.events_per_batch,
-    )
+    spans = window.began_ns, window.ended_ns, int(BIN_SECONDS * 1e9)
+    events = task.events_per_batch
     return Found(window, published, received, memory_mb, spent_s), {
         "window": window,
         "kills": _with_gaps(killed, window.ended_ns, receipts_ns, read_ns),
