@@ -150,7 +150,8 @@ def quick_plan() -> list[Experiment]:
 
 def full_plan() -> list[Experiment]:
     matrix = [*_matrix()]
-    encrypted = [replace(each, link_security="tls") for each in matrix if _is_plain(each)]
+    plain = [each for each in matrix if each.f == 1 and not each.fault]
+    encrypted = [replace(each, link_security="tls") for each in plain]
     return [*matrix, *encrypted, Experiment(name=ONE_IN_FLIGHT, protocol="authenticated")]
 
 
@@ -219,10 +220,6 @@ def _matrix() -> Iterable[Experiment]:
             )
             yield plain
             yield from (replace(plain, fault=fault) for fault in FAULTS if _tolerates(plain, fault))
-
-
-def _is_plain(experiment: Experiment) -> bool:
-    return experiment.f == 1 and not experiment.fault
 
 
 def _tolerates(experiment: Experiment, fault: str) -> bool:

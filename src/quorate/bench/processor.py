@@ -23,7 +23,7 @@ def processor_s() -> dict[int, float]:
     for process in psutil.Process().children(recursive=True):
         # It may have ended since it was listed.
         with suppress(psutil.NoSuchProcess, OSError):
-            spent_s[process.pid] = _own_s(process) + _children_s(process)
+            spent_s[process.pid] = _spent_s(process)
     return spent_s
 
 
@@ -34,15 +34,11 @@ def spent_since(before_s: Mapping[int, float]) -> dict[int, float]:
     return {pid: now_s.get(pid, 0.0) - before_s.get(pid, 0.0) for pid in pids}
 
 
-def _own_s(process: "Process") -> float:
+def _spent_s(process: "Process") -> float:
+    """Its own time, and that of all that it started and that have ended."""
+    times = process.cpu_times()
+    own_s = times.user + times.system
     if sys.platform == "linux":
         # Its own clock, as clock_getcpuclockid(3) finds it: /proc counts in steps of 10 ms.
-        return time.clock_gettime(~process.pid << 3 | 2)
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _children_s(process: "Process") -> float:
-    """What those spent that it started and that have ended."""
-    times = process.cpu_times()
-    return float(times.children_user + times.children_system)
+        own_s = time.clock_gettime(~process.pid << 3 | 2)
+    return float(own_s + times.children_user + times.children_system)

@@ -14,8 +14,6 @@ from quorate.bench.experiments import Experiment
 from quorate.bench.pipe import PipeRate
 from quorate.bench.trials import PRODUCERS, QUORATE, REPLICAS, TOPICS, WHOLE, Trial
 
-VALIDATED_TOPICS = "validated"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -170,7 +168,7 @@ def setting(experiment: Experiment) -> dict[str, Any]:
 
 def setting_of_trial(trial: Trial) -> dict[str, Any]:
     return {
-        "experiment": VALIDATED_TOPICS,
+        "experiment": "validated",
         "protocol": trial.system,
         "replicas": REPLICAS if trial.system in (QUORATE, WHOLE) else 1,
         "topics": TOPICS,

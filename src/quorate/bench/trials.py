@@ -33,10 +33,6 @@ QUORATE, WHOLE, KAFKA = "quorate", "whole payloads", "kafka"
 EMBEDDED, KAFKA_STORES = "embedded", "kafka"
 
 HEADLINE = "headline"
-HEADLINE_EVENTS = 1000
-HEADLINE_BYTES = 253
-
-_LOG = {"protection": "byzantine", "order": "total"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +79,8 @@ class Trial:
 
     def contracts(self) -> dict[str, Contract]:
         """All topics can be validated; which ones are, producers and consumer choose."""
-        log = {**_LOG, "validated": self.system == QUORATE}
+        validated = self.system == QUORATE
+        log = {"protection": "byzantine", "order": "total", "validated": validated}
         return {name: Contract.parse(name, log) for name in self.topics}
 
 
@@ -101,8 +98,7 @@ def headline_plan() -> list[Experiment]:
     one = Experiment(
         name=HEADLINE,
         protocol=ORDERING,
-        events_per_batch=HEADLINE_EVENTS,
-        event_bytes=HEADLINE_BYTES,
+        events_per_batch=1000,
         fsync="always",
         validated=True,
     )

@@ -78,16 +78,17 @@ class Brokers:
 
     async def carry(self, trial: Trial, timing: Timing) -> "Found":
         """Run a trial with as many of them as it needs, all of them warm."""
+        warming = Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0)
         needed = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
         if needed > len(self._running):
             started = await asyncio.to_thread(self._start, needed - len(self._running))
             for broker in started:
-                await _once(Trial(system=KAFKA), _warming(), [broker])
+                await _once(Trial(system=KAFKA), warming, [broker])
             self._running += started
         used = self._running[:needed]
         if used and trial.part not in self._carried:
             self._carried.add(trial.part)
-            await _once(trial, _warming(), used)
+            await _once(trial, warming, used)
         return await _once(trial, timing, used)
 
     def _start(self, count: int) -> list[KafkaBroker]:
@@ -115,10 +116,6 @@ async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) ->
     if trial.system == KAFKA:
         return await _through_broker(trial, timing, brokers[0])
     return await _through_cluster(trial, timing, brokers)
-
-
-def _warming() -> Timing:
-    return Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0)
 
 
 async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaBroker]) -> Found:
