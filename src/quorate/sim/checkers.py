@@ -77,8 +77,8 @@ class Record:
     deliveries: dict[NodeId, list[Delivery]] = field(default_factory=dict)
     receipts: dict[NodeId, list[Receipt]] = field(default_factory=dict)
 
-    def on_outcome(self, node: NodeId, outcome: Outcome, _: int) -> None:
-        """For the world to call. Outcomes of nodes that are not on record do not count."""
+    def on_outcome(self, node: NodeId, outcome: Outcome) -> None:
+        """Outcomes of nodes that are not on record do not count."""
         if isinstance(outcome, Delivery) and node in self.destinations:
             self.deliveries.setdefault(node, []).append(outcome)
         elif isinstance(outcome, Receipt) and node in self.conducts:

@@ -1,10 +1,12 @@
 """A log topic's scenario performed: its world is built, lived through and looked at.
 
+On validated topics, producers sign, and what they signed is looked at as well.
+
 The slowest repair: leaders change with a patience that doubles, up to sixteen seconds.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, partial
 from random import Random
 
@@ -18,12 +20,12 @@ from quorate.core.ids import NodeId, member_of, topic_id
 from quorate.core.ordering import Partition
 from quorate.core.quorum import Quorum
 from quorate.crypto.checkpoint import Cosigner
-from quorate.crypto.digests import cut
+from quorate.crypto.digests import cut, digest_of
 from quorate.crypto.identity import is_signed
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
-from quorate.protocol.machine import Entry, Machine, Outcome, Passed, Recorded, Report
+from quorate.protocol.machine import Entry, Machine, Passed, Recorded, Report
 from quorate.protocol.ordering.placement import GroupKind, group_of, rules_of
 from quorate.protocol.ordering.records import (
     Certified,
@@ -56,17 +58,32 @@ from quorate.sim.order_checkers import (
     LOG_SAFETY,
     Content,
     LogBatch,
-    LogRecord,
     LogViolation,
     check_log,
 )
 from quorate.sim.order_commands import PlannedCommand
 from quorate.sim.order_scenarios import OrderScenario, PlannedAppend
+from quorate.sim.sealing import CLUSTER, Sealed, SimSealer, public_key
 from quorate.sim.stage import simulated_macs
 from quorate.sim.stores import SimStore
-from quorate.sim.theatre import Overhear, Theatre
+from quorate.sim.theatre import Theatre
 from quorate.sim.twins import Side
-from quorate.sim.world import OnOutcome
+from quorate.sim.validated_adversaries import (
+    BLIND,
+    RASH,
+    VALIDATED_PUBLISHERS,
+    VALIDATED_REPLICAS,
+    Blind,
+    Pen,
+    Rash,
+    replica_rewrite,
+)
+from quorate.sim.validated_checkers import (
+    VALIDATED_LIVENESS,
+    VALIDATED_SAFETY,
+    KeptReceipt,
+    ValidatedRecord,
+)
 
 LATE_AFTER_US = 60_000_000
 BLACKOUT_US = 20_000
@@ -172,17 +189,30 @@ def cosigner_of(node: NodeId, number: int) -> Cosigner:
 class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     """The world of one scenario of a log topic."""
 
+    record: ValidatedRecord
     late_after_us = LATE_AFTER_US
 
-    def __init__(
-        self,
-        scenario: OrderScenario,
-        *,
-        overhear: Overhear | None = None,
-        on_outcome: OnOutcome | None = None,
-    ) -> None:
-        super().__init__(scenario, overhear, on_outcome)
-        self.record = self._new_record()
+    arrivals = Entry | Passed | Recorded
+    room = Recorded
+
+    def _build(self) -> None:
+        scenario = self.scenario
+        self.sealed = Sealed()
+        self._validated = [topic for topic in scenario.topics if topic.contract.validated]
+        self._keys = {node: public_key(node) for node in map(member_of, scenario.everybody)}
+        self.record = ValidatedRecord(
+            {part.node: part.conduct for part in scenario.publishers},
+            scenario.readers,
+            unpromised=scenario.unpromised,
+            validated=frozenset(topic.id for topic in self._validated),
+            validating=scenario.validating,
+            cluster=CLUSTER,
+            names={topic.id: topic.name for topic in self._validated},
+            with_event_proofs=frozenset(
+                topic.id for topic in self._validated if topic.contract.event_proofs
+            ),
+            keys={part.node: self._keys[member_of(part.node)] for part in scenario.publishers},
+        )
         # Who started over, and with the state after which slot.
         self._installed: set[tuple[NodeId, int]] = set()
         # Those whose disks others keep slots for, as they are now.
@@ -223,30 +253,33 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     def delivered(self) -> int:
         return self.record.entries_read
 
-    # What a topic with more to it adds
-
-    def _new_record(self) -> LogRecord:
-        return LogRecord(*self._cast, unpromised=self.scenario.unpromised)
-
     @property
     def _names(self) -> list[str]:
         return [topic.name for topic in self.scenario.topics]
 
-    @property
-    def _cast(self) -> tuple[dict[NodeId, Conduct], tuple[NodeId, ...]]:
-        """How each publisher behaves, and who reads."""
-        conducts = {part.node: part.conduct for part in self.scenario.publishers}
-        return conducts, self.scenario.readers
-
     def _validation(self, node: NodeId) -> Validation | None:
         """What a replica or a reader looks at seals with."""
+        if not self._validated:
+            return None
+        kind = Blind if self.scenario.hostile.get(node) in (BLIND, RASH) else Validation
+        return kind(CLUSTER, self._validated, self._keys)
 
     def _sealer(self, node: NodeId) -> Sealer | None:
         """What a publisher signs with."""
+        if not self._validated:
+            return None
+        return SimSealer(
+            node,
+            wall_us=lambda: EPOCH_US + self.world.now_us,
+            salts=Random(f"{self.scenario.seed}:salts {node}"),
+            sealed=self.sealed,
+        )
 
     def _rules(self, replica: NodeId) -> Callable[[GroupKind, Quorum], Rules]:
         if self.scenario.setting.protocol == "broken-ordering":
             return lambda _, quorum: Unsynchronised(quorum)
+        if self.scenario.hostile.get(replica) == RASH:
+            return lambda _, quorum: Rash(quorum)
         return rules_of
 
     # Building
@@ -341,9 +374,15 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     def _rewrite(
         self, node: NodeId, adversary: str, random: Random, victims: Collection[NodeId]
     ) -> Rewrite:
+        topic = self.scenario.topic
+        if adversary in VALIDATED_REPLICAS:
+            return replica_rewrite(adversary, node, random, self.sealed)
+        if adversary in VALIDATED_PUBLISHERS:
+            pen = Pen(node, topic, self.sealed, random)
+            return VALIDATED_PUBLISHERS[adversary](pen, topic.f, topic.members)
         if adversary == DENY:
             return Deny(SimSigner(node).sign)
-        peers = [member for member in self.scenario.topic.members if member != node]
+        peers = [member for member in topic.members if member != node]
         if adversary == TWO_FACED:
             half = random.sample(peers, len(peers) // 2)
             return TwoFaced(node, half, SimSigner(node).sign)
@@ -401,20 +440,15 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     # Looking
 
     def _wrong(self) -> list[LogViolation]:
-        self._look_at_disks()
-        return check_log(self.record, LOG_SAFETY)
+        for replica in self.scenario.topic.members:
+            if replica not in self.scenario.hostile:
+                self._look_at_disk(replica)
+        self._look_at_seals()
+        return check_log(self.record, VALIDATED_SAFETY if self._validated else LOG_SAFETY)
 
     def _missing(self) -> list[LogViolation]:
-        return check_log(self.record, LOG_LIVENESS)
-
-    def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
-        self.record.on_outcome(node, outcome)
-        if isinstance(outcome, Entry | Passed | Recorded):
-            self._arrived_us = now_us
-        if isinstance(outcome, Recorded):
-            self._go_on(node, now_us)
-        if self._on_outcome is not None:
-            self._on_outcome(node, outcome, now_us)
+        self._look_at_seals()
+        return check_log(self.record, VALIDATED_LIVENESS if self._validated else LOG_LIVENESS)
 
     def _report(self, node: NodeId, report: Report, now_us: int) -> None:
         """What links altered may look like a lie of who sent it."""
@@ -423,20 +457,17 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         if is_honest and not self.scenario.network.alteration:
             self.record.on_report(node, report.node, report.kind)
 
-    def _look_at_disks(self) -> None:
-        """What the disks of correct replicas say stands where."""
-        for replica in self.scenario.topic.members:
-            if replica not in self.scenario.hostile:
-                self._look_at_disk(replica)
-
     def _look_at_disk(self, replica: NodeId) -> None:
+        """What the disk of a correct replica says stands where."""
         logs: dict[Partition, dict[int, Content]] = {}
         groups = self._groups(replica)
         ends = dict.fromkeys(groups, 0)
         states = self.record.states[replica] = {}
         for record in self.world.disk(replica).read():
             if isinstance(record, Held):
-                self._look_at_payloads(record)
+                # Decided or not.
+                for payload in record.payloads if self._validated else ():
+                    self.record.store(payload)
                 continue
             group = getattr(record, "group", None)
             if group not in groups:
@@ -449,12 +480,9 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
             if isinstance(record, Snapshot | Certified | Installed):
                 states.setdefault((group, record.slot), set()).add(record.state)
             for placed in record.placed if isinstance(record, Decided) else ():
-                self._look_at_receipts(replica, placed)
-                log = logs.setdefault(Partition(placed.topic, placed.partition), {})
-                descriptors = cut(placed.descriptors)
-                for at, described in enumerate(descriptors):
-                    content = Content(placed.publisher, placed.first + at, described)
-                    log[placed.offsets[at]] = content
+                partition = Partition(placed.topic, placed.partition)
+                self._look_at_receipts(replica, partition, placed)
+                logs.setdefault(partition, {}).update(_contents(placed))
         self.record.logs[replica] = logs
         if replica not in self.scenario.dying:
             self.record.ends[replica] = ends
@@ -467,8 +495,29 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
             if replica in topic.members and topic.id not in self.scenario.unpromised
         }
 
-    def _look_at_receipts(self, replica: NodeId, placed: Placed) -> None:
+    def _look_at_receipts(self, replica: NodeId, partition: Partition, placed: Placed) -> None:
         """What a correct replica keeps of those that store what it lacks."""
+        for kept in placed.receipts:
+            key = cosigner_of(kept.store, 0).public_key
+            described = cut(placed.descriptors)[: kept.first + kept.count - placed.first]
+            decided = b"".join(map(digest_of, described))
+            receipt = KeptReceipt(
+                key, LogBatch(placed.publisher, partition, kept.first), kept.count, kept.chain,
+                kept.signature, placed.before, decided + kept.behind,
+            )  # fmt: skip
+            self.record.receipts[replica, kept.store, receipt] = None
 
-    def _look_at_payloads(self, held: Held) -> None:
-        """What a correct replica has on its disk, decided or not."""
+    def _look_at_seals(self) -> None:
+        """What correct producers sealed."""
+        for node, conduct in self.record.conducts.items():
+            if conduct is Conduct.BYZANTINE:
+                continue
+            for (name, number, sequence), payload in self.sealed.by(node).items():
+                batch = LogBatch(node, Partition(topic_id(name), number), sequence)
+                self.record.sealed[batch] = payload
+
+
+def _contents(placed: Placed) -> Iterator[tuple[int, Content]]:
+    """What stands at which offset."""
+    for at, described in enumerate(cut(placed.descriptors)):
+        yield placed.offsets[at], Content(placed.publisher, placed.first + at, described)

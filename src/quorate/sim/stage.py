@@ -13,15 +13,14 @@ from quorate.crypto.macs import DirectedMac, PairwiseMacs, derive_key
 from quorate.protocol.broadcast.broken import CarelessDestination
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
-from quorate.protocol.machine import Delivery, Outcome, Receipt, Room
+from quorate.protocol.machine import Delivery, Receipt, Room
 from quorate.protocol.source import Source
 from quorate.sim.adversaries import PINNED, REPLICAS, SOURCES
 from quorate.sim.checkers import LIVENESS, SAFETY, BatchId, Record, Violation, check
 from quorate.sim.hosts import Rewrite
 from quorate.sim.scenarios import PlannedBatch, Scenario, SourcePart
-from quorate.sim.theatre import Overhear, Theatre
+from quorate.sim.theatre import Theatre
 from quorate.sim.twins import Side
-from quorate.sim.world import OnOutcome
 
 LATE_AFTER_US = 30_000_000
 # What a Byzantine source began may be completed at one destination first.
@@ -31,16 +30,14 @@ LINGER_US = 4_000_000
 class Stage(Theatre[Scenario, PlannedBatch, Violation]):
     """The world of one scenario of a live topic."""
 
+    record: Record
     late_after_us = LATE_AFTER_US
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        *,
-        overhear: Overhear | None = None,
-        on_outcome: OnOutcome | None = None,
-    ) -> None:
-        super().__init__(scenario, overhear, on_outcome)
+    arrivals = Delivery | Receipt
+    room = Receipt | Room
+
+    def _build(self) -> None:
+        scenario = self.scenario
         self.record = Record(
             {part.node: part.conduct for part in scenario.sources}, scenario.destinations
         )
@@ -120,15 +117,6 @@ class Stage(Theatre[Scenario, PlannedBatch, Violation]):
             number = BatchId(stream.publisher, stream.topic, source.last_sequence(name))
             self.record.published[number] = payload
         self.record.unpublished[node] = sum(map(len, self._waiting[node].values()))
-
-    def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
-        self.record.on_outcome(node, outcome, now_us)
-        if isinstance(outcome, Delivery | Receipt):
-            self._arrived_us = now_us
-        if isinstance(outcome, Receipt | Room):
-            self._go_on(node, now_us)
-        if self._on_outcome is not None:
-            self._on_outcome(node, outcome, now_us)
 
 
 @cache

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from operator import methodcaller
 from random import Random
-from typing import Any, Generic, TypeAlias, TypeVar
+from types import UnionType
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
@@ -35,6 +36,10 @@ _P = TypeVar("_P", bound=Planned)
 _V = TypeVar("_V")
 
 
+class _Record(Protocol):
+    def on_outcome(self, node: NodeId, outcome: Outcome) -> None: ...
+
+
 class Theatre(ABC, Generic[_S, _P, _V]):
     """The world of one scenario, what is planned in it, and the violations that are found.
 
@@ -42,17 +47,26 @@ class Theatre(ABC, Generic[_S, _P, _V]):
     nothing in the run.
     """
 
+    # What happened, for the checkers.
+    record: _Record
     # When nothing has arrived for so long, nothing will.
     late_after_us: int
+    # What counts as having arrived, and what says that a source may have room again.
+    arrivals: UnionType
+    room: type[Outcome] | UnionType
 
     def __init__(
-        self, scenario: _S, overhear: Overhear | None, on_outcome: OnOutcome | None
+        self,
+        scenario: _S,
+        *,
+        overhear: Overhear | None = None,
+        on_outcome: OnOutcome | None = None,
     ) -> None:
         self.scenario = scenario
         self.world = World(
             scenario.seed,
             network=scenario.network,
-            on_outcome=self._outcome,
+            on_outcome=self._on_any_outcome,
             on_report=self._report,
         )
         # What the storms will do.
@@ -63,6 +77,7 @@ class Theatre(ABC, Generic[_S, _P, _V]):
         self._arrived_us = 0
         # What each source, or each of two twins, has yet to publish.
         self._waiting: defaultdict[NodeId, dict[Side, deque[_P]]] = defaultdict(dict)
+        self._build()
 
     def perform(self) -> list[_V]:
         """Through the storm, and on until everything that is due has come, or is late."""
@@ -88,7 +103,22 @@ class Theatre(ABC, Generic[_S, _P, _V]):
         """The topics that are published on."""
         return [self.scenario.topic.name]
 
+    def _on_any_outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
+        self.record.on_outcome(node, outcome)
+        if isinstance(outcome, self.arrivals):
+            self._arrived_us = now_us
+        if isinstance(outcome, self.room):
+            for side, waiting in self._waiting[node].items():
+                if waiting:
+                    self.world.call(now_us, node, partial(self._publish, node, side), side=side)
+        if self._on_outcome is not None:
+            self._on_outcome(node, outcome, now_us)
+
     # What a stage adds
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Put everybody and everything that is planned into the world."""
 
     @property
     def _linger_us(self) -> int:
@@ -118,10 +148,6 @@ class Theatre(ABC, Generic[_S, _P, _V]):
     @abstractmethod
     def _publish(self, node: NodeId, side: Side, source: Source) -> None:
         """As much as there is room for: a program that uses a source waits for it, too."""
-
-    @abstractmethod
-    def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
-        """Note what a machine handed to its application."""
 
     def _report(self, node: NodeId, report: Report, now_us: int) -> None:
         """Note what a machine reported."""
@@ -179,12 +205,6 @@ class Theatre(ABC, Generic[_S, _P, _V]):
     def _take(self, planned: _P, side: Side, source: Source) -> None:
         self._waiting[planned.source].setdefault(side, deque()).append(planned)
         self._publish(planned.source, side, source)
-
-    def _go_on(self, node: NodeId, now_us: int) -> None:
-        """A source may have room again."""
-        for side, waiting in self._waiting[node].items():
-            if waiting:
-                self.world.call(now_us, node, partial(self._publish, node, side), side=side)
 
     def _hear(self, receiver: NodeId, sender: NodeId, message: Message) -> None:
         if self._overhear is not None:
