@@ -91,16 +91,19 @@ BLACKOUT_US = 20_000
 EPOCH_US = 1_700_000_000_000_000
 
 
-class SimSigner:
-    """Signatures of a world without secrets: nobody in it signs for another."""
+class _Keys:
+    """The keys of replicas; `keys` says of whom it is known how many times they got another."""
 
     def __init__(self, me: NodeId, keys: Mapping[NodeId, int] | None = None) -> None:
-        """`keys` says of whom it knows how many times they got another key."""
         self.keys = dict(keys or {})
         self._me, self._mine = me, self.keys.get(me, 0)
 
     def adopt(self, cluster: Cluster) -> None:
         """No simulated command changes keys."""
+
+
+class SimSigner(_Keys):
+    """Signatures of a world without secrets: nobody in it signs for another."""
 
     def sign(self, data: bytes) -> bytes:
         return _signature(self._me, self._mine, data)
@@ -136,16 +139,16 @@ def _signature(replica: NodeId, number: int, data: bytes) -> bytes:
     return blake3(data, key=_key(replica, number)).digest()
 
 
-class SimNotary:
+class SimNotary(_Keys):
     """Checkpoints of a simulated group, with real keys: they must verify."""
+
+    origin = "simulated"
 
     def __init__(
         self, me: NodeId, members: tuple[NodeId, ...], keys: Mapping[NodeId, int] | None = None
     ) -> None:
-        """`keys` as a `SimSigner` knows them."""
-        self.keys = dict(keys or {})
-        self.origin = "simulated"
-        self._me, self._members, self._mine = me, members, self.keys.get(me, 0)
+        super().__init__(me, keys)
+        self._members = members
 
     @property
     def cosigners(self) -> dict[NodeId, Cosigner]:
@@ -161,9 +164,6 @@ class SimNotary:
     @property
     def is_replaced(self) -> bool:
         return self._mine != self.keys.get(self._me, 0)
-
-    def adopt(self, cluster: Cluster) -> None:
-        """No simulated command changes keys."""
 
     def sign_note(self, data: bytes) -> bytes:
         return _private_key(self._me, self._mine).sign(data)

@@ -209,11 +209,6 @@ class Scenario(Drawn):
         return (*self.topic.members, *sources, *self.destinations)
 
     @property
-    def is_narrow(self) -> bool:
-        """Does a stream reach the edges of its windows?"""
-        return self.topic.windows.span < WINDOWS.span
-
-    @property
     def has_byzantine_source(self) -> bool:
         return any(part.conduct is Conduct.BYZANTINE for part in self.sources)
 

@@ -53,7 +53,6 @@ class Halt(Enum):
 
     IDLE = "nothing is left to happen"
     TIME = "the time is up"
-    LIMIT = "the limit of events is reached"
 
 
 class World:
@@ -194,22 +193,17 @@ class World:
         for host in self._instances(node, side):
             self._agenda.at(at_us, partial(self._with_machine, host, action))
 
-    def run(self, until_us: int | None = None, *, limit_events: int | None = None) -> Halt:
+    def run(self, until_us: int | None = None) -> Halt:
         """Let time pass up to and including this instant, or until nothing is left to happen."""
         agenda, until = self._agenda, maxsize if until_us is None else until_us
-        events_left = maxsize if limit_events is None else limit_events
         try:
-            while events_left > 0 and (self._due or agenda.has_current or agenda.advance(until)):
-                began = agenda.position
-                self._live_through_slot(until, began + events_left)
-                events_left -= agenda.position - began
+            while self._due or agenda.has_current or agenda.advance(until):
+                self._live_through_slot(until)
                 if agenda.has_current:
                     break
         except Exception as error:
             error.add_note(f"in the simulated world of seed {self.seed} at {self.now_us} us")
             raise
-        if events_left <= 0:
-            return Halt.LIMIT
         agenda.now_us = max(agenda.now_us, until_us or 0)
         return Halt.IDLE if agenda.is_empty else Halt.TIME
 
@@ -292,13 +286,13 @@ class World:
 
     # One instant after the other
 
-    def _live_through_slot(self, until_us: int, position_max: int) -> None:
-        """Work through the agenda's slot, up to this time and position."""
+    def _live_through_slot(self, until_us: int) -> None:
+        """Work through the agenda's slot, up to this time."""
         agenda, due, seen = self._agenda, self._due, self.trace.words.append
         entries, position, now_us = agenda.current, agenda.position, agenda.now_us
         deliveries = 0
         try:
-            while position < position_max:
+            while True:
                 if position == len(entries) or entries[position][0] != now_us:
                     # The instant is over when its turns are taken, and not even then if they
                     # put down something that comes before what would have come next.
@@ -329,7 +323,6 @@ class World:
                 machine.step(sender, content)
                 seen((sender << 32 ^ host.node) & _WORD_MAX)
                 deliveries += 1
-            self._take_turns()
         finally:
             agenda.position = position
             self.deliveries += deliveries
@@ -503,7 +496,7 @@ class World:
         link = host.links.get(target)
         if link is None:
             link = host.links[target] = Link(host.node, target)
-        arrivals = self._fabric.arrivals(link, message, self.now_us)
+        arrivals = self._fabric.arrivals(link, self.now_us)
         for at_us in arrivals:
             self._agenda.arrive(at_us, receiver, host.node, message)
         if len(arrivals) != 1:
