@@ -17,7 +17,7 @@ from quorate.core.limits import WINDOWS
 from quorate.core.messages import Fetch, Forward, Message, Publish, Supply, Vouch
 from quorate.crypto.digests import digest
 from quorate.sim.adversaries import PINNED, REPLICAS, SOURCES
-from quorate.sim.campaign import campaign, command, explain, run_seed
+from quorate.sim.campaign import command, explain, run_seed
 from quorate.sim.checkers import BatchId, Conduct
 from quorate.sim.faults import FaultKind
 from quorate.sim.links import Mode
@@ -32,7 +32,7 @@ from quorate.sim.scenarios import (
 )
 from quorate.sim.stage import Stage
 from quorate.sim.trace import is_about
-from seeds import chunks
+from seeds import campaign, chunks
 
 REAL = tuple(name for name in LIVE_PROTOCOLS if name != "broken")
 BYZANTINE = tuple(name for name in REAL if name != "first-answer")

@@ -15,13 +15,13 @@ from quorate.core.ids import session_of
 from quorate.core.ordering import Line
 from quorate.protocol.ordering.backlog import Backlog
 from quorate.protocol.ordering.lines import Waiting
-from quorate.sim.campaign import campaign, command, run_seed
+from quorate.sim.campaign import command, run_seed
 from quorate.sim.checkers import Conduct
 from quorate.sim.order_checkers import events_of
 from quorate.sim.order_scenarios import draw_order
 from quorate.sim.order_stage import OrderStage
 from quorate.sim.scenarios import Setting, adversaries_of
-from seeds import chunks
+from seeds import campaign, chunks
 
 ORDERED = ("ordering", "crash-ordering")
 CHUNK = 20

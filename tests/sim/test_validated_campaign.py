@@ -11,7 +11,7 @@ import pytest
 
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering.records import Installed
-from quorate.sim.campaign import Summary, campaign, command, run_seed
+from quorate.sim.campaign import Summary, command, run_seed
 from quorate.sim.order_checkers import events_of
 from quorate.sim.order_scenarios import draw_order
 from quorate.sim.order_stage import OrderStage
@@ -22,7 +22,7 @@ from quorate.sim.validated_adversaries import (
     VALIDATED_REPLICAS,
     Forge,
 )
-from seeds import chunks
+from seeds import campaign, chunks
 
 CHUNK = 20
 SEEDS = {1: 80, 2: 20}

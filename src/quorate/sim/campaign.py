@@ -96,13 +96,6 @@ def run_seeds(setting: Setting, seeds: Iterable[int], *, jobs: int = 1) -> Itera
             pool.shutdown(cancel_futures=True)
 
 
-def campaign(setting: Setting, seeds: Iterable[int], *, jobs: int = 1) -> Summary:
-    summary = Summary(setting)
-    for verdict in run_seeds(setting, seeds, jobs=jobs):
-        summary.add(verdict)
-    return summary
-
-
 def command(setting: Setting, seed: int) -> str:
     """What to type to see this seed again."""
     pinned = f" --adversary {setting.adversary}" if setting.adversary else ""

@@ -28,14 +28,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, cycle, islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from quorate.core.errors import LocalProtocolError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 SECOND_US: Final = 1_000_000
 # 2025-01-01, for whoever does not care.
@@ -195,21 +192,6 @@ class Traffic:
         """Packets are made as they are asked for: it may go on for as long as one likes."""
         probes = sorted(self._probes, key=_begin_us)
         return _in_order(heapq.merge(self._innocent(), probes, key=_begin_us))
-
-    def table(self) -> "pyarrow.Table":
-        """All of it, with columns site, key, value and timestamp."""
-        import pyarrow
-
-        packets = list(self)
-        times = pyarrow.array([each.time_us for each in packets], pyarrow.int64())
-        return pyarrow.table(
-            {
-                "site": pyarrow.array([each.site for each in packets], pyarrow.string()),
-                "key": pyarrow.array([each.key for each in packets], pyarrow.binary()),
-                "value": pyarrow.array([each.value for each in packets], pyarrow.binary()),
-                "timestamp": times.cast(pyarrow.timestamp("us", tz="UTC")),
-            }
-        )
 
     # Scanners
 
