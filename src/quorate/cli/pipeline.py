@@ -25,7 +25,8 @@ from quorate.cli.directory import (
     observer,
     opened,
 )
-from quorate.cli.tables import on_stderr, printable
+from quorate.cli.tables import on_stderr
+from quorate.cli.text import printable
 from quorate.core.errors import ConfigError, QuorateError
 from quorate.pipeline.failures import cause_of
 from quorate.pipeline.filtering import Filter
