@@ -352,13 +352,13 @@ async def _look_after(scene: Scene, admin: Admin, archive: Archive) -> None:
     while True:
         for name, status in (await admin.status(timeout_s=0.5)).items():
             scene.replicas[name] = _word(status)
-        archived = await asyncio.to_thread(_archived_rows, archive)
+        files = (await asyncio.to_thread(archive.view)).files
         scene.samples.append(
             Sample(
                 scene.passed_s,
                 sum(line.published.total() for line in scene.lines.values()),
                 sum(line.delivered.total() for line in scene.lines.values()),
-                archived,
+                sum(file.rows for file in files),
             )
         )
         await asyncio.sleep(1.0)
@@ -368,10 +368,6 @@ def _word(status: dict[str, object]) -> str:
     if status.get("health") == "down":
         return "down"
     return "ok" if status.get("misbehaviour") == "none" else str(status.get("misbehaviour"))
-
-
-def _archived_rows(archive: Archive) -> int:
-    return sum(file.rows for file in archive.view().files)
 
 
 # The end

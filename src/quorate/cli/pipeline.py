@@ -197,15 +197,13 @@ def filter_lines(
     What remains is on the standard output, a JSON object in each line, for `quorate publish`. Needs
     neither Spark nor a cluster.
     """
-    lines = (line.rstrip("\r\n") for line in _lines_of_input())
+    lines = (
+        line.decode("utf-8", errors="replace").rstrip("\r\n")
+        for line in typer.get_binary_stream("stdin")
+    )
     for value in Filter(read_patterns(patterns)).values(lines):
         # Whoever waits for a line should have it now, and not when a buffer is full.
         typer.echo(value)
-
-
-def _lines_of_input() -> Iterator[str]:
-    for line in typer.get_binary_stream("stdin"):
-        yield line.decode("utf-8", errors="replace")
 
 
 def _member(

@@ -22,7 +22,6 @@ from quorate.core.quorum import Quorum
 from quorate.crypto.checkpoint import Cosigner
 from quorate.crypto.digests import cut, digest_of
 from quorate.crypto.identity import is_signed
-from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import Entry, Machine, Passed, Recorded, Report
@@ -218,7 +217,8 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         # Those whose disks others keep slots for, as they are now.
         self._steady: dict[NodeId, SimStore] = {}
         self._add_replicas()
-        self._add_publishers()
+        for part in scenario.publishers:
+            self._add_publishing(part, partial(self._source, part.node))
         self._add_readers()
         self._plan_faults()
         for planned in scenario.appends:
@@ -333,24 +333,15 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         jumped_us = jump_us if now_us >= at_us else 0
         return EPOCH_US + now_us + self.scenario.skews_us[replica] + jumped_us
 
-    def _add_publishers(self) -> None:
-        for part in self.scenario.publishers:
-            macs = simulated_macs(part.node, self.scenario.everybody)
-            self._add_publishing(part, partial(self._source, part.node, macs))
-
-    def _source(self, node: NodeId, macs: PairwiseMacs) -> Source:
+    def _source(self, node: NodeId) -> Source:
         return Source(
-            node, self._topics, macs,
+            node, self._topics, simulated_macs(node, self.scenario.everybody),
             session=1, rooms=self.scenario.rooms, sealer=self._sealer(node),
         )  # fmt: skip
 
     def _add_readers(self) -> None:
-        topic = self.scenario.topic
-        publishers = [part.node for part in self.scenario.publishers]
         for node in self.scenario.readers:
-            macs = simulated_macs(node, self.scenario.everybody)
-            make = partial(self._destination, node, macs, publishers)
-            self._add(node, make, None, (), topic.members)
+            self._add(node, partial(self._destination, node), None, (), self.scenario.topic.members)
         for begins in self.scenario.beginnings:
             read = partial(
                 Destination.read, name=begins.topic, partition=begins.partition,
@@ -358,9 +349,9 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
             )  # fmt: skip
             self.world.call(begins.at_us, begins.reader, read)
 
-    def _destination(
-        self, node: NodeId, macs: PairwiseMacs, publishers: list[NodeId]
-    ) -> Destination:
+    def _destination(self, node: NodeId) -> Destination:
+        macs = simulated_macs(node, self.scenario.everybody)
+        publishers = [part.node for part in self.scenario.publishers]
         return Destination(node, self._topics, macs, publishers, self._validation(node))
 
     def _twin(

@@ -291,7 +291,9 @@ class _Drawing:
         may_wander = self._crashes_only and not self._is_narrow and not setting.adversary
         self._crashes_wander = may_wander and Random(f"{seed}:crashes").random() < 0.5
         self._is_stream = self._random.random() < 0.75 or self._is_narrow
-        self._calm_us = BEGIN_US + self._storm_us()
+        # Breaths between faults take time.
+        times = 2 if self._crashes_only else 1
+        self._calm_us = BEGIN_US + self._random.randint(*STORM_US) * times
         self._topic = self._draw_topic()
         self._hostile = self._draw_hostile()
         self._forgetful = self._draw_forgetful()
@@ -326,10 +328,6 @@ class _Drawing:
     def _struck(self) -> tuple[NodeId, ...]:
         """Replicas that may be out of reach for a while."""
         return (*self._hostile, *self._forgetful) if self._is_narrow else self._topic.members
-
-    def _storm_us(self) -> int:
-        # Breaths between faults take time.
-        return self._random.randint(*STORM_US) * (2 if self._crashes_only else 1)
 
     def _draw_topic(self) -> Topic:
         protocol, f = self._setting.protocol, self._setting.f

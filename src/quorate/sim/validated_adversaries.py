@@ -109,15 +109,6 @@ def _malleable_signature(_: Pen, __: int, ___: Sequence, payload: bytes) -> byte
     return payload[:at] + number.to_bytes(32, "little") + payload[SEAL_BYTES:]
 
 
-def _strange_key(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
-    return pen.signed(partition, sequence, payload, key=_STRANGER)
-
-
-def _key_of_another(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
-    """Somebody else's key in the seal, and our signature."""
-    return pen.signed(partition, sequence, payload, public_key=public_key(member_of(pen.me) + 1))
-
-
 def _elsewhere(**place: Any) -> Forge:
     def forge(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
         known = Place.of(CLUSTER, pen.topic.name, partition, pen.me)
@@ -126,13 +117,6 @@ def _elsewhere(**place: Any) -> Forge:
             for name, change in place.items()
         }
         return pen.signed(partition, sequence, payload, place=changed)
-
-    return forge
-
-
-def _other_number(by: int) -> Forge:
-    def forge(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
-        return pen.signed(partition, max(0, sequence + by), payload)
 
     return forge
 
@@ -153,10 +137,6 @@ def _other_count(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -
     header = Seal.decode(payload).header
     events = header.events + pen.draw.choice((1, 2, 1 << 20))
     return pen.signed(partition, sequence, payload, header=header._replace(events=events))
-
-
-def _swapped_body(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
-    return payload[:SEAL_BYTES] + pen.other_body(payload)
 
 
 def _no_batch(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
@@ -180,11 +160,6 @@ def _truncated(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
     return payload[: pen.draw.choice(sizes)]
 
 
-def _false_header(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
-    """Another count or size than was signed, or no word of a signature."""
-    return false_header(pen.draw, payload)
-
-
 def _bare(_: Pen, __: int, ___: Sequence, payload: bytes) -> bytes:
     """A signed batch that says it is a basic one: that is one, whatever is in it."""
     header = Header.of(*Seal.decode(payload).header[3:])
@@ -194,23 +169,27 @@ def _bare(_: Pen, __: int, ___: Sequence, payload: bytes) -> bytes:
 FORGERIES: Mapping[str, Forge] = {
     "flipped-signature": _flipped_signature,
     "malleable-signature": _malleable_signature,
-    "strange-key": _strange_key,
-    "key-of-another": _key_of_another,
+    "strange-key": lambda pen, *batch: pen.signed(*batch, key=_STRANGER),
+    # Somebody else's key in the seal, and our signature.
+    "key-of-another": lambda pen, *batch: pen.signed(
+        *batch, public_key=public_key(member_of(pen.me) + 1)
+    ),
     "name-of-another": _elsewhere(producer=1),
     "other-session": _elsewhere(session=1),
     "other-partition": _elsewhere(partition=1),
     "other-topic": _elsewhere(topic="other"),
     "other-cluster": _elsewhere(cluster="other"),
-    "later-number": _other_number(1),
-    "earlier-number": _other_number(-1),
+    "later-number": lambda pen, at, number, payload: pen.signed(at, number + 1, payload),
+    "earlier-number": lambda pen, at, number, payload: pen.signed(at, max(0, number - 1), payload),
     "replayed": _replayed,
     "stolen": _stolen,
     "other-count": _other_count,
-    "swapped-body": _swapped_body,
+    "swapped-body": lambda pen, _, __, payload: payload[:SEAL_BYTES] + pen.other_body(payload),
     "no-batch": _no_batch,
     "other-tree": _other_tree,
     "truncated": _truncated,
-    "false-header": _false_header,
+    # Another count or size than was signed, or no word of a signature.
+    "false-header": lambda pen, _, __, payload: false_header(pen.draw, payload),
     "bare": _bare,
 }
 
