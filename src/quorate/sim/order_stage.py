@@ -24,7 +24,7 @@ from quorate.crypto.digests import cut, digest_of
 from quorate.crypto.identity import is_signed
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
-from quorate.protocol.machine import Entry, Machine, Passed, Recorded, Report
+from quorate.protocol.machine import Entry, Passed, Recorded, Report
 from quorate.protocol.ordering.placement import GroupKind, group_of, rules_of
 from quorate.protocol.ordering.records import (
     Certified,
@@ -220,6 +220,12 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         for part in scenario.publishers:
             self._add_publishing(part, partial(self._source, part.node))
         self._add_readers()
+        for absence in scenario.absences:
+            self.world.inject(absence.from_us, partial(self.world.crash, absence.replica))
+            again = partial(self.world.restart, absence.replica, amnesia=absence.amnesia)
+            self.world.inject(absence.until_us, again)
+        for at_us in scenario.blackouts_us:
+            self.world.inject(at_us, self._black_out)
         self._plan_faults()
         for planned in scenario.appends:
             self._plan(planned)
@@ -284,21 +290,6 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
 
     # Building
 
-    def _add_replicas(self) -> None:
-        scenario = self.scenario
-        everybody = scenario.everybody
-        for replica in scenario.topic.members:
-            disk = SimDisk()
-            others = [node for node in everybody if node != replica]
-            self._add(
-                replica,
-                partial(self._replica, replica, disk),
-                scenario.hostile.get(replica),
-                others,
-                scenario.topic.members[:replica],
-                disk,
-            )
-
     def _replica(self, replica: NodeId, disk: SimDisk) -> Broker:
         scenario = self.scenario
         names = {member: f"client-{member}" for member in map(member_of, scenario.everybody)}
@@ -354,14 +345,6 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         publishers = [part.node for part in self.scenario.publishers]
         return Destination(node, self._topics, macs, publishers, self._validation(node))
 
-    def _twin(
-        self, node: NodeId, make: Callable[[], Machine]
-    ) -> tuple[Callable[[], Machine], SimDisk | None]:
-        if node not in self.scenario.topic.members:
-            return make, None
-        disk = SimDisk()
-        return partial(self._replica, node, disk), disk
-
     def _rewrite(
         self, node: NodeId, adversary: str, random: Random, victims: Collection[NodeId]
     ) -> Rewrite:
@@ -384,18 +367,6 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         return {**LOG_REPLICAS, **LOG_PUBLISHERS}[adversary](
             random, self.scenario.setting.f, victims
         )
-
-    def _plan_faults(self) -> None:
-        scenario, world = self.scenario, self.world
-        self._plan_storms()
-        self._plan_deaths()
-        for absence in scenario.absences:
-            world.inject(absence.from_us, partial(world.crash, absence.replica))
-            again = partial(world.restart, absence.replica, amnesia=absence.amnesia)
-            world.inject(absence.until_us, again)
-        for at_us in scenario.blackouts_us:
-            world.inject(at_us, self._black_out)
-        self._plan_calm()
 
     def _black_out(self) -> None:
         """Every replica that can crash does so now, and is back a little later."""

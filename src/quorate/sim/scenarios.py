@@ -19,6 +19,7 @@ A run begins in peace, so that subscriptions hold everywhere before the first ba
 through a storm, and ends in calm. `stage.py` performs it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -178,7 +179,7 @@ class Storm(FaultPlan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(ABC):
     """What is drawn for every protocol."""
 
     setting: Setting
@@ -190,6 +191,11 @@ class Drawn:
     dying: Mapping[NodeId, int]
     storms: tuple[Storm, ...]
     calm_us: int
+
+    @property
+    @abstractmethod
+    def everybody(self) -> tuple[NodeId, ...]:
+        """Replicas first, then who publishes, then who reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

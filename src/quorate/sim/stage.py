@@ -17,6 +17,7 @@ from quorate.protocol.machine import Delivery, Receipt, Room
 from quorate.protocol.source import Source
 from quorate.sim.adversaries import PINNED, REPLICAS, SOURCES
 from quorate.sim.checkers import LIVENESS, SAFETY, BatchId, Record, Violation, check
+from quorate.sim.disks import SimDisk
 from quorate.sim.hosts import Rewrite
 from quorate.sim.scenarios import PlannedBatch, Scenario, SourcePart
 from quorate.sim.theatre import Theatre
@@ -45,6 +46,8 @@ class Stage(Theatre[Scenario, PlannedBatch, Violation]):
         for part in scenario.sources:
             self._add_source(part)
         self._add_destinations()
+        for cut in scenario.cuts:
+            self.world.cut(cut.sender, cut.target, from_us=cut.from_us, until_us=cut.until_us)
         self._plan_faults()
         for planned in scenario.batches:
             self._plan(planned)
@@ -69,15 +72,11 @@ class Stage(Theatre[Scenario, PlannedBatch, Violation]):
 
     # Building
 
-    def _add_replicas(self) -> None:
+    def _replica(self, replica: NodeId, _: SimDisk) -> Broker:
         scenario = self.scenario
-        topics, everybody = [scenario.topic], scenario.everybody
-        names = {node: f"client-{node}" for node in everybody}
-        for replica in scenario.topic.members:
-            make = partial(Broker, replica, topics, names, simulated_macs(replica, everybody))
-            adversary = scenario.hostile.get(replica)
-            others = [node for node in everybody if node != replica]
-            self._add(replica, make, adversary, others, scenario.topic.members[:replica])
+        names = {node: f"client-{node}" for node in scenario.everybody}
+        macs = simulated_macs(replica, scenario.everybody)
+        return Broker(replica, [scenario.topic], names, macs)
 
     def _add_source(self, part: SourcePart) -> None:
         topic, macs = self.scenario.topic, simulated_macs(part.node, self.scenario.everybody)
@@ -99,13 +98,6 @@ class Stage(Theatre[Scenario, PlannedBatch, Violation]):
     ) -> Rewrite:
         make = {**REPLICAS, **PINNED, **SOURCES}[adversary]
         return make(random, self.scenario.setting.f, victims)
-
-    def _plan_faults(self) -> None:
-        self._plan_storms()
-        for cut in self.scenario.cuts:
-            self.world.cut(cut.sender, cut.target, from_us=cut.from_us, until_us=cut.until_us)
-        self._plan_deaths()
-        self._plan_calm()
 
     def _publish(self, node: NodeId, side: Side, source: Source) -> None:
         name, waiting = self.scenario.topic.name, self._waiting[node][side]

@@ -139,11 +139,9 @@ class Theatre(ABC, Generic[_S, _P, _V]):
     ) -> Rewrite:
         """How a node of this kind misbehaves."""
 
-    def _twin(
-        self, node: NodeId, make: Callable[[], Machine]
-    ) -> tuple[Callable[[], Machine], SimDisk | None]:
-        """How to make a second machine with this identity, and its disk."""
-        return make, None
+    @abstractmethod
+    def _replica(self, replica: NodeId, disk: SimDisk) -> Machine:
+        """The machine of a replica that begins with what is on this disk."""
 
     @abstractmethod
     def _publish(self, node: NodeId, side: Side, source: Source) -> None:
@@ -163,17 +161,34 @@ class Theatre(ABC, Generic[_S, _P, _V]):
         peers: Collection[NodeId],
         disk: SimDisk | None = None,
     ) -> None:
-        if self._overhear is not None:
-            make = partial(Overheard, make, partial(self._hear, node))
         random = Random(f"{self.scenario.seed}:adversary {node}")
         rewrite: Rewrite | None = None
         if adversary is not None:
             self._adversaries[adversary] += 1
             rewrite = self._rewrite(node, adversary, random, victims)
-        self.world.add(node, make, peers=peers, rewrite=rewrite, disk=disk)
+        self.world.add(node, self._heard(node, make), peers=peers, rewrite=rewrite, disk=disk)
         if adversary in (TWINS, TWIN_SOURCE):
-            twin, twin_disk = self._twin(node, make)
-            self.world.add_twin(node, twin, split=Split.by_lot(random, victims), disk=twin_disk)
+            disk = SimDisk()
+            if node in self.scenario.topic.members:
+                make = partial(self._replica, node, disk)
+            split = Split.by_lot(random, victims)
+            self.world.add_twin(node, self._heard(node, make), split=split, disk=disk)
+
+    def _heard(self, node: NodeId, make: Callable[[], Machine]) -> Callable[[], Machine]:
+        """How to make this machine, with somebody listening if anybody wants to."""
+        if self._overhear is None:
+            return make
+        return partial(Overheard, make, partial(self._hear, node))
+
+    def _add_replicas(self) -> None:
+        scenario = self.scenario
+        for replica in scenario.topic.members:
+            disk = SimDisk()
+            others = [node for node in scenario.everybody if node != replica]
+            peers, adversary = scenario.topic.members[:replica], scenario.hostile.get(replica)
+            self._add(
+                replica, partial(self._replica, replica, disk), adversary, others, peers, disk
+            )
 
     def _add_publishing(self, part: SourcePart, make: Callable[[], Machine]) -> None:
         topic = self.scenario.topic
@@ -183,15 +198,11 @@ class Theatre(ABC, Generic[_S, _P, _V]):
         if part.crash_at_us is not None:
             self.world.inject(part.crash_at_us, partial(self.world.crash, part.node))
 
-    def _plan_storms(self) -> None:
+    def _plan_faults(self) -> None:
         for storm in self.scenario.storms:
             self.planned += storm.apply(self.world)
-
-    def _plan_deaths(self) -> None:
         for replica, at_us in self.scenario.dying.items():
             self.world.inject(at_us, partial(self.world.crash, replica))
-
-    def _plan_calm(self) -> None:
         self.world.inject(self.scenario.calm_us, self.world.heal)
 
     # Publishing
