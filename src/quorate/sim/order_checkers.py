@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from quorate.core.batch import Batch
 from quorate.core.control import CONTROL_TOPIC_ID
@@ -203,8 +203,12 @@ class LogRecord:
 
 LogChecker: TypeAlias = Callable[[LogRecord], Iterator[LogViolation]]
 
+_Record = TypeVar("_Record", bound=LogRecord)
 
-def check_log(record: LogRecord, checkers: Iterable[LogChecker]) -> list[LogViolation]:
+
+def check_log(
+    record: _Record, checkers: Iterable[Callable[[_Record], Iterator[LogViolation]]]
+) -> list[LogViolation]:
     return [violation for checker in checkers for violation in checker(record)]
 
 

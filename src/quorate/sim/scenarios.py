@@ -52,7 +52,6 @@ from quorate.sim.links import (
 )
 from quorate.sim.order_adversaries import LOG_PUBLISHERS, LOG_REPLICA_NAMES
 from quorate.sim.validated_adversaries import VALIDATED_PUBLISHERS, VALIDATED_REPLICAS
-from quorate.sim.world import World
 
 BEGIN_US = 400_000
 STORM_US = (1_000_000, 3_000_000)
@@ -160,7 +159,6 @@ class Storm(FaultPlan):
     With a `breath_us`, the next fault waits until the last one has been over for so long.
     """
 
-    purpose: str
     breath_us: int = 0
 
     def schedule(self, random: Random) -> Iterator[Fault]:
@@ -170,12 +168,6 @@ class Storm(FaultPlan):
                 yield fault
                 if self.breath_us:
                     free_us = fault.until_us + self.breath_us
-
-    def apply(self, world: World) -> list[Fault]:
-        faults = list(self.schedule(world.random(self.purpose)))
-        for fault in faults:
-            self._put(world, fault)
-        return faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

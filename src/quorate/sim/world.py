@@ -275,9 +275,12 @@ class World:
         self, loss: Loss, *, from_us: int | None = None, until_us: int | None = None
     ) -> None:
         """A spell in which all links lose messages like this."""
-        self._agenda.at(self._or_now(from_us), partial(self._begin_spell, loss))
-        if until_us is not None:
-            self._agenda.at(until_us, partial(self._fabric.end, loss))
+
+        def begin() -> None:
+            self._fabric.begin(loss)
+            self._count_fault("loss")
+
+        self._during(from_us, until_us, begin, partial(self._fabric.end, loss))
 
     def heal(self) -> None:
         """Every partition, cut and spell ends now."""
@@ -564,29 +567,28 @@ class World:
     def _obstruct(
         self, name: str, obstacle: Obstacle, from_us: int | None, until_us: int | None
     ) -> None:
-        self._agenda.at(self._or_now(from_us), partial(self._put, name, obstacle))
+        def begin() -> None:
+            self._fabric.put(obstacle)
+            self._count_fault(name)
+            self._look_at_links()
+
+        def end() -> None:
+            self._fabric.remove(obstacle)
+            self._look_at_links()
+
+        self._during(from_us, until_us, begin, end)
+
+    def _during(
+        self, from_us: int | None, until_us: int | None, begin: Action, end: Action
+    ) -> None:
+        """From now on, if nothing else is said, and for good."""
+        self._agenda.at(self.now_us if from_us is None else from_us, begin)
         if until_us is not None:
-            self._agenda.at(until_us, partial(self._remove, obstacle))
-
-    def _put(self, name: str, obstacle: Obstacle) -> None:
-        self._fabric.put(obstacle)
-        self._count_fault(name)
-        self._look_at_links()
-
-    def _remove(self, obstacle: Obstacle) -> None:
-        self._fabric.remove(obstacle)
-        self._look_at_links()
-
-    def _begin_spell(self, loss: Loss) -> None:
-        self._fabric.begin(loss)
-        self._count_fault("loss")
+            self._agenda.at(until_us, end)
 
     def _look_at_links(self) -> None:
         if self._streams is not None:
             self._streams.look_at_all()
-
-    def _or_now(self, at_us: int | None) -> int:
-        return self.now_us if at_us is None else at_us
 
     # Finding
 
