@@ -1,7 +1,7 @@
-"""A processor with one state for each key, and one timer that wakes that up."""
+"""Processors that Spark wakes up, and one with one state and one timer for each key."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -16,8 +16,37 @@ from pyspark.sql.streaming.stateful_processor import (
 StateT = TypeVar("StateT")
 
 
-class Waking(StatefulProcessor, Generic[StateT]):
-    """Goes on with the state of a key when there are rows for it, and when its time has come.
+class Woken(StatefulProcessor):
+    """Goes on with a key when there are rows for it, and when its time has come."""
+
+    @abstractmethod
+    def on_turn(
+        self, key: tuple[Any, ...], rows: Iterator[Any] | None, time: TimerValues
+    ) -> Iterable[Any]:
+        """What comes out; without rows, a timer is due."""
+
+    def handleInputRows(  # noqa: N802
+        self,
+        key: tuple[Any, ...],
+        rows: Iterator[Any],
+        timerValues: TimerValues,  # noqa: N803
+    ) -> Iterator[Any]:
+        return iter(self.on_turn(key, rows, timerValues))
+
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: tuple[Any, ...],
+        timerValues: TimerValues,  # noqa: N803
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
+    ) -> Iterator[Any]:
+        return iter(self.on_turn(key, None, timerValues))
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+
+class Waking(Woken, Generic[StateT]):
+    """Keeps one state for each key, and wakes up when that has something to do by itself.
 
     State and timer are one value, since each read and write is a round trip to the JVM. A state
     that waits for nothing is new again, so it is not kept.
@@ -36,36 +65,17 @@ class Waking(StatefulProcessor, Generic[StateT]):
         self._handle = handle
         self._kept = handle.getValueState(self._name, f"{self._name} binary, timer bigint")
 
-    def handleInputRows(  # noqa: N802
-        self,
-        key: tuple[Any, ...],
-        rows: Iterator[pandas.DataFrame],
-        timerValues: TimerValues,  # noqa: N803
-    ) -> Iterator[pandas.DataFrame]:
-        return self._go_on(key, pandas.concat(list(rows)), timerValues)
-
-    def handleExpiredTimer(  # noqa: N802
-        self,
-        key: tuple[Any, ...],
-        timerValues: TimerValues,  # noqa: N803
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
-    ) -> Iterator[pandas.DataFrame]:
-        return self._go_on(key, None, timerValues)
-
-    def close(self) -> None:
-        pass
-
-    def _go_on(
-        self, key: tuple[Any, ...], rows: pandas.DataFrame | None, time: TimerValues
-    ) -> Iterator[pandas.DataFrame]:
+    def on_turn(
+        self, key: tuple[Any, ...], rows: Iterator[Any] | None, time: TimerValues
+    ) -> Iterable[Any]:
         kept = self._kept.get()
         state, timer_ms = self._kind(), None
         if kept is not None:
             state, timer_ms = msgspec.msgpack.decode(kept[0], type=self._kind), kept[1]
-        found, next_us = self.go_on(key, state, rows, time.getCurrentWatermarkInMs() * 1000)
+        together = None if rows is None else pandas.concat(list(rows))
+        found, next_us = self.go_on(key, state, together, time.getCurrentWatermarkInMs() * 1000)
         self._write(state, next_us, timer_ms)
-        if found:
-            yield pandas.DataFrame(found)
+        return [pandas.DataFrame(found)] if found else []
 
     def _write(self, state: StateT, next_us: int | None, old_timer_ms: int | None) -> None:
         """Keep a state that waits until then, if it waits for anything."""
