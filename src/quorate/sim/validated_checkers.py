@@ -91,15 +91,12 @@ def described(payload: bytes) -> bytes:
 
 
 def non_repudiation(record: ValidatedRecord) -> Iterator[LogViolation]:
-    for reader, partitions in record.read.items():
-        for partition, entries in partitions.items():
-            for entry in entries:
-                batch = LogBatch(entry.publisher, partition, entry.sequence)
-                why = _wrong(record, batch, entry.payload)
-                if not _is_signed(entry.payload) and record.validates(reader, partition):
-                    why = "which has no seal"
-                if why:
-                    yield _repudiable(f"reader {reader} delivered", batch, why)
+    for reader, batch, entry in record.entries():
+        why = _wrong(record, batch, entry.payload)
+        if not _is_signed(entry.payload) and record.validates(reader, batch.partition):
+            why = "which has no seal"
+        if why:
+            yield _repudiable(f"reader {reader} delivered", batch, why)
     for replica, logs in record.logs.items():
         for partition, log in logs.items():
             for content in log.values():
@@ -123,12 +120,11 @@ def producers_order(record: ValidatedRecord) -> Iterator[LogViolation]:
                 publisher, sequence, content = log[offset]
                 expected = last.get(publisher, 0 if is_whole else sequence - 1) + 1
                 if sequence != expected:
-                    sentence = (
-                        f"replica {replica} has batch {sequence} of {publisher} at offset {offset}"
-                        f", where {expected} is next"
-                    )
                     batch = LogBatch(publisher, partition, sequence)
-                    yield LogViolation("producers order", sentence, batch)
+                    sentence = f"replica {replica} has {batch} at offset {offset}"
+                    yield LogViolation(
+                        "producers order", f"{sentence}, where {expected} is next", batch
+                    )
                 last[publisher], before = sequence, offset + _count(content)
 
 
@@ -157,8 +153,7 @@ def no_blocking(record: ValidatedRecord) -> Iterator[LogViolation]:
 
 
 def _repudiable(who: str, batch: LogBatch, why: str) -> LogViolation:
-    sentence = f"{who} batch {batch.sequence} of {batch.publisher}, {why}"
-    return LogViolation("non repudiation", sentence, batch)
+    return LogViolation("non repudiation", f"{who} {batch}, {why}", batch)
 
 
 def _is_signed(payload: bytes) -> bool:
