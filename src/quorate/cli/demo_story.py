@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,20 +163,14 @@ def _begin(scene: Scene, plan: Plan) -> int:
     return start_us
 
 
+@dataclass(frozen=True)
 class _Cast:
     """Everybody who is connected with the cluster, but for Spark."""
 
-    def __init__(
-        self,
-        admin: Admin,
-        producers: dict[str, Producer],
-        watch: Consumer,
-        guards: dict[str, Consumer],
-    ) -> None:
-        self.admin = admin
-        self.producers = producers
-        self.watch = watch
-        self.guards = guards
+    admin: Admin
+    producers: dict[str, Producer]
+    watch: Consumer
+    guards: dict[str, Consumer]
 
     @classmethod
     async def assemble(cls, stack: AsyncExitStack, directory: Path, plan: Plan) -> "_Cast":

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 
 import quorate
 from quorate.core.errors import ConfigError, QuorateError
-from quorate.pipeline.failures import cause_of
+from quorate.pipeline.failures import cause_of, spark_errors
 from quorate.pipeline.java import Java, find_java
 
 if TYPE_CHECKING:
@@ -295,12 +295,9 @@ def _own_directory() -> Path:
 
 @contextlib.contextmanager
 def _as_one_sentence(master: str) -> Iterator[None]:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     try:
         yield
-    except (Py4JError, PySparkException) as error:
+    except spark_errors() as error:
         cause = cause_of(error)
         if "stopped SparkContext" in cause:
             # Spark gives up on a master in the background, and says so only in its log.
