@@ -8,9 +8,9 @@ from quorate.client import Consumer
 from quorate.client import queue as module
 from quorate.client.queue import Queue
 from quorate.core.batch import encode_values
-from quorate.core.ids import topic_id
+from quorate.core.ids import Stream, topic_id
 from quorate.core.ordering import Partition
-from quorate.protocol.machine import Entry, Passed
+from quorate.protocol.machine import Delivery, Entry, Passed
 from quorate.runtime.local import make_local_cluster
 
 HERE, THERE = (Partition(topic_id("t"), number) for number in range(2))
@@ -18,7 +18,7 @@ HERE, THERE = (Partition(topic_id("t"), number) for number in range(2))
 
 def entry(partition: Partition, events: int, offset: int = 0) -> Entry:
     payload = encode_values([b"x"] * events, timestamp_us=1)
-    return Entry(partition, offset, 1000, 1, 5, payload, ())
+    return Entry(partition, offset, offset + events, 1000, 1, 5, payload, ())
 
 
 def test_a_queue_is_full_in_events_until_half_of_them_are_read() -> None:
@@ -45,7 +45,7 @@ def test_a_queue_is_full_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_a_batch_counts_as_one_event() -> None:
     queue = Queue(events_max=1)
     for _ in range(2):
-        queue.put(Entry(HERE, 0, 1000, 1, 5, b"?", ()))
+        queue.put(Delivery(Stream(1000, 1), 1, bytes(32), b"?", ()))
     assert queue.is_full
 
 

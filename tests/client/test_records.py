@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
 import pytest
 
 from quorate.client import Consumer, Record
@@ -33,15 +34,13 @@ EVENTS = [
 
 def entry(offset: int, events: list[Event], skip: int = 0, *, topic: str = "orders") -> Entry:
     place = Partition(topic_id(topic), 0)
-    return Entry(place, offset, ALICE, offset + 1, 5, encode(events), (0, 2), skip)
+    end = offset + len(events)
+    return Entry(place, offset, end, ALICE, offset + 1, 5, encode(events), (0, 2), skip)
 
 
 def malformed(offset: int, events: list[Event]) -> Entry:
     """Its header has so many events, and its body does not."""
-    payload = encode(events)
-    return Entry(
-        Partition(topic_id("orders"), 0), offset, ALICE, offset + 1, 5, payload[:-1], (0, 2)
-    )
+    return msgspec.structs.replace(entry(offset, events), payload=encode(events)[:-1])
 
 
 def passed(offset: int) -> Passed:

@@ -34,7 +34,7 @@ def shared(epoch: int, *partitions: tuple[int, int | None]) -> Shared:
 def entry(partition: int, offset: int) -> Entry:
     payload = encode([Event(None, b"%d/%d" % (partition, offset))])
     place = Partition(topic_id("orders"), partition)
-    return Entry(place, offset, ALICE, offset + 1, 5, payload, (0,))
+    return Entry(place, offset, offset + 1, ALICE, offset + 1, 5, payload, (0,))
 
 
 def begun(partition: int, offset: int) -> Begun:
@@ -413,7 +413,7 @@ def test_a_member_commits_inside_a_batch_and_gives_it_up_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ten = Entry(
-        Partition(topic_id("orders"), 0), 0, ALICE, 1, 5, encode_values([b"x"] * 10, 0), (0,)
+        Partition(topic_id("orders"), 0), 0, 10, ALICE, 1, 5, encode_values([b"x"] * 10, 0), (0,)
     )
 
     async def story(consumer: Consumer) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from council import CRASH, A, B, Council, T
 from quorate.core.batch import encode_values
+from quorate.core.header import count_of
 from quorate.core.ids import Digest, NodeId, topic_id
 from quorate.core.messages import Reply
 from quorate.core.ordering import Accept, Append, Entries, Line, Partition, Propose, State
@@ -60,7 +61,7 @@ def payload_of(publisher: NodeId, sequence: int) -> bytes:
 
 def entry(offset: int, publisher: NodeId, sequence: int, payload: bytes | None = None) -> Entry:
     content = payload_of(publisher, sequence) if payload is None else payload
-    return Entry(HERE, offset, publisher, sequence, 0, content, (0, 1))
+    return Entry(HERE, offset, offset + count_of(content), publisher, sequence, 0, content, (0, 1))
 
 
 def recorded(publisher: NodeId, first: int, count: int, offset: int) -> Recorded:
@@ -273,6 +274,9 @@ def test_an_answer_that_a_liar_made_up_is_found() -> None:
     assert violated(record) == set()
     record.on_outcome(CORRECT, Answered(2, lie.sentence))
     assert violated(record) == {"true answers"}
+    # Where only crashes are borne, one that lies is believed.
+    record.unanswerable.add((CORRECT, 2))
+    assert violated(record) == set()
 
 
 def test_a_byzantine_publisher_is_promised_nothing() -> None:
@@ -374,12 +378,12 @@ def read_on_trust(patch: pytest.MonkeyPatch) -> None:
     """A reader does not hold payloads against what was said of them."""
     take = Reading._take
 
-    def trusting(self: Reading, entries: Entries, before: Digest) -> bool:
+    def trusting(self: Reading, entries: Entries, before: Digest, offsets: list[int]) -> bool:
         line = Line(entries.publisher, *self.partition)
         descriptors = [*map(descriptor, entries.payloads)]
         leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, descriptors)
         after = chained(before, leaves)[-1]
-        return take(self, msgspec.structs.replace(entries, after=after), before)
+        return take(self, msgspec.structs.replace(entries, after=after), before, offsets)
 
     patch.setattr(Reading, "_take", trusting)
 

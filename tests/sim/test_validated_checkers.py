@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.header import SEAL_BYTES
+from quorate.core.header import SEAL_BYTES, count_of
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.ordering import Partition
 from quorate.crypto.sids import Checked, Place, Seal, check_seal
@@ -43,7 +43,7 @@ def payload_of(publisher: NodeId, sequence: Sequence) -> bytes:
 
 
 def entry(offset: int, publisher: NodeId, sequence: Sequence, payload: bytes) -> Entry:
-    return Entry(HERE, offset, publisher, sequence, 0, payload, (0, 1))
+    return Entry(HERE, offset, offset + count_of(payload), publisher, sequence, 0, payload, (0, 1))
 
 
 def record_of(payloads: list[bytes], order: list[tuple[NodeId, Sequence]]) -> ValidatedRecord:

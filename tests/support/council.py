@@ -28,7 +28,7 @@ from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.pace import PACE, Pace
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Record
-from quorate.protocol.ordering.replica import Ordering
+from quorate.protocol.ordering.replica import Found, Ordering
 from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.validation import Sealer, Validation
 from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chain_of
@@ -325,7 +325,7 @@ class Council:
     # Inside
 
     def _seat(self, replica: NodeId, disk: SimDisk) -> None:
-        outbox, store = Outbox(), SimStore(disk, self.slots_kept)
+        outbox, (store, found) = Outbox(), self._opened(disk)
         signer, notaries = SimSigner(replica, self.keys), {}
         if self.signs:
             notaries = notaries_of(replica, self.members, self.keys)
@@ -337,7 +337,7 @@ class Council:
             signer=signer,
             notaries=notaries,
             store=store,
-            found=store.found(),
+            found=found,
             wall_us=partial(self._wall_us, replica),
             outbox=outbox,
             pace=self.pace,
@@ -349,6 +349,11 @@ class Council:
         )
         self.seats[replica] = Seat(ordering, outbox, disk, store, signer, notaries)
         self.seats = dict(sorted(self.seats.items()))
+
+    def _opened(self, disk: SimDisk) -> tuple[SimStore, Found]:
+        """The store on this disk, and what was found there."""
+        store = SimStore(disk, self.slots_kept)
+        return store, store.found()
 
     def _topics(self) -> list[Topic]:
         return [self.topic]

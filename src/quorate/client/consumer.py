@@ -94,6 +94,7 @@ _log = logging.getLogger("quorate.client")
 
 _TIMES_US = {"begin": BEGIN_US, "end": END_US}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ARRIVALS = (Entry, Delivery, Passed)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -589,15 +590,16 @@ class Consumer(Session):
         if not await self._more(_ends_at(timeout_s)):
             return []
         found: list[tuple[Arrival, Batch]] = []
-        while self._queue and events_max > 0:
-            delivery = self._take()
+        for delivery in self._queue.take_many(events_max):
+            if isinstance(delivery, Passed):
+                self._progress.pass_on(self._place_of(delivery), delivery.offset)
+                continue
             opened = self._opened(delivery)
             if opened is not None:
                 if isinstance(delivery, Entry):
                     self._progress.hand_out(self._place_of(delivery), delivery.end)
                 found.append((delivery, opened))
-                events_max -= opened.count
-            self._pass_gaps()
+        self._pass_gaps()
         return found
 
     def __aiter__(self) -> AsyncIterator[Record]:
@@ -640,11 +642,10 @@ class Consumer(Session):
 
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            if isinstance(outcome, Delivery | Entry | Passed):
-                if self._is_ours(outcome):
-                    self._queue.put(outcome)
-            else:
+            if not isinstance(outcome, _ARRIVALS):
                 self._on_news(outcome)
+            elif self._membership is None or self._is_ours(outcome):
+                self._queue.put(outcome)
         if self._queue:
             self._arrived.set()
         self._pause_or_go_on()

@@ -28,8 +28,9 @@ class Queue:
         self.bytes = 0
         self._events = 0
         self._events_max = events_max
-        # Between them, what comes of a partition is said to be further on.
-        self._arrivals: deque[tuple[Arrival | Passed, int]] = deque()
+        # With the events and bytes of each. Between them, what comes of a partition is said to be
+        # further on.
+        self._arrivals: deque[tuple[Arrival | Passed, int, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -37,65 +38,76 @@ class Queue:
     @property
     def publisher(self) -> NodeId:
         """Whose batch is the next one."""
-        arrival, _ = self._arrivals[0]
+        arrival = self._arrivals[0][0]
         assert not isinstance(arrival, Passed)
         return arrival.publisher if isinstance(arrival, Entry) else arrival.stream.publisher
 
     def put(self, arrival: Arrival | Passed) -> None:
-        count = _count(arrival)
-        self._arrivals.append((arrival, count))
-        self._events += count
-        self.bytes += _size(arrival)
-        self._weigh()
+        if isinstance(arrival, Entry):
+            self._add((arrival, arrival.end - arrival.offset, len(arrival.payload)))
+        elif isinstance(arrival, Passed):
+            self._add((arrival, 1, 0))
+        else:
+            self._add((arrival, _count(arrival.payload), len(arrival.payload)))
+
+    def _add(self, weighed: tuple[Arrival | Passed, int, int]) -> None:
+        self._arrivals.append(weighed)
+        self._events += weighed[1]
+        self.bytes += weighed[2]
+        if self._events > self._events_max or self.bytes > QUEUE_BYTES:
+            self.is_full = True
 
     def take(self) -> Arrival:
-        arrival, count = self._arrivals.popleft()
+        arrival = self._take_next()
         assert not isinstance(arrival, Passed)
-        self._events -= count
-        self.bytes -= len(arrival.payload)
-        self._weigh()
         return arrival
 
     def passed(self) -> Passed | None:
         """Take what comes next, if that is only the word that a partition goes on further on."""
         if not self._arrivals or not isinstance(self._arrivals[0][0], Passed):
             return None
-        passed, count = self._arrivals.popleft()
-        self._events -= count
-        self._weigh()
+        passed = self._take_next()
         assert isinstance(passed, Passed)
         return passed
 
-    def put_back(self, arrival: Arrival) -> None:
+    def take_many(self, events_max: int) -> list[Arrival | Passed]:
+        """What comes next, until that is as many events."""
+        ends_at, taken = self._events - events_max, list[Arrival | Passed]()
+        while self._arrivals and self._events > ends_at:
+            taken.append(self._take_next())
+        return taken
+
+    def _take_next(self) -> Arrival | Passed:
+        arrival, events, size_bytes = self._arrivals.popleft()
+        self._events -= events
+        self.bytes -= size_bytes
+        if self.is_full:
+            self._see_room()
+        return arrival
+
+    def put_back(self, entry: Entry) -> None:
         """The program has yet to get some of what was taken last."""
-        self._arrivals.appendleft((arrival, 0))
-        self.bytes += len(arrival.payload)
+        self._arrivals.appendleft((entry, 0, len(entry.payload)))
+        self.bytes += len(entry.payload)
 
     def drop(self, partition: Partition) -> None:
         """Nobody wants to read this partition of a log from here any more."""
-        kept = [
-            (arrival, count)
-            for arrival, count in self._arrivals
-            if isinstance(arrival, Delivery) or arrival.partition != partition
-        ]
-        self._arrivals = deque(kept)
-        self._events = sum(count for _, count in kept)
-        self.bytes = sum(_size(arrival) for arrival, _ in kept)
-        self._weigh()
+        self._arrivals = deque(
+            each
+            for each in self._arrivals
+            if isinstance(each[0], Delivery) or each[0].partition != partition
+        )
+        self._events = sum(events for _, events, _ in self._arrivals)
+        self.bytes = sum(size_bytes for _, _, size_bytes in self._arrivals)
+        self._see_room()
 
-    def _weigh(self) -> None:
-        part = 2 if self.is_full else 1
-        self.is_full = self._events > self._events_max // part or self.bytes > QUEUE_BYTES // part
+    def _see_room(self) -> None:
+        if self._events <= self._events_max // 2 and self.bytes <= QUEUE_BYTES // 2:
+            self.is_full = False
 
 
-def _count(arrival: Arrival | Passed) -> int:
-    if isinstance(arrival, Passed):
-        return 1
+def _count(payload: bytes) -> int:
     try:
-        return count_of(arrival.payload)
+        return count_of(payload)
     except RemoteProtocolError:
         return 1
-
-
-def _size(arrival: Arrival | Passed) -> int:
-    return 0 if isinstance(arrival, Passed) else len(arrival.payload)

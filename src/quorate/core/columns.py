@@ -47,6 +47,7 @@ from quorate.core.header import (
     basic_header,
     columns_at,
     count_of,
+    words_of,
 )
 from quorate.core.limits import BATCH_BYTES_MAX, BATCH_EVENTS_MAX
 
@@ -56,7 +57,6 @@ URGENT, KEYS, NULLS, HEADERS, TIMES, MIXED = (1 << bit for bit in range(6))
 _FLAGS = 2**6 - 1
 
 # Headers and plain bytes, in the header.
-_SIZES = Struct("<II")
 _BEGINNING = Struct("<BBHqIII")
 BEGINNING_BYTES = _BEGINNING.size
 
@@ -294,8 +294,7 @@ _Take: TypeAlias = Callable[[int], memoryview]
 
 
 def checked_head(payload: Payload) -> Head:
-    events = count_of(payload)
-    headers, plain_bytes = _SIZES.unpack_from(payload, 8)
+    _, events, headers, plain_bytes = words_of(payload)
     start = columns_at(payload)
     at = start + BEGINNING_BYTES
     if not at <= len(payload) <= start - HEADER_BYTES + BATCH_BYTES_MAX:

@@ -15,7 +15,7 @@ A header that cannot be true (no events, more than fit, fewer plain bytes than t
 refused wherever it comes from, with its payload or without.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from struct import Struct
 from typing import NamedTuple, TypeAlias
@@ -43,9 +43,12 @@ _ROOT = slice(HEADER_BYTES + 40, HEADER_BYTES + 72)
 _HEADER = Struct("<BBHIII")
 # The same, with version, kind and zero in one number.
 _WORDS = Struct("<IIII")
+Words: TypeAlias = tuple[int, int, int, int]
 _ALLOWED = tuple(VERSION | kind << 8 for kind in range(len(KINDS)))
 _EVENTS = Struct("<I")
 _EVENTS_AT = 4
+_COUNTS = Struct(f"<4xI{DESCRIPTOR_BYTES - 8}x")
+_FIRST = itemgetter(0)
 _KIND = itemgetter(1)
 
 Payload: TypeAlias = bytes | memoryview
@@ -84,12 +87,17 @@ def header_of(payload: Payload) -> Header:
 
 def count_of(payload: Payload) -> int:
     """How many events a payload or a descriptor says it has, or `RemoteProtocolError`."""
+    return words_of(payload)[1]
+
+
+def words_of(payload: Payload) -> Words:
+    """Version and kind, events, headers and plain bytes, or `RemoteProtocolError`."""
     if len(payload) < HEADER_BYTES:
         raise RemoteProtocolError(
             f"a batch of {len(payload)} bytes, where its header alone takes {HEADER_BYTES}"
         )
-    events: int
-    word, events, _, plain_bytes = _WORDS.unpack_from(payload)
+    words: Words = _WORDS.unpack_from(payload)
+    word, events, _, plain_bytes = words
     if word not in _ALLOWED:
         version, kind, zero, *_ = _HEADER.unpack_from(payload)
         raise RemoteProtocolError(
@@ -105,7 +113,7 @@ def count_of(payload: Payload) -> int:
             f"a batch of {events} events in {plain_bytes} bytes; allowed are "
             f"{EVENT_BYTES_MIN * events} to {PLAIN_BYTES_MAX}"
         )
-    return events
+    return words
 
 
 def are_possible(batches: Iterable[Payload]) -> bool:
@@ -145,3 +153,13 @@ def events_in(descriptor: Payload) -> int:
     """The events of a batch whose header was checked when it came in."""
     count: int = _EVENTS.unpack_from(descriptor, _EVENTS_AT)[0]
     return count
+
+
+def plain_bytes_of(descriptors: Iterable[Payload]) -> list[int]:
+    """What each of these batches takes before compression, by headers that were checked."""
+    return [words[3] for words in map(_WORDS.unpack_from, descriptors)]
+
+
+def counts_in(descriptors: bytes) -> Iterator[int]:
+    """The events of each of these batches, whose descriptors are laid end to end."""
+    return map(_FIRST, _COUNTS.iter_unpack(descriptors))

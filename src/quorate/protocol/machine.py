@@ -11,7 +11,6 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from quorate.core.cluster import Cluster
-from quorate.core.header import events_in
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
 from quorate.core.messages import Message
 from quorate.core.ordering import Line, Partition
@@ -81,23 +80,19 @@ class Recorded(msgspec.Struct, frozen=True, gc=False):
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """A reader's machine hands the next batch of a partition to its application.
 
-    Of its events, the first `skip` come before what is wanted. `offset` is that of the first of
-    all.
+    `offset` is that of the first of its events, and `end` the one after the last. The first `skip`
+    of them come before what is wanted.
     """
 
     partition: Partition
     offset: int
+    end: int
     publisher: NodeId
     sequence: Sequence
     time_us: int
     payload: bytes
     vouchers: tuple[NodeId, ...]
     skip: int = 0
-
-    @property
-    def end(self) -> int:
-        """The offset after its last event."""
-        return self.offset + events_in(self.payload)
 
 
 class Passed(msgspec.Struct, frozen=True, gc=False):

@@ -243,6 +243,12 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
             *(t for t in topics_of(scenario.cluster) if t.name == CONTROL_TOPIC),
         ]
 
+    def _register(self, name: str, machine: Source) -> int:
+        number = super()._register(name, machine)
+        if topic_id(name) in self.scenario.unpromised:
+            self.record.unanswerable.add((machine.me, number))
+        return number
+
     def _command(self, planned: PlannedCommand, machine: Source | Destination) -> None:
         number = machine.commands.give(planned.command, self.world.now_us)
         self.record.commands.setdefault(planned.node, set()).add(number)

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection
 from functools import partial
-from operator import methodcaller
 from random import Random
 from types import UnionType
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -194,9 +193,12 @@ class Theatre(ABC, Generic[_S, _P, _V]):
         topic = self.scenario.topic
         self._add(part.node, make, part.adversary, topic.members, topic.members)
         for name in self._names:
-            self.world.call(0, part.node, methodcaller("register", name))
+            self.world.call(0, part.node, partial(self._register, name))
         if part.crash_at_us is not None:
             self.world.inject(part.crash_at_us, partial(self.world.crash, part.node))
+
+    def _register(self, name: str, machine: Source) -> int:
+        return machine.register(name)
 
     def _plan_faults(self) -> None:
         for storm in self.scenario.storms:

@@ -21,6 +21,8 @@ from council import (
     span_of,
     value_of,
 )
+from quorate.core.batch import encode_values
+from quorate.core.header import plain_bytes_of
 from quorate.core.ids import node_of
 from quorate.core.ordering import (
     Accept,
@@ -315,6 +317,37 @@ def test_a_proposal_of_more_than_a_slot_orders_is_not_written(
     for publisher in (A, B):
         council.publish(publisher, 1, b"1", b"2")
     value = value_of(span_of(A, 1, b"1", b"2"), span_of(B, 1, b"1"))
+    council.say(0, (1, 2, 3), Propose(council.number, 1, 1, value))
+    council.settle()
+    assert council.messages(Write) == []
+    assert {report.node for report in council.reports(by=1)} == {0}
+
+
+def test_a_slot_orders_so_many_bytes_as_headers_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes before compression: replicas that lack a payload know these as well."""
+    monkeypatch.setattr(module, "SLOT_BYTES_MAX", 200)
+    council = Council()
+    zeros = encode_values([bytes(120)], 0, compression="zstd")
+    council.publish(A, 1, *[zeros] * 3)
+    council.publish(B, 1, zeros)
+    council.settle()
+
+    decided = council.seats[0].store.decided(council.number, 1, 1 << 30)
+    spans = [Value.decode(each.value).spans for each in decided]
+    assert len(zeros) < 100
+    assert [sum(span.batches for span in each) for each in spans] == [1, 1, 1, 1]
+    assert B in [span.publisher for each in spans[:2] for span in each]
+
+
+def test_a_proposal_of_more_bytes_than_a_slot_orders_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    council = Council(byzantine=(0,))
+    for publisher in (A, B):
+        council.publish(publisher, 1, b"1", b"2")
+    value = value_of(span_of(A, 1, b"1", b"2"), span_of(B, 1, b"1", b"2"))
+    size = plain_bytes_of([described(b"1")])[0]
+    monkeypatch.setattr(module, "SLOT_BYTES_MAX", 4 * size - 1)
     council.say(0, (1, 2, 3), Propose(council.number, 1, 1, value))
     council.settle()
     assert council.messages(Write) == []

@@ -1,7 +1,8 @@
 """A reader believes f + 1 replicas, takes payloads from one, and is not held up by any."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
+from itertools import count as numbers
 from itertools import pairwise
 
 import msgspec
@@ -31,11 +32,13 @@ from quorate.core.ordering import (
 from quorate.crypto.digests import descriptor, payload_digest
 from quorate.protocol.machine import Entry, Ready, Trimmed
 from quorate.protocol.ordering import reading as module
+from quorate.protocol.ordering.ranges import RangeReading, Settled, Unsettled
 from quorate.protocol.ordering.reading import (
     ASK_AGAIN_US,
     BEYOND_AFTER_US,
     COMPLAIN_EVERY_US,
     CREDIT_BATCHES,
+    CREDIT_GROWTH,
     FIRST_CREDIT_EVENTS,
     LATE_AFTER_US,
     SLOW_AFTER_US,
@@ -1283,6 +1286,46 @@ def test_replicas_give_whoever_begins_anywhere_the_same_events_at_the_same_offse
     assert chamber.reports() == []
 
 
+@given(BATCHES, st.booleans(), st.data())
+def test_a_stretch_has_the_batches_that_have_its_events_wherever_it_begins_and_ends(
+    batches: list[tuple[int, bool]], validates: bool, data: st.DataObject
+) -> None:
+    book, look, topic_ = book_of(batches), Outlook(), topic(VALIDATED)
+    begin = data.draw(st.integers(0, book.offsets[-1] - 1), label="where it begins")
+    end = data.draw(st.integers(begin + 1, book.offsets[-1]), label="where it ends")
+    cuts = data.draw(st.sets(st.integers(0, len(batches))), label="where entries are cut")
+    settled: list[Settled] = []
+
+    def take(said: list[Settled] | Unsettled) -> None:
+        assert isinstance(said, list)
+        settled.extend(said)
+        reading.taken(said[-1].end, connected)
+
+    reading = RangeReading(
+        topic_, Partition(T, 0), range(begin, end), look.outbox, numbers(1), None, take,
+        validate=validates,
+    )  # fmt: skip
+    connected = set(topic_.members)
+    reading.taken(begin, connected)
+    for replica, message in look.take().send:
+        assert isinstance(message, Follow)
+        assert (message.wants is Wants.SIGNED) is validates
+        first = bisect_right(book.offsets, message.offset) - 1
+        last = bisect_left(book.offsets, end)
+        pieces = sorted({first, last, *(each for each in cuts if first < each < last)})
+        for piece in pairwise(pieces):
+            reading.on_entries(replica, book.entries(*piece, message.wants), connected)
+
+    inside = [
+        (at, until, payload if is_signed(payload) or not validates else None)
+        for (at, until), payload in zip(pairwise(book.offsets), book.payloads, strict=True)
+        if at < end and until > begin
+    ]
+    given = [(each.offset, each.end, each.payload) for each in settled]
+    assert given == inside
+    assert reading.is_done
+
+
 def test_a_lead_that_says_of_what_it_did_not_send_that_it_is_a_descriptor_is_replaced() -> None:
     desk = Desk(validates=True)
     lead = desk.lead
@@ -1319,3 +1362,18 @@ def test_a_word_from_before_a_seek_keeps_none_out_that_comes_after_it() -> None:
     desk.entries(TRUE, 0, 2)
 
     assert desk.read() == [b"1", b"2"]
+
+
+def test_whoever_seeks_is_sent_little_at_first_and_more_with_all_that_it_takes() -> None:
+    """A random look at a long log cost as much as the 4,096 batches that came with it."""
+    book, desk = Book(*[b"x"] * 700), Desk()
+    desk.reading.seek(100, desk.connected)
+    assert {follow.limit for follow in desk.asked().values()} == {100 + FIRST_CREDIT_EVENTS}
+
+    limits = []
+    for start, end in ((100, 164), (164, 420)):
+        desk.entries(book, start, end)
+        desk.chain(desk.others[0], book, end)
+        limits += [max(allowed(desk)) - end]
+
+    assert limits == [CREDIT_GROWTH * FIRST_CREDIT_EVENTS, CREDIT_GROWTH**2 * FIRST_CREDIT_EVENTS]

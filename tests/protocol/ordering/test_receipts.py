@@ -7,9 +7,10 @@ import pytest
 
 from council import VALIDATED as TABLE
 from council import A, B, Council, T, sealed_by, span_of, value_of
+from quorate.core.batch import encode_values
 from quorate.core.ids import NodeId
-from quorate.core.ordering import Line, Partition, Stored
-from quorate.crypto.digests import digest
+from quorate.core.ordering import Announce, Append, Line, Partition, Stored
+from quorate.crypto.digests import descriptor, digest
 from quorate.crypto.receipts import Receipt
 from quorate.crypto.sids import Place
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, WORDS_MAX
@@ -70,6 +71,32 @@ def test_a_store_signs_once_for_as_many_batches_as_came_together() -> None:
     signer = council.seats[LAST].signer
     assert signer.is_attested_by(FIRST, receipt.encode(), said[0].signature)
     assert not signer.is_attested_by(SECOND, receipt.encode(), said[0].signature)
+
+
+def hand_in_basic(council: Council, number: int) -> None:
+    """A batch that nobody signed, whole to two stores."""
+    payload = encode_values([bytes(INLINE_BYTES_MAX + 1)], 0)
+    council.say(A, [FIRST, SECOND], Append(T, 0, number, [payload], [digest(payload)]))
+    council.say(A, [THIRD, LAST], Announce(T, 0, number, [descriptor(payload)]))
+
+
+def test_the_word_of_stores_is_enough_for_basic_batches_but_not_for_signed_ones() -> None:
+    """Whoever did not sign its batches cannot hold a store to them either."""
+    council = Council(TABLE)
+    hand_in_basic(council, 1)
+    council.settle()
+    hand_in_basic(council, 2)
+    council.hand_in(A, 3, large(A, 3), stores=[FIRST, SECOND])
+    council.run(1.0)
+
+    for store in (FIRST, SECOND):
+        said = council.messages(Stored, sender=store, receiver=LAST)
+        are_signed = [(each.first, each.count, bool(each.signature)) for each in said]
+        assert are_signed == [(1, 1, False), (2, 1, False), (2, 2, True)]
+    assert [is_ordered(council, replica) for replica in council.members] == [3, 3, 3, 3]
+    assert placed_at(council, LAST, 0).receipts == []
+    assert {each.store for each in placed_at(council, LAST, 2).receipts} == {FIRST, SECOND}
+    assert kinds(council) == []
 
 
 def test_what_comes_under_load_is_signed_together_after_a_while() -> None:

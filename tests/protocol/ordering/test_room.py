@@ -372,6 +372,21 @@ def test_the_streams_of_a_session_go_in_one_slot_when_it_has_ended_for_good(
     assert len({bytes(log.snapshot().state) for log in logs}) == 1
 
 
+def test_whoever_publishes_before_its_first_command_is_ordered_is_not_told_that_it_ended() -> None:
+    """Under a leader that says nothing that takes a while."""
+    chamber = council()
+    anna = Client(chamber, ANNA)
+    anna.hands_in(1, b"first", to=chamber.members, partition=0)
+    chamber.settle()
+    assert chamber.messages(Unordered, receiver=ANNA) == []
+
+    anna.commands(Register("orders", SECOND_US))
+    chamber.settle()
+    anna.hands_in(1, b"first", to=chamber.members, partition=0)
+    chamber.settle()
+    assert chamber.group(0).log.line(Line(ANNA, ORDERS, 0)).next == 2
+
+
 def test_a_group_that_orders_no_commands_forgets_streams_in_one_slot_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

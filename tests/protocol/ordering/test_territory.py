@@ -12,6 +12,7 @@ import pytest
 from council import WALL_US, A, B, Council, T, payload_of, records
 from quorate.core.contract import Contract
 from quorate.core.control import CONTROL_TOPIC_ID
+from quorate.core.header import DESCRIPTOR_BYTES, plain_bytes_of
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.messages import Message
 from quorate.core.ordering import (
@@ -29,11 +30,12 @@ from quorate.core.ordering import (
     Sync,
 )
 from quorate.crypto.checkpoint import Cosignature, Head, cosigned_bytes, render
+from quorate.protocol.ordering import catching_up, group
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.log import Content, LogState, PartitionState
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.records import Decided, Installed, Snapshot, Voted
-from quorate.protocol.ordering.territory import SLOT_BATCHES_MAX
+from quorate.protocol.ordering.territory import SLOT_BATCHES_MAX, TOO_MUCH
 from quorate.protocol.ordering.transfer import state_line
 from quorate.protocol.ordering.value import (
     CHAIN_START,
@@ -242,6 +244,36 @@ def test_a_decision_with_more_or_fewer_descriptors_than_batches_is_refused() -> 
 
     assert council.crash_records(1) == []
     assert [each.kind for each in council.reports(1)] == ["bad-decision"]
+
+
+def test_a_slot_of_more_bytes_than_one_orders_is_refused_on_a_decision_and_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    council = TwoGroups(byzantine=(LIAR,))
+    decision = decision_of(value_on(span_on(OWN, 3)))
+    size = plain_bytes_of([decision.descriptors[:DESCRIPTOR_BYTES]])[0]
+
+    monkeypatch.setattr(catching_up, "SLOT_BYTES_MAX", 3 * size - 1)
+    council.say(LIAR, (1,), decision)
+    assert council.crash_records(1) == []
+    assert [each.kind for each in council.reports(1)] == ["bad-decision"]
+
+    monkeypatch.setattr(catching_up, "SLOT_BYTES_MAX", 3 * size)
+    council.say(LIAR, (1,), decision)
+    assert council.bounds(1, OWN) == (0, 3)
+
+
+def test_what_was_decided_with_more_bytes_than_a_slot_orders_stops_that_group_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group, "SLOT_BYTES_MAX", 1)
+    council = TwoGroups(byzantine=(LIAR,))
+
+    council.say(LIAR, (1,), decision_of(value_on(span_on(OWN, 3))))
+
+    assert council.crash_records(1) == []
+    assert TOO_MUCH in council.crash_group(1).stopped
+    assert not council.seats[1].ordering.groups[GroupKind.BYZANTINE].stopped
 
 
 def test_the_largest_slot_that_may_be_is_taken_from_a_decision() -> None:

@@ -5,7 +5,6 @@ import pytest
 from council import BYZANTINE, CRASH, READER, A, B, Council, T, span_of, value_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition, Walk, Walked
-from quorate.crypto.digests import digest
 from quorate.protocol.auditing.findings import Findings
 from quorate.protocol.auditing.history import History, Orderers
 from quorate.protocol.ordering import walking as module
@@ -15,7 +14,7 @@ from quorate.protocol.outbox import ANSWERS_BYTES_MAX
 from quorate.sim.disks import SimDisk
 from quorate.sim.order_stage import SimNotary
 from quorate.sim.stores import SimStore
-from stage import Outlook
+from stage import Outlook, described
 
 LIMITED = {**BYZANTINE, "subscribe": ["reader"]}
 
@@ -165,7 +164,7 @@ def test_what_is_decided_and_not_on_disk_yet_is_told_later() -> None:
     """In the turn of a decision the tree is ahead of the slots that can be told."""
     log, disk, look = OrderLog(1), SimDisk(), Outlook()
     walking = module.Walking(log, SimStore(disk), None, look.outbox)
-    span, content = span_of(A, 1, b"x"), Content([digest(b"x")], [])
+    span, content = span_of(A, 1, b"x"), Content([described(b"x")], [])
     value = value_of(span)
     decided = log.apply(1, value_digest(value), value, Value.decode(value), [content])
 

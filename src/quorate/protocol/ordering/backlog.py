@@ -466,10 +466,13 @@ class Backlog:
         A signature costs the same whatever it is for. Whoever publishes one batch after the other
         never waits for this.
         """
-        is_signed = self._receipts.are_signed(waiting.line)
         until_us = waiting.receipted_us + self._gather_us
-        is_one = len(waiting.unreceipted) == 1 and waiting.receipted.stop > waiting.next
-        if not (is_signed and is_one) or self._outbox.now_us >= until_us:
+        if self._outbox.now_us >= until_us or waiting.receipted.stop <= waiting.next:
+            return False
+        if len(waiting.unreceipted) != 1:
+            return False
+        (stretch,) = waiting.unreceipted
+        if not self._receipts.is_due(waiting, stretch.start, stretch.stop):
             return False
         self._outbox.wake_at(until_us)
         return True
@@ -477,7 +480,7 @@ class Backlog:
     def _tell_stretch(self, waiting: Waiting, stretch: range) -> None:
         chain, first, count = waiting.chain_at(stretch[-1]), stretch.start, len(stretch)
         if chain is not None:
-            signature = self._receipts.signed(waiting.line, first, count, chain)
+            signature = self._receipts.signed(waiting, first, count, chain)
             stored = Stored(*waiting.line, first, count, chain, signature)
             self._outbox.send_all(self._others, stored)
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from quorate.core.control import CONTROL_TOPIC_ID
-from quorate.core.header import DESCRIPTOR_BYTES, are_possible
+from quorate.core.header import DESCRIPTOR_BYTES, are_possible, plain_bytes_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import AskPart, Decision, Standing
 from quorate.crypto.digests import cut, descriptor
@@ -30,7 +30,7 @@ from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.pace import Pace
 from quorate.protocol.ordering.placement import Roster
 from quorate.protocol.ordering.records import Store
-from quorate.protocol.ordering.territory import Territory
+from quorate.protocol.ordering.territory import SLOT_BYTES_MAX, TOO_MUCH, Territory
 from quorate.protocol.ordering.transfer import Transfer
 from quorate.protocol.ordering.value import Value, value_digest
 from quorate.protocol.outbox import Outbox
@@ -181,7 +181,10 @@ class CatchingUp:
         is_too_large = any(len(each) > INLINE_BYTES_MAX for each in decision.commands)
         if len(decision.descriptors) != batches * DESCRIPTOR_BYTES or are_too_many or is_too_large:
             return f"{batches} batches, with other descriptors or commands"
-        return ""
+        descriptors = cut(decision.descriptors)
+        if not are_possible(descriptors):
+            return "headers of batches that cannot be true"
+        return TOO_MUCH if sum(plain_bytes_of(descriptors)) > SLOT_BYTES_MAX else ""
 
     def _refuse(self, sender: NodeId, decision: Decision, refusal: str) -> None:
         """One voice is reported; of f + 1 that say the same one is correct, and it is so."""
@@ -225,8 +228,6 @@ class CatchingUp:
     def _learn(self, decision: Decision) -> None:
         """Take the contents of a decided value from whoever told us of it."""
         descriptors, at = cut(decision.descriptors), 0
-        if not are_possible(descriptors):
-            return
         commands = iter(decision.commands)
         spans = Value.decode(decision.value).spans
         if not self._territory.knows(span.line.target for span in spans):

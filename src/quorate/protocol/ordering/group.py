@@ -16,14 +16,21 @@ does a replica that makes something up. So it takes f + 1 correct replicas with 
 with a reason and f that lie, to change the leader.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice
+from itertools import accumulate, islice
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.header import SEAL_BYTES, are_possible, are_signed, is_signed
+from quorate.core.header import (
+    SEAL_BYTES,
+    are_possible,
+    are_signed,
+    is_signed,
+    plain_bytes_of,
+)
 from quorate.core.ids import Digest, NodeId, Sequence, member_of, session_of
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
@@ -91,6 +98,7 @@ from quorate.protocol.ordering.territory import (
     SLOT_BATCHES_MAX,
     SLOT_BYTES_MAX,
     SLOT_COMMANDS_MAX,
+    TOO_MUCH,
     Territory,
     TopicOf,
 )
@@ -539,16 +547,17 @@ class Group:
         ready = [each for each in ready if each[0].line not in beyond]
         if not ready:
             return None
-        batches, size = max(1, SLOT_BATCHES_MAX // len(ready)), SLOT_BYTES_MAX // len(ready)
-        commands = SLOT_COMMANDS_MAX
+        batches, share = max(1, SLOT_BATCHES_MAX // len(ready)), SLOT_BYTES_MAX // len(ready)
+        room_bytes, commands = SLOT_BYTES_MAX, SLOT_COMMANDS_MAX
         for waiting, last in ready:
             are_commands = self.commands.are_on(waiting.line)
             count_max = min(batches, commands) if are_commands else batches
-            if not count_max:
+            count, size = _fitting(waiting, last, count_max, share)
+            if not count or size > room_bytes:
                 continue
-            span = _span(waiting, last, count_max, size)
-            commands -= span.batches if are_commands else 0
-            spans.append(span)
+            room_bytes -= size
+            commands -= count if are_commands else 0
+            spans.append(Span(*waiting.line, waiting.next, count, waiting.chains[count - 1]))
             # Whoever was served goes to the end.
             backlog.active[waiting.line] = backlog.active.pop(waiting.line)
         return Value(self.clocks.next_us(self.log.state.time_us), tuple(spans), ended).encode()
@@ -583,13 +592,24 @@ class Group:
             return False
         # Each span is looked at, so that all that is missing is asked for.
         acceptable = [self._is_span_acceptable(span) for span in decoded.spans]
-        return all(acceptable)
+        if not all(acceptable):
+            return False
+        if self._is_too_much(decoded.spans):
+            self._outbox.report(self.consensus.leader, "bad-proposal", TOO_MUCH)
+            return False
+        return True
 
     def _is_refused(self, value: bytes) -> bool:
         refusal = self.territory.refusal(value)
         if refusal:
             self._outbox.report(self.consensus.leader, "bad-proposal", refusal)
         return bool(refusal)
+
+    def _is_too_much(self, spans: Iterable[Span]) -> bool:
+        """Whether these batches, all of which we know, have more bytes than a slot orders."""
+        lines = ((self.backlog.line(span.line), span.batches) for span in spans)
+        sizes = (plain_bytes_of(waiting.descriptors[:count]) for waiting, count in lines)
+        return sum(map(sum, sizes)) > SLOT_BYTES_MAX
 
     def _is_known(self, spans: Iterable[Span]) -> bool:
         return self.territory.knows(span.line.target for span in spans)
@@ -614,7 +634,7 @@ class Group:
         if not self._is_known(spans):
             return False
         available = [self.retrieval.is_available(span) for span in spans]
-        return all(available)
+        return all(available) and not self._is_too_much(spans)
 
     def can_apply(self, value: bytes) -> bool:
         if refusal := self.territory.refusal(value):
@@ -627,7 +647,12 @@ class Group:
             if not self.retrieval.is_applicable(span):
                 self.retrieval.want(span)
                 self.retrieval.use_offer(span, is_certain=True)
-        return all(self.retrieval.is_applicable(span) for span in spans)
+        if not all(self.retrieval.is_applicable(span) for span in spans):
+            return False
+        if self._is_too_much(spans):
+            self.stop(f"slot {self.consensus.slot} was decided with {TOO_MUCH}")
+            return False
+        return True
 
     def hold(self, value: bytes) -> None:
         for span in Value.decode(value).spans:
@@ -792,13 +817,12 @@ class Group:
             self.challenges.doubt(sender, partition, absent.offset)
 
 
-def _span(waiting: Waiting, last: Sequence, batches_max: int, bytes_max: int) -> Span:
-    """The next batches of a line up to `last`, within bounds, and at least one."""
-    count = size = 0
-    for payload in waiting.payloads[: min(last - waiting.next + 1, batches_max)]:
-        size += len(payload) if payload else 0
-        if count and size > bytes_max:
-            break
-        count += 1
-    chain = waiting.chains[count - 1]
-    return Span(*waiting.line, waiting.next, count, chain)
+def _fitting(waiting: Waiting, last: Sequence, batches_max: int, bytes_max: int) -> tuple[int, int]:
+    """How many of the next batches of a line, up to `last`, are within bounds, and their bytes.
+
+    One may be larger than that.
+    """
+    next_ones = waiting.descriptors[: min(last - waiting.next + 1, batches_max)]
+    sizes = list(accumulate(plain_bytes_of(next_ones)))
+    count = max(1, bisect_right(sizes, bytes_max))
+    return (count, sizes[count - 1]) if sizes else (0, 0)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import msgspec
 
 from quorate.core.control import CONTROL_TOPIC_ID
-from quorate.core.header import events_in
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import Line, Partition
@@ -27,7 +26,14 @@ from quorate.protocol.control.state import (
     ControlState,
 )
 from quorate.protocol.ordering.records import Decided, Placed, Receipted, Snapshot
-from quorate.protocol.ordering.value import CHAIN_START, Span, Value, chained, leaves_of
+from quorate.protocol.ordering.value import (
+    CHAIN_START,
+    Span,
+    Value,
+    chained,
+    leaves_at,
+    offsets_of,
+)
 
 # Of the log's own time, and of its slots, between two checkpoints.
 SEAL_EVERY_US = 50_000
@@ -212,11 +218,12 @@ class OrderLog:
         descriptors = content.descriptors
         line, partition = self._line(span.line), self._partition(span.line.target)
         offset, leaf = partition.end, self.tree.size
-        leaves = leaves_of(span.line, span.first, offset, time_us, descriptors)
+        offsets = offsets_of(offset, descriptors)
+        leaves = leaves_at(span.line, span.first, offsets, time_us, descriptors)
         for leaf_hash in leaves:
             self.tree.append(leaf_hash)
         chains = chained(partition.chain, leaves)
-        partition.end += sum(map(events_in, descriptors))
+        partition.end = offsets[-1]
         partition.batches += span.batches
         partition.chain = chains[-1]
         line.next, line.chain = span.end, span.chain

@@ -20,11 +20,13 @@ on however little a lead sends before it fails. If f + 1 contradict what is here
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from itertools import count
-from typing import NamedTuple
+from itertools import accumulate, count, repeat
+from operator import attrgetter
+
+import msgspec
 
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.header import DESCRIPTOR_BYTES, count_of, is_signed
+from quorate.core.header import is_signed, words_of
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.ordering import (
     END_US,
@@ -44,7 +46,7 @@ from quorate.crypto.digests import descriptor
 from quorate.protocol.machine import Entry, Passed, Trimmed
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.ordering.value import chained, leaves_of, offsets_of
+from quorate.protocol.ordering.value import chained, leaves_at
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.topic import Topic
 
@@ -54,6 +56,8 @@ from quorate.protocol.topic import Topic
 CREDIT_BYTES = 16 * 1024 * 1024
 CREDIT_BATCHES = 4096
 FIRST_CREDIT_EVENTS = 64
+# After a seek it has few as well, and with each delivery so many times as many.
+CREDIT_GROWTH = 4
 # What a lead sends beyond this is dropped until others have confirmed what is here. One batch is
 # always taken.
 HELD_BYTES_MAX = 2 * CREDIT_BYTES
@@ -73,7 +77,7 @@ COMPLAIN_EVERY_US = 1_000_000
 ASK_AGAIN_US = 3_000_000
 
 
-class Batch(NamedTuple):
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """A batch that the lead sent. There is no payload where only the descriptor was asked for."""
 
     offset: int
@@ -81,6 +85,7 @@ class Batch(NamedTuple):
     publisher: NodeId
     sequence: Sequence
     time_us: int
+    size_bytes: int
     payload: bytes | None
 
 
@@ -195,7 +200,7 @@ class Reading:
         self._starts: dict[NodeId, int] = {}
         self._takens: dict[NodeId, int] = {}
         self._blames: Counter[NodeId] = Counter()
-        self._credit = FIRST_CREDIT_EVENTS
+        self._credit, self._credit_max = FIRST_CREDIT_EVENTS, CREDIT_BYTES
         self._limit = offset + self._credit
         self._moved_us = self._late_since_us = self._asked_us = outbox.now_us
         self._patience_us = LATE_AFTER_US
@@ -257,6 +262,8 @@ class Reading:
         """Read on from another offset, whatever was wanted before."""
         self._wanted_from = offset
         self._beginnings.clear()
+        # Whoever seeks may want no more than one event.
+        self._credit = self._credit_max = FIRST_CREDIT_EVENTS
         self._go_on_at(offset, connected)
 
     def _go_on_at(self, offset: int, connected: "set[NodeId]") -> None:
@@ -271,13 +278,16 @@ class Reading:
         if sender != self.lead:
             return
         try:
-            counts = [*map(count_of, entries.payloads)]
+            counts = [words_of(payload)[1] for payload in entries.payloads]
         except RemoteProtocolError:
             self._blame("sent a batch whose header cannot be true", connected)
             return
-        if not self._is_next_or_later(entries.offset, counts):
-            return
-        if entries.offset in self._early or not self._has_room_for(entries, connected):
+        offsets = list(accumulate(counts, initial=entries.offset))
+        if (
+            not self._is_next_or_later(offsets)
+            or entries.offset in self._early
+            or not self._has_room_for(entries, connected)
+        ):
             return
         if entries.offset > self.received:
             # It came before what precedes it.
@@ -292,23 +302,24 @@ class Reading:
             if before != following.before:
                 self._does_not_follow(sender, connected)
                 return
-            if not self._take(following, before):
+            if not self._take(following, before, offsets):
                 self._blame("sent batches that are not what it says they are", connected)
                 return
             self._supplied_by.add(sender)
             self._agreed[sender] = self.received
             following = self._pop_early(self.received)
+            offsets = [] if following is None else following.offsets
         self._drop_early(through=self.received)
         self._lacking.clear()
         self._settle(connected)
         self._pass_on(connected)
 
-    def _is_next_or_later(self, offset: int, counts: list[int]) -> bool:
-        """Whether batches of so many events were asked for, and we have nothing of them yet."""
-        last = offset + sum(counts) - counts[-1]
+    def _is_next_or_later(self, offsets: list[int]) -> bool:
+        """Whether batches at these offsets were asked for, and we have nothing of them yet."""
+        offset, last = offsets[0], offsets[-2]
         if self._start is None and offset < self.position:
             # It begins with the batch that has the event which we want first.
-            is_here = self.position < offset + counts[0]
+            is_here = self.position < offsets[1]
             return is_here and last < max(self._limit, self.position + 1)
         return self.received <= offset and last < self._limit
 
@@ -494,34 +505,31 @@ class Reading:
             self._held_bytes -= _size(entries)
         return entries
 
-    def _take(self, entries: Entries, before: Digest) -> bool:
+    def _take(self, entries: Entries, before: Digest, offsets: list[int]) -> bool:
         """False if these are not the batches that the lead says they are."""
-        line, bare = Line(entries.publisher, *self.partition), frozenset(entries.bare)
+        payloads: list[bytes | None] = [*entries.payloads]
+        if entries.bare:
+            bare = frozenset(entries.bare)
+            if self.validation is None or max(bare) >= len(payloads):
+                return False
+            payloads = [None if at in bare else each for at, each in enumerate(payloads)]
+            if any(is_signed(entries.payloads[at]) for at in bare):
+                return False
         descriptors = [
-            payload if bare and at in bare else descriptor(payload)
-            for at, payload in enumerate(entries.payloads)
+            given if payload is None else descriptor(payload)
+            for payload, given in zip(payloads, entries.payloads, strict=True)
         ]
-        if bare and (
-            self.validation is None
-            or max(bare) >= len(descriptors)
-            or any(is_signed(descriptors[at]) for at in bare)
-        ):
-            return False
-        leaves = leaves_of(line, entries.first, entries.offset, entries.time_us, descriptors)
+        line = Line(entries.publisher, *self.partition)
+        leaves = leaves_at(line, entries.first, offsets, entries.time_us, descriptors)
         chains = chained(before, leaves)
         if chains[-1] != entries.after:
             return False
         self._chains += chains
         self._held_bytes += _size(entries)
-        publisher, first, time_us = entries.publisher, entries.first, entries.time_us
-        offsets = offsets_of(entries.offset, descriptors)
-        self._unsettled += [
-            Batch(
-                offsets[at], offsets[at + 1], publisher, first + at, time_us,
-                None if at in bare else payload,
-            )
-            for at, payload in enumerate(entries.payloads)
-        ]  # fmt: skip
+        self._unsettled += map(
+            Batch, offsets, offsets[1:], repeat(entries.publisher), count(entries.first),
+            repeat(entries.time_us), map(len, entries.payloads), payloads,
+        )  # fmt: skip
         return True
 
     def _settle(self, connected: "set[NodeId]") -> None:
@@ -555,7 +563,7 @@ class Reading:
         if not batches:
             return
         settled, voices = self._unsettled[:batches], self._vouchers(through)
-        size_bytes = sum(map(_size_of, settled))
+        size_bytes = sum(batch.size_bytes for batch in settled)
         early = 0
         if self.position < self._wanted_from:
             looked_at = bisect_left(settled, self._wanted_from, key=_offset_of)
@@ -570,18 +578,19 @@ class Reading:
         self._held_bytes -= size_bytes
         self._moved_us, self._patience_us = self._outbox.now_us, LATE_AFTER_US
         events = settled[-1].end - settled[0].offset
-        by_bytes, by_batches = (
-            CREDIT_BYTES * events // size_bytes,
-            CREDIT_BATCHES * events // batches,
-        )
-        self._credit = max(1, min(by_bytes, by_batches))
+        by_bytes = CREDIT_BYTES * events // size_bytes
+        by_batches = CREDIT_BATCHES * events // batches
+        self._credit_max = min(CREDIT_BYTES, CREDIT_GROWTH * self._credit_max)
+        self._credit = max(1, min(by_bytes, by_batches, self._credit_max))
+        is_basic = self.validation is None
         entries = [
             Entry(
-                self.partition, batch.offset, batch.publisher, batch.sequence, batch.time_us,
-                batch.payload, voices, max(0, position - batch.offset),
+                self.partition, batch.offset, batch.end, batch.publisher, batch.sequence,
+                batch.time_us, batch.payload, voices,
+                position - batch.offset if batch.offset < position else 0,
             )
             for batch in settled[early:]
-            if batch.payload is not None and self._is_signed(batch, batch.payload)
+            if batch.payload is not None and (is_basic or self._is_signed(batch, batch.payload))
         ]  # fmt: skip
         self._outbox.deliver_all(entries)
         if not entries or entries[-1].offset < settled[-1].offset:
@@ -595,10 +604,8 @@ class Reading:
             self._outbox.send_all(self.topic.members, Allow(*self.partition, self._limit))
 
     def _is_signed(self, batch: Batch, payload: bytes) -> bool:
-        """Whether its producer signed it, where that is asked for. More than f replicas lie if it
-        says so and is not."""
-        if self.validation is None:
-            return True
+        """Whether its producer signed it. More than f replicas lie if it says so and is not."""
+        assert self.validation is not None
         line = Line(batch.publisher, *self.partition)
         try:
             self.validation.check_ordered(line, batch.sequence, payload)
@@ -754,20 +761,7 @@ class Reading:
         self._start = None
 
 
-def _offset_of(found: Batch | Chained) -> int:
-    return found.offset
-
-
-def _end_of(batch: Batch) -> int:
-    return batch.end
-
-
-def _time_of(batch: Batch) -> int:
-    return batch.time_us
-
-
-def _size_of(batch: Batch) -> int:
-    return DESCRIPTOR_BYTES if batch.payload is None else len(batch.payload)
+_offset_of, _end_of, _time_of = attrgetter("offset"), attrgetter("end"), attrgetter("time_us")
 
 
 def _size(entries: Entries) -> int:

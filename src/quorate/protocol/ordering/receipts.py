@@ -3,8 +3,8 @@
 Source: DESIGN section 3 (data plane); Kabis 2023, section 3.3.
 
 On a validated topic a store signs that it keeps batches, once for as many as came together
-(`crypto/receipts.py`). Other replicas count its word towards availability only if that holds. On
-other topics nothing is signed, and nothing is looked at.
+(`crypto/receipts.py`). Other replicas count its word towards availability only if that holds. Where
+all of them are basic, and on other topics, nothing is signed, and nothing is looked at.
 
 A signature is looked at only where and when it matters: of a batch that we lack, whose content is
 the one that the receipt names, which fewer than f + 1 are known to hold, and which we are about to
@@ -25,6 +25,7 @@ A replica may get another key. What was signed with a former one does not count,
 blamed for it: the publisher hands its batches in again, and stores sign anew.
 """
 
+from quorate.core.header import are_signed, is_signed
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import Line, Stored
@@ -52,14 +53,18 @@ class Receipting:
         self._holders_needed = holders_needed
         self._outbox = outbox
 
-    def are_signed(self, line: Line) -> bool:
-        return self._validation.covers(line.topic)
+    def is_due(self, waiting: Waiting, first: Sequence, end: Sequence) -> bool:
+        """Whether a store signs that it keeps these: its word for basic batches is enough."""
+        if not self._validation.covers(waiting.line.topic):
+            return False
+        start = max(first - waiting.next, 0)
+        return are_signed(waiting.descriptors[start : end - waiting.next])
 
-    def signed(self, line: Line, first: Sequence, count: int, chain: Digest) -> bytes:
+    def signed(self, waiting: Waiting, first: Sequence, count: int, chain: Digest) -> bytes:
         """Our signature under these payloads being on disk; empty where none is asked for."""
-        if not self.are_signed(line):
+        if not self.is_due(waiting, first, first + count):
             return b""
-        return self._signer.attest(self._receipt(line, first, count, chain))
+        return self._signer.attest(self._receipt(waiting.line, first, count, chain))
 
     def hear(self, waiting: Waiting, store: NodeId, word: Stored) -> bool:
         """A store keeps batches, it says. False if that is nothing to us."""
@@ -93,7 +98,7 @@ class Receipting:
             waiting.drop_word(store, word)
 
     def _holds(self, waiting: Waiting, store: NodeId, word: Stored) -> bool:
-        if not self._validation.covers(word.topic):
+        if not self.is_due(waiting, word.first, end_of(word)):
             return True
         if word.count <= RUN_BATCHES_MAX and len(word.signature) > 0:
             data = self._receipt(waiting.line, word.first, word.count, word.chain)
@@ -116,6 +121,7 @@ class Receipting:
         words = {
             (store, stored.first, stored.count): stored
             for at in content.lacking
+            if is_signed(waiting.descriptors[at])
             for store, stored in waiting.holders[at].items()
         }
         receipts = [
@@ -125,6 +131,8 @@ class Receipting:
             )
             for (store, *_), word in words.items()
         ]  # fmt: skip
+        if not receipts:
+            return content
         return content._replace(before=waiting.base, receipts=tuple(receipts[:KEPT_MAX]))
 
     def _look_for(self, waiting: Waiting, sequence: Sequence) -> None:

@@ -8,14 +8,15 @@ record rests on stands before it: a `Decided` after the `Held` of its batches, s
 quorum has the votes that led to it on disk, and they lead to it again.
 """
 
+from itertools import accumulate
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from quorate.core.header import DESCRIPTOR_BYTES, events_in, is_signed
+from quorate.core.header import DESCRIPTOR_BYTES, counts_in, events_in, is_signed
 from quorate.core.ids import Digest, NodeId, Sequence, TopicId
 from quorate.core.ordering import Entries, Partition, Wants
-from quorate.crypto.digests import cut, descriptor
+from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering.value import offsets_of
 
 DIGEST_BYTES = 32
@@ -153,11 +154,11 @@ class Placed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def offsets(self) -> list[int]:
         """The first offset of each batch, and the one after the last."""
-        return offsets_of(self.offset, cut(self.descriptors))
+        return list(accumulate(counts_in(self.descriptors), initial=self.offset))
 
     @property
     def end(self) -> int:
-        return self.offsets[-1]
+        return self.offset + sum(counts_in(self.descriptors))
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False, tag="decided"):

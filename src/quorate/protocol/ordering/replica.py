@@ -290,7 +290,9 @@ class Ordering:
         elif not self._is_registered(line):
             # It may be so that we have yet to come to that command. It is said again.
             group.counters["unregistered"] += 1
-            if self.steward is not None and not self.steward.control.is_known(sender):
+            knows = self.steward is None or self.steward.control.is_known(sender)
+            # What is new may have given its first command, and nobody ordered that yet.
+            if self._has_ended(sender) or (not knows and message.first > 1):
                 group.refuse_ended(line, message.first)
         elif isinstance(message, Append):
             group.on_append(sender, message)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import RemoteProtocolError
+from quorate.core.header import PLAIN_BYTES_MAX
 from quorate.core.ids import TopicId
 from quorate.core.ordering import Partition
 from quorate.protocol.ordering.log import LogState
@@ -19,9 +20,11 @@ from quorate.protocol.topic import Topic
 
 # A slot orders up to so much.
 SLOT_BATCHES_MAX = 4096
-SLOT_BYTES_MAX = 16 * 1024 * 1024
+# In bytes before compression, since all replicas know those; any one batch fits.
+SLOT_BYTES_MAX = PLAIN_BYTES_MAX
 # Of commands fewer: whoever lags behind is told them all in one message.
 SLOT_COMMANDS_MAX = 1024
+TOO_MUCH = "a value of more than a slot orders"
 
 TopicOf = Callable[[TopicId], Topic | None]
 
@@ -40,7 +43,7 @@ class Territory:
             return str(error)
         commands = sum(span.batches for span in spans if span.topic == CONTROL_TOPIC_ID)
         if sum(span.batches for span in spans) > SLOT_BATCHES_MAX or commands > SLOT_COMMANDS_MAX:
-            return "a value of more than a slot orders"
+            return TOO_MUCH
         return self._foreign((span.topic for span in spans), self._topic_of)
 
     def refusal_of_state(self, state: LogState, topic_of: TopicOf | None = None) -> str:

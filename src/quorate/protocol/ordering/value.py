@@ -135,6 +135,13 @@ def leaves_of(
     line: Line, first: Sequence, offset: int, time_us: int, descriptors: Seq[bytes]
 ) -> list[bytes]:
     """The leaf hashes, in the order log's tree, of consecutive batches from this offset on."""
+    return leaves_at(line, first, offsets_of(offset, descriptors), time_us, descriptors)
+
+
+def leaves_at(
+    line: Line, first: Sequence, offsets: Iterable[int], time_us: int, descriptors: Seq[bytes]
+) -> list[bytes]:
+    """The same of batches that begin at these offsets."""
     publisher, topic, partition = line
     pack, version = LEAF.pack, LEAF_VERSION
     return [
@@ -142,6 +149,6 @@ def leaves_of(
             b"\x00" + pack(version, topic, partition, at, publisher, sequence, time_us, content)
         ).digest()
         for sequence, (at, content) in enumerate(
-            zip(offsets_of(offset, descriptors), map(digest_of, descriptors), strict=False), first
+            zip(offsets, map(digest_of, descriptors), strict=False), first
         )
     ]
