@@ -190,7 +190,6 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
 
     record: ValidatedRecord
     late_after_us = LATE_AFTER_US
-
     arrivals = Entry | Passed | Recorded
     room = Recorded
 
@@ -235,13 +234,9 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     @property
     def _topics(self) -> list[Topic]:
         """All topics, and the one of commands if there are any."""
-        scenario = self.scenario
-        if scenario.cluster is None:
-            return [*scenario.topics]
-        return [
-            *scenario.topics,
-            *(t for t in topics_of(scenario.cluster) if t.name == CONTROL_TOPIC),
-        ]
+        cluster = self.scenario.cluster
+        others = () if cluster is None else topics_of(cluster)
+        return [*self.scenario.topics, *(each for each in others if each.name == CONTROL_TOPIC)]
 
     def _register(self, name: str, machine: Source) -> int:
         number = super()._register(name, machine)

@@ -33,7 +33,6 @@ class Stage(Theatre[Scenario, PlannedBatch, Violation]):
 
     record: Record
     late_after_us = LATE_AFTER_US
-
     arrivals = Delivery | Receipt
     room = Receipt | Room
 
