@@ -58,9 +58,11 @@ async def _in_its_thread(do: Callable[[], _Done]) -> _Done:
 @asynccontextmanager
 async def running_session(directory: Path) -> AsyncIterator[SparkSession]:
     """Spark, with its own messages in this directory."""
-    logs = directory / "logs"
-    start = partial(session, app_name="quorate demo", settings=SETTINGS, log_directory=logs)
-    spark = await _in_its_thread(partial(start, "local[2]"))
+    start = partial(
+        session, "local[2]",
+        app_name="quorate demo", settings=SETTINGS, log_directory=directory / "logs",
+    )  # fmt: skip
+    spark = await _in_its_thread(start)
     try:
         yield spark
     finally:
