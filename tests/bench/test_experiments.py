@@ -69,7 +69,7 @@ def test_the_contracts_of_every_experiment_fit_its_cluster() -> None:
 
 
 def test_a_choice_keeps_what_was_asked_for_and_the_baseline_of_faults() -> None:
-    found = chosen(full_plan(), protocols=["vote"], replicas=[4], topics=[1], faults=[ALTERING])
+    found = chosen(full_plan(), protocol=["vote"], replicas=[4], topics=[1], fault=[ALTERING])
 
     assert {e.protocol for e in found} == {"vote"}
     assert {e.replicas for e in found} == {4}

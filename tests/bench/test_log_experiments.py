@@ -9,25 +9,28 @@ import pytest
 from rich.console import Console, RenderableType
 
 from bench_rows import KEYS
-from quorate.bench import growth, history, leader_crash, time_plots
-from quorate.bench.clients import Published, Window
-from quorate.bench.experiments import CRASH_ORDERING, ORDERING, Experiment
-from quorate.bench.growth import Growth, Start
-from quorate.bench.history import History, Reading
-from quorate.bench.latencies import summarise
-from quorate.bench.leader_crash import Kill, LeaderCrashes, Standstill
-from quorate.bench.memory import Sample
-from quorate.bench.ordering import (
-    full_plan,
+from quorate.bench import growth, history, leader_crash, plots
+from quorate.bench.experiments import (
+    CRASH_ORDERING,
+    LEADER_KILLED,
+    ORDERING,
+    Experiment,
+    full_log_plan,
     growth_plan,
     history_plan,
     leader_crash_plan,
-    quick_plan,
+    quick_log_plan,
 )
+from quorate.bench.growth import Growth, Start
+from quorate.bench.history import History, Reading
+from quorate.bench.latencies import summarise
+from quorate.bench.leader_crash import Kill, LeaderCrashes
 from quorate.bench.pipe import PipeRate
 from quorate.bench.promises import Broken
+from quorate.bench.report import Sample
 from quorate.bench.rows import Row, setting
 from quorate.bench.timeline import Gap
+from quorate.bench.workload import Published, Window
 
 SECOND = 1_000_000_000
 
@@ -58,8 +61,8 @@ def test_each_experiment_meets_both_fault_models_and_syncs(plan: list[Experiment
 def test_the_plans_of_the_tables_stay_as_they_are() -> None:
     others = {each.name for each in (*leader_crash_plan(), *history_plan(), *growth_plan())}
 
-    assert not others & {each.name for each in (*quick_plan(), *full_plan())}
-    assert len(quick_plan()) == 7
+    assert not others & {each.name for each in (*quick_log_plan(), *full_log_plan())}
+    assert len(quick_log_plan()) == 7
 
 
 # Leaders
@@ -67,18 +70,20 @@ def test_the_plans_of_the_tables_stay_as_they_are() -> None:
 
 def crashes(**figures: Any) -> LeaderCrashes:
     experiment = leader_crash_plan()[0]
-    kill = Kill("r0", 2 * SECOND, 5 * SECOND, 6 * SECOND)
-    standstill = Standstill(
-        kill,
-        Gap(2 * SECOND, 3 * SECOND),
-        Gap(2 * SECOND, 3 * SECOND + SECOND // 2),
-        Gap(5 * SECOND, 5 * SECOND + SECOND // 4),
+    kill = Kill(
+        "r0",
+        2 * SECOND,
+        5 * SECOND,
+        6 * SECOND,
+        gap=Gap(2 * SECOND, 3 * SECOND),
+        reader_gap=Gap(2 * SECOND, 3 * SECOND + SECOND // 2),
+        return_gap=Gap(5 * SECOND, 5 * SECOND + SECOND // 4),
     )
     known: dict[str, Any] = {
         "experiment": experiment,
         "row": Row(**setting(experiment), published=100, delivered=100),
         "window": Window(SECOND, 9 * SECOND),
-        "standstills": [standstill],
+        "kills": [kill],
         "changes": 1,
         "acknowledged": [10] * 80,
         "read": [9] * 80,
@@ -94,7 +99,7 @@ def test_a_kill_is_told_with_its_times_from_the_beginning() -> None:
     assert (kill["leader"], kill["at_s"], kill["started_at_s"]) == ("r0", 1.0, 4.0)
     assert (kill["gap_s"], kill["reader_gap_s"], kill["return_gap_s"]) == (1.0, 1.5, 0.25)
     assert row["gap_s_max"] == 1.0
-    assert row["fault"] == leader_crash.FAULT
+    assert row["fault"] == LEADER_KILLED
 
 
 def test_a_broken_promise_shows() -> None:
@@ -112,6 +117,7 @@ def test_a_broken_promise_shows() -> None:
 def reading(seconds: float, pipe_mb_per_s: float = 1000.0, **figures: Any) -> Reading:
     frame = 25_000
     known: dict[str, Any] = {
+        "batches": 4000,
         "megabytes": 100.0,
         "seconds": seconds,
         "pipe": PipeRate(frame, pipe_mb_per_s * 1e6 / frame, 0.8),
@@ -134,6 +140,8 @@ def test_the_ratio_is_the_median_of_what_each_reading_reached_beside_its_own_pip
     spent = {"consumer": 2.0, "r0": 1.0, "pipe's receiver": 0.8}
     assert row["processor_ms_per_mb"] == pytest.approx(spent)
     assert row["ratio_by_processor"] == pytest.approx(0.4)
+    # Of 400,000 events in the middle reading, 0.2 s of the consumer and 0.1 s of r0.
+    assert row["processor_us_per_event"] == pytest.approx(0.75)
 
 
 def test_a_reading_that_misses_something_is_not_sound() -> None:
@@ -193,8 +201,8 @@ def test_pictures_show_kills_and_growth_over_time(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
     written = [
-        *time_plots.write_leader_crashes(tmp_path / "new", [crashes(), crashes()]),
-        *time_plots.write_growth(tmp_path, [grown()]),
+        *plots.write_leader_crashes(tmp_path / "new", [crashes(), crashes()]),
+        *plots.write_growth(tmp_path, [grown()]),
     ]
 
     assert [path.name for path in written] == ["leader-crash.png", "growth.png"]

@@ -3,7 +3,7 @@
 import pytest
 
 from quorate.bench import growth, history, leader_crash
-from quorate.bench.ordering import growth_plan, history_plan, leader_crash_plan
+from quorate.bench.experiments import growth_plan, history_plan, leader_crash_plan
 from quorate.bench.promises import Broken
 from quorate.runtime.loop import run
 
@@ -22,9 +22,9 @@ def test_nothing_is_lost_when_the_leader_is_killed(monkeypatch: pytest.MonkeyPat
     assert found.is_sound
     assert found.broken == Broken()
     assert found.row.published == found.row.delivered >= sum(found.acknowledged) > 0
-    (standstill,) = found.standstills
-    assert standstill.kill.killed_ns < standstill.kill.started_ns < standstill.kill.caught_up_ns
-    assert standstill.gap.seconds > 0
+    (kill,) = found.kills
+    assert kill.killed_ns < kill.started_ns < kill.caught_up_ns
+    assert kill.gap.seconds > 0
 
 
 def test_history_is_read_from_the_beginning_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

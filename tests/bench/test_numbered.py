@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.bench.clients import Window
-from quorate.bench.numbered import (
+from quorate.bench.processes import BenchError
+from quorate.bench.values import (
     VALUE_BYTES_MIN,
     Numbered,
     Order,
@@ -15,8 +15,7 @@ from quorate.bench.numbered import (
     pack_number,
     topic_of,
 )
-from quorate.bench.processes import BenchError
-from quorate.bench.trial_clients import Consumed, Counted, Tally, TrialTask
+from quorate.bench.workload import Consumed, EventTally, Task, Window
 
 SIZE = 16
 
@@ -121,13 +120,13 @@ def test_a_run_that_overlaps_counts_its_new_part() -> None:
 
 
 def tallied(*arrivals: tuple[int, str, list[bytes]]) -> Consumed:
-    task = TrialTask(place="", run="run", topics=["v", "b"], validated=["v"], event_bytes=SIZE)
+    task = Task(cluster="", run="run", topics=["v", "b"], validated=["v"], event_bytes=SIZE)
 
     async def tally() -> Consumed:
-        counted = Tally(task)
+        counted = EventTally(task)
         for now_ns, topic, values in arrivals:
             counted.add(now_ns, topic, values, 1_000_000)
-        return counted.consumed(Window(1_000, 2_000), 0.5)
+        return counted.found(Window(1_000, 2_000))
 
     return asyncio.run(tally())
 
@@ -142,7 +141,7 @@ def test_what_comes_before_the_window_counts_only_for_loss() -> None:
         (2_000, "b", [value(second + 1)]),
     )
 
-    assert found.counted == Counted(validated=2, basic=2)
+    assert (found.validated, found.basic) == (2, 2)
     assert found.seconds == pytest.approx(1_001 / 1e9)
     assert (found.taken, found.doubled, found.gaps, found.wrong) == (5, 0, 0, 0)
     assert found.latencies.p50_ms == 1.0
@@ -151,7 +150,7 @@ def test_what_comes_before_the_window_counts_only_for_loss() -> None:
 def test_a_consumer_that_has_everything_early_is_measured_until_the_window_ends() -> None:
     found = tallied((1_500, "v", [value(first_number(0, 0))]))
 
-    assert found.counted == Counted(validated=1, basic=0)
+    assert (found.validated, found.basic) == (1, 0)
     assert found.seconds == pytest.approx(1_000 / 1e9)
 
 

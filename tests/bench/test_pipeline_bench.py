@@ -3,11 +3,11 @@
 import pytest
 
 from quorate.bench import pipeline
-from quorate.bench.latencies import summarise
+from quorate.bench.latencies import Spread, summarise
 from quorate.bench.pipe import PipeRate
-from quorate.bench.pipeline import WAYS, Memory, Pipeline, Plan, Read, Round, Scanned, Spread
+from quorate.bench.pipeline import WAYS, Memory, Pipeline, Plan, Read, Round, Scanned
+from quorate.bench.pipeline_clients import Listed
 from quorate.bench.pipeline_report import json_of, targets_of
-from quorate.bench.site_clients import Listed
 
 TINY = Plan(
     sizes=(100,), megabytes=0.2, rounds=1, alert_s=0.5, alert_warm_up_s=0.1, events_per_batch=100
@@ -16,7 +16,7 @@ TINY = Plan(
 
 def read_of(*rounds: dict[pipeline.Way, float], rows: int = 1000) -> Read:
     return Read(
-        experiment=TINY.experiment(pipeline.PIPELINE, 100, 1000),
+        experiment=pipeline.experiment(pipeline.PIPELINE, 1000, 100),
         published=1000,
         from_topic=(rows, 7),
         from_parquet=(1000, 7),
@@ -49,7 +49,7 @@ def test_figures_mean_nothing_where_rows_are_missing() -> None:
 
 
 def test_memory_that_grows_with_a_stream_misses_its_target() -> None:
-    experiment = TINY.experiment(pipeline.MEMORY, 100, 1000)
+    experiment = pipeline.experiment(pipeline.MEMORY, 1000, 100)
     flat = [Memory(experiment, 100, 200.0), Memory(experiment, 400, 210.0)]
     growing = [Memory(experiment, 100, 200.0), Memory(experiment, 400, 800.0)]
 
@@ -63,7 +63,7 @@ def test_a_blacklist_must_be_right_and_soon() -> None:
             packets=1000, scanners=20, found=found, wrong=wrong, precision=found / (found + wrong),
             recall=found / 20, latencies=summarise([took_s * 10**9]),
         )  # fmt: skip
-        scanned = Scanned(TINY.experiment(pipeline.SCANS, 100, 1), listed)
+        scanned = Scanned(pipeline.experiment(pipeline.SCANS, 1, 100), listed)
         return [target.is_reached for target in targets_of(Pipeline(scanned=[scanned]))]
 
     assert reached() == [True, True, True]
@@ -73,7 +73,7 @@ def test_a_blacklist_must_be_right_and_soon() -> None:
 
 
 def test_all_rows_of_a_report_have_the_keys_of_every_benchmark() -> None:
-    experiment = TINY.experiment(pipeline.MEMORY, 100, 1000)
+    experiment = pipeline.experiment(pipeline.MEMORY, 1000, 100)
     found = Pipeline([read_of(dict.fromkeys(WAYS, 1.0))], [Memory(experiment, 100, 200.0)])
 
     *ways, memory = json_of(found)

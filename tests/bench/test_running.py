@@ -50,6 +50,7 @@ def test_the_command_prints_a_list_of_rows_and_nothing_else() -> None:
     )
     for row in (throughput, one_in_flight):
         assert (row["lost"], row["forged"], row["duplicated"]) == (0, 0, 0)
+        assert row["processor_us_per_event"] > 0
         assert row["delivered"] == row["published"] > 0
 
 

@@ -28,7 +28,10 @@ def test_everything_that_was_acknowledged_is_consumed_in_order(trial: Trial) -> 
     assert row.problem is None
     assert (row.lost, row.forged, row.duplicated, row.unacknowledged) == (0, 0, 0, 0)
     assert row.delivered == row.published > 0
-    assert set(row.processor_us_per_event) == {
+    assert row.processor_us_per_event == pytest.approx(sum(row.processor_us_by_process.values()))
+    assert (row.signed_receipt_p50_ms is not None) is bool(trial.validated)
+    assert row.basic_receipt_p50_ms is not None
+    assert set(row.processor_us_by_process) == {
         "producer 0", "producer 1", "producer 2", "consumer", "r0", "r1", "r2", "r3",
     }  # fmt: skip
 
@@ -52,7 +55,7 @@ def test_brokers_carry_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row.problem is None
         assert (row.lost, row.forged, row.duplicated, row.unacknowledged) == (0, 0, 0, 0)
         assert row.delivered == row.published > 0
-        spent = {name: us for name, us in row.processor_us_per_event.items() if "broker" in name}
+        spent = {name: us for name, us in row.processor_us_by_process.items() if "broker" in name}
         assert len(spent) == brokers
         assert min(spent.values()) > 0
 

@@ -11,14 +11,12 @@ import pytest
 from rich.console import Console, RenderableType
 
 from bench_rows import KEYS
-from quorate.bench import report, targets, trial_report
-from quorate.bench.clients import Window
+from quorate.bench import plots, report, targets
+from quorate.bench.experiments import chosen
 from quorate.bench.latencies import summarise
 from quorate.bench.pipe import PipeRate
-from quorate.bench.rows import Row, setting
+from quorate.bench.rows import Row, TrialRow, merged, setting, setting_of_trial
 from quorate.bench.targets import Target, targets_of
-from quorate.bench.trial_clients import Consumed, Counted, Produced
-from quorate.bench.trial_rows import TrialRow, failed_row, merged, row_of
 from quorate.bench.trials import (
     EMBEDDED,
     KAFKA,
@@ -28,11 +26,12 @@ from quorate.bench.trials import (
     VALIDATED,
     WHOLE,
     Trial,
-    chosen,
     full_plan,
     headline_plan,
     quick_plan,
 )
+from quorate.bench.validated import Found, row_of
+from quorate.bench.workload import Consumed, Produced, Window
 
 SECOND = 1_000_000_000
 WINDOW = Window(0, 2 * SECOND)
@@ -81,9 +80,9 @@ def test_whole_payloads_are_ordered_without_validation() -> None:
 def test_a_person_picks_what_is_measured() -> None:
     plan = full_plan()
 
-    assert {each.system for each in chosen(plan, parts=["kafka"])} == {KAFKA}
-    assert {each.event_bytes for each in chosen(plan, sizes=[16])} == {16}
-    some = chosen(plan, parts=["embedded"], validated=[2, 10], sizes=[1024])
+    assert {each.system for each in chosen(plan, part=["kafka"])} == {KAFKA}
+    assert {each.event_bytes for each in chosen(plan, event_bytes=[16])} == {16}
+    some = chosen(plan, part=["embedded"], of_ten=[2, 10], event_bytes=[1024])
     assert some == [Trial(validated=2), Trial(validated=10)]
 
 
@@ -98,21 +97,26 @@ def test_the_headline_is_of_validated_batches_of_a_thousand_on_disk() -> None:
 # Rows
 
 
+def failed_trial(trial: Trial, problem: str) -> TrialRow:
+    return TrialRow(**setting_of_trial(trial), problem=problem)
+
+
 def produced(validated: int, basic: int, **figures: Any) -> Produced:
     count = validated + basic
     known: dict[str, Any] = {
-        "in_window": Counted(validated=validated, basic=basic),
+        "validated": validated, "basic": basic,
         "submitted": count, "acknowledged": count, "batches": 10,
-        "receipt": summarise([SECOND // 100]), "processor_s": 0.5,
+        "receipt": summarise([SECOND // 100]), "signed_receipt": summarise([]),
+        "basic_receipt": summarise([SECOND // 200]),
     }  # fmt: skip
     return Produced(**{**known, **figures})
 
 
 def consumed(validated: int, basic: int, **figures: Any) -> Consumed:
     known: dict[str, Any] = {
-        "counted": Counted(validated=validated, basic=basic), "seconds": 2.0,
-        "taken": validated + basic, "doubled": 0, "gaps": 0, "wrong": 0, "batches": 30,
-        "latencies": summarise([SECOND // 10]), "processor_s": 1.0,
+        "validated": validated, "basic": basic, "seconds": 2.0,
+        "taken": validated + basic, "doubled": 0, "gaps": 0, "wrong": 0,
+        "latencies": summarise([SECOND // 10]),
     }  # fmt: skip
     return Consumed(**{**known, **figures})
 
@@ -121,7 +125,7 @@ def found(trial: Trial | None = None, **figures: Any) -> TrialRow:
     """Three producers of 2000 events each, of which a quarter is validated, in two seconds."""
     got = consumed(1500, 4500, **figures)
     sent = [produced(500, 1500)] * 3
-    return row_of(trial or Trial(validated=2), WINDOW, sent, got, PIPE, {"consumer": 0.6})
+    return row_of(trial or Trial(validated=2), Found(WINDOW, sent, got, {"consumer": 0.6}), PIPE)
 
 
 def test_a_row_has_both_sides_beside_the_pipe() -> None:
@@ -132,8 +136,10 @@ def test_a_row_has_both_sides_beside_the_pipe() -> None:
     assert row.mb_per_s == pytest.approx(3000 * 1024 / 1e6)
     assert row.ratio_to_pipe == pytest.approx(row.mb_per_s / 1000)
     assert row.events_per_batch == 200
-    assert row.processor_us_per_event == {"consumer": pytest.approx(100.0)}
+    assert row.processor_us_by_process == {"consumer": pytest.approx(100.0)}
+    assert row.processor_us_per_event == pytest.approx(100.0)
     assert (row.p50_ms, row.receipt_p50_ms) == (100.0, 10.0)
+    assert (row.signed_receipt_p50_ms, row.basic_receipt_p50_ms) == (None, 5.0)
     assert row.is_sound
 
 
@@ -167,7 +173,7 @@ def test_what_must_not_be_shows_and_is_not_sound(figures: dict[str, Any], column
 def test_an_event_without_a_receipt_is_not_sound() -> None:
     sent = [produced(0, 2000), produced(0, 2000), produced(0, 2000, submitted=2001)]
 
-    row = row_of(Trial(), WINDOW, sent, consumed(0, 6000), PIPE, {})
+    row = row_of(Trial(), Found(WINDOW, sent, consumed(0, 6000), {}), PIPE)
 
     assert row.unacknowledged == 1
     assert not row.is_sound
@@ -179,12 +185,14 @@ def test_several_runs_become_medians_with_both_spreads() -> None:
         for rate, lost in ((100.0, 0), (300.0, 1), (200.0, 0))
     ]
 
-    row = merged([*runs, failed_row(Trial(validated=2), "r1 did not start")])
+    row = merged([*runs, failed_trial(Trial(validated=2), "r1 did not start")])
 
     assert (row.events_per_s, row.spread) == (200.0, (100.0, 300.0))
     assert (row.produced_per_s, row.produced_spread) == (400.0, (200.0, 600.0))
     assert (row.runs, row.lost, row.problem) == (3, 1, "r1 did not start")
-    assert row.processor_us_per_event == {"consumer": pytest.approx(100.0)}
+    assert row.processor_us_by_process == {"consumer": pytest.approx(100.0)}
+    assert row.processor_us_per_event == pytest.approx(100.0)
+    assert (row.signed_receipt_p50_ms, row.basic_receipt_p50_ms) == (None, 5.0)
 
 
 # Targets
@@ -207,7 +215,7 @@ def target(rows: list[TrialRow], words: str) -> Target:
 
 def test_what_was_not_measured_is_no_target() -> None:
     assert targets_of([rated(Trial(validated=10), 1.0)], []) == []
-    assert targets_of([failed_row(Trial(validated=10), "no"), rated(Trial(), 1.0)], []) == []
+    assert targets_of([failed_trial(Trial(validated=10), "no"), rated(Trial(), 1.0)], []) == []
 
 
 @pytest.mark.parametrize(("rate", "is_reached"), [(500.0, True), (499.0, False)])
@@ -288,26 +296,28 @@ def all_rows() -> list[TrialRow]:
 
 
 def test_the_table_has_both_sides_and_the_pipe_in_one_line() -> None:
-    text = shown(trial_report.table_of([rated(Trial(validated=7), 1234.0)]))
+    text = shown(report.table_of_trials([rated(Trial(validated=7), 1234.0)]))
 
     line = next(line for line in text.splitlines() if "7 of 10" in line)
     assert all(figure in line for figure in ("7 of 10 validated", "1,234", "2,468", "1,000"))
     again = merged([rated(Trial(validated=7), rate) for rate in (1234.0, 5678.0)])
-    assert "1,234..5,678" in shown(trial_report.table_of([again]))
-    assert "no jars" in shown(trial_report.table_of([failed_row(Trial(system=KAFKA), "no jars")]))
+    assert "1,234..5,678" in shown(report.table_of_trials([again]))
+    assert "no jars" in shown(
+        report.table_of_trials([failed_trial(Trial(system=KAFKA), "no jars")])
+    )
 
 
 def test_pictures_show_both_sides_over_the_size_of_an_event(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
-    written = trial_report.write_plots(tmp_path, all_rows())
+    written = plots.write_trials(tmp_path, all_rows())
 
     assert [path.name for path in written] == [
         "validated-producers.png", "validated-producers-details.png",
         "validated-consumer.png", "validated-consumer-details.png",
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
-    assert trial_report.write_plots(tmp_path, [failed_row(Trial(), "no")]) == []
+    assert plots.write_trials(tmp_path, [failed_trial(Trial(), "no")]) == []
 
 
 def test_parquet_holds_every_trial(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.bench.clients import Progress, Received, Tally, Task, Window
 from quorate.bench.processes import BenchError
 from quorate.bench.values import EVENT_BYTES_MIN, Values
+from quorate.bench.workload import Progress, Received, Tally, Task, Window
 from quorate.core import batch
 from quorate.core.batch import Batch
 from quorate.core.ids import Lane, Stream, topic_id
@@ -77,7 +77,7 @@ def tallied(deliveries: Iterable[tuple[int, Delivery]], events_per_batch: int = 
         counted = Tally(task(events_per_batch))
         for now_ns, each in deliveries:
             counted.add(now_ns, [(each, Batch(each.payload))])
-        return counted.received(WINDOW)
+        return counted.found(WINDOW)
 
     return asyncio.run(tally())
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from quorate.bench import ordering, trials
+from quorate.bench import trials
 from quorate.bench.broadcast import Timing
-from quorate.bench.experiments import ALTERING, CRASH, Experiment, chosen, full_plan
+from quorate.bench.experiments import ALTERING, CRASH, Experiment, chosen, full_log_plan, full_plan
 from quorate.bench.trials import Trial
-from quorate.cli import bench, bench_validated
-from quorate.cli.bench_options import Fault, LogFault, fault_names
+from quorate.cli import bench
+from quorate.cli.bench import Fault, LogFault, fault_names
 from quorate.core.errors import ConfigError
 
 
@@ -19,16 +19,16 @@ from quorate.core.errors import ConfigError
     ("choice", "attribute", "value"),
     [
         ({"publishers": [5]}, "publishers", 5),
-        ({"batches": [1000]}, "events_per_batch", 1000),
-        ({"fsyncs": ["always"]}, "fsync", "always"),
-        ({"fs": [2]}, "f", 2),
+        ({"events_per_batch": [1000]}, "events_per_batch", 1000),
+        ({"fsync": ["always"]}, "fsync", "always"),
+        ({"f": [2]}, "f", 2),
     ],
     ids=["publishers", "batches", "fsync", "f"],
 )
 def test_a_person_picks_what_is_measured_of_logs(
     choice: dict[str, Any], attribute: str, value: object
 ) -> None:
-    plan = ordering.full_plan()
+    plan = full_log_plan()
     picked = chosen(plan, **choice)
     assert picked == [each for each in plan if getattr(each, attribute) == value]
     assert 0 < len(picked) < len(plan)
@@ -108,7 +108,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
 
 
 def test_every_fault_that_is_offered_is_measured() -> None:
-    of_logs = {each.fault for each in ordering.full_plan() if each.fault}
+    of_logs = {each.fault for each in full_log_plan() if each.fault}
     assert set(fault_names([*LogFault])) == of_logs == {ALTERING, CRASH}
     assert set(fault_names([*Fault])) == {each.fault for each in full_plan() if each.fault}
 
@@ -122,7 +122,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Trial | Experiment]:
         plans.extend((*plan, *headlines))
         return [], []
 
-    monkeypatch.setattr(bench_validated, "_measured", note)
+    monkeypatch.setattr(bench, "_tried", note)
     return plans
 
 

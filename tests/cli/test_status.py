@@ -27,8 +27,9 @@ from quorate.cli.tables import (
 from quorate.core.batch import encode_values
 from quorate.core.cluster import Cluster
 from quorate.crypto.evidence import TwoSeals, render
-from quorate.crypto.sids import Place, Seal, sealed
+from quorate.crypto.sids import Place, Seal
 from quorate.runtime.local import make_local_cluster
+from seals import sealed
 
 pytestmark = pytest.mark.xdist_group("processes")
 

@@ -37,7 +37,8 @@ def publish(
         if error is not None:
             raise error
 
-    async def granted(*_: object, **__: object) -> None:
+    async def granted(producer: Producer, *_: object, **__: object) -> None:
+        producer.driver.wake()
         await asyncio.sleep(0)
 
     monkeypatch.setattr(Producer, "command", command)

@@ -1,14 +1,33 @@
-"""What a prover makes of the words of replicas: what verifies, whoever said which part of it."""
+"""What a prover makes of the words of replicas: what verifies, and a sentence if nothing does."""
+
+from itertools import count
 
 import msgspec
 import pytest
 
 from order_log import PLAIN, REPLICAS, SALTED, OrderLog, event
-from quorate.client.proving import _Search, shown
+from quorate.client import Prover
+from quorate.client.proving import proof_of, shown
+from quorate.core.contract import Contract
 from quorate.core.errors import RefusedError
-from quorate.core.ids import topic_id
-from quorate.core.ordering import Absent, Entries, Partition, Proven
+from quorate.core.header import HEADER_BYTES
+from quorate.core.ids import NodeId, topic_id
+from quorate.core.ordering import (
+    Absent,
+    Entries,
+    Follow,
+    Partition,
+    ProvenRange,
+    ProvenRun,
+    ProveRange,
+)
 from quorate.crypto.proofs import Proof, verify
+from quorate.crypto.sids import Place
+from quorate.protocol.ordering.ranges import Checks, RangeReading, Settled, Unsettled
+from quorate.protocol.ordering.validation import Validation
+from quorate.protocol.topic import topics_of
+from quorate.runtime.local import make_local_cluster
+from stage import Outlook
 
 PARTITION = Partition(topic_id(PLAIN), 0)
 # Inside the second batch.
@@ -17,21 +36,45 @@ D = bytes(32)
 
 
 class Replicas:
-    """A log of three batches with two events each, and a search for the one that has offset 3."""
+    """A log of three batches with two events each, and somebody who wants the one at offset 3."""
 
     def __init__(self, *, signed: bool = True) -> None:
         self.log = OrderLog()
         for value in (b"zero", b"one", b"two"):
             self.log.publish(PLAIN, [event(value), event(value)], signed=signed)
-        self.search = _Search(PLAIN, PARTITION, OFFSET)
-        self.numbers = 0
-
-    def position(self, of: int = 1) -> Proven:
-        proof = self.log.proof(of, checkpoint=self.log.checkpoint(REPLICAS))
-        return Proven(
-            *PARTITION, self.numbers, OFFSET, proof.publisher, proof.sequence, proof.time_us,
-            proof.leaf, proof.offset, proof.path, proof.checkpoint,
+        topics = list(topics_of(self.log.cluster))
+        (plain,) = [each for each in topics if each.name == PLAIN]
+        checks = Checks(self.log.keys, Validation.of(self.log.cluster, topics))
+        self.connected = set(plain.members)
+        self.found: list[list[Settled] | Unsettled] = []
+        self.look = Outlook()
+        self.reading = RangeReading(
+            plain, PARTITION, range(OFFSET, OFFSET + 1), self.look.outbox, self.connected,
+            count(1), checks, self.found.append, validate=False,
         )  # fmt: skip
+        self.reading.taken(OFFSET)
+        self.asked: list[ProveRange] = []
+        self.leads: list[NodeId] = []
+        self.named: list[NodeId] = []
+        self.hear()
+
+    def hear(self) -> None:
+        """Note who is asked for the batch, who for its place, and who is reported."""
+        ready = self.look.take()
+        self.leads += [to for to, each in ready.send if isinstance(each, Follow) and each.limit]
+        self.asked += [each for _, each in ready.send if isinstance(each, ProveRange)]
+        self.named += [report.node for report in ready.reports]
+
+    def place(self, of: int = 1) -> ProvenRange:
+        """What a correct replica answers to what was asked last."""
+        proof = self.log.proof(of, checkpoint=self.log.checkpoint(REPLICAS))
+        # Of four leaves at most, what lies to the left comes first.
+        path = (
+            sorted(proof.path, key=lambda node: node != proof.path[-1]) if of == 2 else proof.path
+        )
+        run = ProvenRun(1, proof.publisher, proof.sequence, proof.time_us, proof.leaf)
+        number = self.asked[-1].number if self.asked else 0
+        return ProvenRange(*PARTITION, number, OFFSET, [run], path, proof.checkpoint)
 
     def batch(self, of: int = 1) -> Entries:
         found = self.log.published[of]
@@ -40,12 +83,20 @@ class Replicas:
             [found.payload],
         )  # fmt: skip
 
-    def ask(self, replica: int) -> None:
-        self.numbers += 1
-        self.search.begin(replica, self.numbers)
+    def send(self, batch: Entries, *, sender: NodeId | None = None) -> None:
+        self.reading.on_entries(self.leads[-1] if sender is None else sender, batch)
+        self.hear()
 
-    def fitting(self, replica: int) -> Proof | None:
-        return self.search.fitting(replica, self.log.keys)
+    def show(self, place: ProvenRange, *, sender: NodeId | None = None) -> None:
+        self.reading.on_proven(self.leads[-1] if sender is None else sender, place)
+        self.hear()
+
+    def proof(self) -> Proof:
+        (found,) = self.found
+        assert isinstance(found, list)
+        (batch,) = found
+        place = Place.of(self.log.keys.cluster, PLAIN, 0, batch.publisher)
+        return proof_of(batch, place)
 
 
 def forged(entries: Entries) -> Entries:
@@ -54,127 +105,133 @@ def forged(entries: Entries) -> Entries:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_the_position_and_the_batch_of_one_replica_make_a_proof(signed: bool) -> None:
+def test_the_place_and_the_batch_of_one_replica_make_the_proof(signed: bool) -> None:
     replicas = Replicas(signed=signed)
-    replicas.ask(0)
-    replicas.search.on_proven(0, replicas.position())
-    assert not replicas.search.answered.is_set()
-    replicas.search.on_entries(0, replicas.batch())
 
-    proof = replicas.fitting(0)
+    replicas.send(replicas.batch())
+    assert replicas.found == []
+    replicas.show(replicas.place())
 
-    assert replicas.search.answered.is_set()
-    assert proof is not None
+    proof = replicas.proof()
+    assert proof.render() == replicas.log.proof(1).render(), "to the byte, whoever makes it"
     verdict = verify(proof, replicas.log.keys)
     assert (verdict.offset, verdict.events, verdict.is_signed) == (2, 2, signed)
-    assert replicas.search.others_than(proof, replicas.log.keys) == []
+    assert replicas.named == []
 
 
-def test_parts_of_different_replicas_make_one_too_and_the_others_are_named() -> None:
+@pytest.mark.parametrize("is_batch", [True, False])
+def test_who_sends_what_does_not_verify_is_named_and_the_next_one_is_asked(is_batch: bool) -> None:
     replicas = Replicas()
-    replicas.ask(0)
-    replicas.search.on_proven(0, replicas.position())
-    replicas.search.on_entries(0, forged(replicas.batch()))
-    assert replicas.fitting(0) is None
-    replicas.ask(1)
-    replicas.search.on_proven(1, msgspec.structs.replace(replicas.position(), path=[D, D]))
-    replicas.search.on_entries(1, replicas.batch())
+    replicas.send(forged(replicas.batch()) if is_batch else replicas.batch())
+    true = replicas.place()
+    replicas.show(true if is_batch else msgspec.structs.replace(true, path=[D, D]))
+    liar, other = replicas.leads
 
-    proof = replicas.fitting(1)
+    replicas.send(replicas.batch())
+    replicas.show(replicas.place())
 
-    assert proof is not None
-    assert verify(proof, replicas.log.keys).batch == replicas.log.published[1].payload
-    named = replicas.search.others_than(proof, replicas.log.keys)
-    assert [replica for replica, _ in named] == [0, 1]
+    assert liar != other
+    assert replicas.named == [liar]
+    batch = verify(replicas.proof(), replicas.log.keys).batch
+    assert batch == replicas.log.published[1].payload
 
 
 @pytest.mark.parametrize("other", [0, 2])
-def test_another_batch_with_its_own_true_position_is_not_the_one_at_this_offset(other: int) -> None:
+def test_another_batch_with_its_own_true_place_is_not_the_one_at_this_offset(other: int) -> None:
     replicas = Replicas()
-    replicas.ask(0)
-    replicas.search.on_proven(0, replicas.position(other))
-    replicas.search.on_entries(0, replicas.batch(other))
-    assert not replicas.search.answered.is_set()
+    (lead,) = replicas.leads
+    replicas.send(replicas.batch(other))
+    assert replicas.asked == []
 
-    moved = msgspec.structs.replace(replicas.position(other), start=2)
-    replicas.search.on_proven(0, moved)
-    replicas.search.on_entries(0, msgspec.structs.replace(replicas.batch(other), offset=2))
+    replicas.send(msgspec.structs.replace(replicas.batch(other), offset=2))
+    replicas.show(replicas.place(other))
 
-    assert replicas.fitting(0) is None
-    assert "the batch does not stand there" in replicas.search.said[0]
+    assert replicas.found == []
+    assert replicas.named == [lead]
 
 
 @pytest.mark.parametrize("start", [1, 3])
 def test_a_replica_that_shifts_where_the_batch_begins_proves_nothing(start: int) -> None:
     replicas = Replicas()
-    replicas.ask(0)
-    replicas.search.on_proven(0, msgspec.structs.replace(replicas.position(), start=start))
-    replicas.search.on_entries(0, msgspec.structs.replace(replicas.batch(), offset=start))
+    (lead,) = replicas.leads
+    replicas.send(msgspec.structs.replace(replicas.batch(), offset=start))
+    assert bool(replicas.asked) is (start == 3)
 
-    assert start == 1 or replicas.search.answered.is_set()
-    assert replicas.fitting(0) is None
+    if replicas.asked:
+        replicas.show(replicas.place())
+
+    assert replicas.found == []
+    assert replicas.named == ([lead] if start == 3 else [])
 
 
-@pytest.mark.parametrize("payload", [b"", b"short", bytes(48)], ids=["none", "short", "zeros"])
+@pytest.mark.parametrize("payload", [bytes(HEADER_BYTES), bytes(48), b"\xff" * 48])
 def test_what_cannot_be_a_batch_is_passed_over(payload: bytes) -> None:
     replicas = Replicas()
-    replicas.ask(0)
-    replicas.search.on_proven(0, replicas.position())
 
-    replicas.search.on_entries(0, msgspec.structs.replace(replicas.batch(), payloads=[payload]))
+    replicas.send(msgspec.structs.replace(replicas.batch(), payloads=[payload]))
 
-    assert not replicas.search.answered.is_set()
+    assert replicas.asked == []
+    assert replicas.found == []
 
 
 def test_only_who_is_asked_is_heard_and_only_about_what_is_asked() -> None:
     replicas = Replicas()
-    replicas.ask(0)
-    position, batch = replicas.position(), replicas.batch()
-    replicas.search.on_proven(1, position)
-    replicas.search.on_proven(0, msgspec.structs.replace(position, number=99))
-    replicas.search.on_proven(0, msgspec.structs.replace(position, offset=2))
-    replicas.search.on_entries(2, batch)
-    replicas.search.on_entries(0, msgspec.structs.replace(batch, offset=0))
-    replicas.search.on_absent(1, Absent(*PARTITION, OFFSET, OFFSET + 1))
+    (lead,) = replicas.leads
+    others = replicas.connected - {lead}
+    for other in others:
+        replicas.send(replicas.batch(), sender=other)
+        replicas.reading.on_absent(other, Absent(*PARTITION, OFFSET, 4))
+    assert replicas.asked == []
 
-    assert not replicas.search.answered.is_set()
-    assert replicas.fitting(0) is None
+    replicas.send(replicas.batch())
+    for other in others:
+        replicas.show(replicas.place(), sender=other)
+    replicas.show(msgspec.structs.replace(replicas.place(), number=99))
+    replicas.show(msgspec.structs.replace(replicas.place(), offset=2))
+
+    assert replicas.found == []
+    assert replicas.leads == [lead]
 
 
-def test_a_replica_that_refuses_for_good_is_not_waited_for_until_it_is_asked_again() -> None:
+def test_a_replica_that_lacks_the_batch_is_passed_over_and_not_named() -> None:
     replicas = Replicas()
-    replicas.ask(0)
-    refusal = Proven(*PARTITION, 1, OFFSET, 0, 0, 0, 0, 0, [], "", "it is gone", is_final=True)
-    replicas.search.on_proven(0, refusal)
+    lead = replicas.leads[-1]
+    replicas.reading.on_absent(lead, Absent(*PARTITION, OFFSET, OFFSET + 1))
+    replicas.hear()
+    replicas.send(replicas.batch())
+    replicas.show(replicas.place())
 
-    assert replicas.search.answered.is_set()
-    assert replicas.search.final == {0: "it is gone"}
-    replicas.ask(0)
-    assert replicas.search.final == {}
-    assert not replicas.search.answered.is_set()
-
-
-def test_a_replica_that_lacks_the_batch_still_says_where_it_stands() -> None:
-    replicas = Replicas()
-    replicas.ask(0)
-    replicas.search.on_absent(0, Absent(*PARTITION, OFFSET, OFFSET + 1))
-    replicas.search.on_proven(0, replicas.position())
-    assert replicas.search.answered.is_set()
-    assert replicas.fitting(0) is None
-    replicas.ask(1)
-    replicas.search.on_entries(1, replicas.batch())
-
-    assert replicas.fitting(1) is not None
+    assert replicas.named == []
+    assert verify(replicas.proof(), replicas.log.keys).offset == 2
 
 
-def test_batches_that_do_not_fit_are_not_hoarded() -> None:
-    replicas = Replicas()
-    for replica in range(4):
-        replicas.ask(replica)
-        replicas.search.on_entries(replica, forged(replicas.batch()))
-        assert replicas.fitting(replica) is None
+# Refusals
 
-    assert len(replicas.search._batches) == 2, "as many as may lie, and one"
+
+def refusal(number: int, sentence: str, *, is_final: bool = True) -> ProvenRange:
+    return ProvenRange(*PARTITION, number, OFFSET, [], [], "", sentence, is_final)
+
+
+def test_it_is_refused_once_all_say_so_for_good_who_are_there_and_these_are_enough() -> None:
+    contract = Contract.parse(PLAIN, {"protection": "byzantine", "order": "total"})
+    local = make_local_cluster(base_port=1, topics={PLAIN: contract})
+    prover = Prover(local.cluster, local.identities["alice"])
+    (topic,) = [each for each in topics_of(local.cluster) if each.name == PLAIN]
+    prover._number = 7
+
+    def say(*sentences: str, there: int, is_final: bool = True, number: int = 7) -> None:
+        prover._said.clear()
+        prover._listener.connected_peers = {*range(there)}
+        for replica, sentence in enumerate(sentences):
+            prover._hear(replica, refusal(number, sentence, is_final=is_final))
+        prover._raise_if_refused(topic)
+
+    say("gone", "gone", there=2)
+    say("gone", "gone", "gone", there=4)
+    say("gone", "gone", "gone", "gone", there=4, is_final=False)
+    say("gone", "gone", "gone", "gone", there=4, number=6)
+    with pytest.raises(RefusedError, match=f"'{PLAIN}': it is gone"):
+        say("it is gone", "it is gone", "what", there=3)
 
 
 # What of a batch is shown

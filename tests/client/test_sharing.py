@@ -17,6 +17,7 @@ from quorate.core.event import Event
 from quorate.core.ids import node_of, topic_id
 from quorate.core.ordering import Partition
 from quorate.protocol.control.groups import Groups
+from quorate.protocol.control.state import ControlState
 from quorate.protocol.machine import Begun, Entry, Outcome, Passed, Shared
 from quorate.runtime.local import make_local_cluster
 
@@ -172,6 +173,15 @@ def test_a_member_asks_again_about_what_it_is_to_read_and_does_not_know() -> Non
     assert reader.reads == {("orders", 2): 7}
 
 
+def what_it_reads(groups: Groups, node: int) -> Shared:
+    assigned = groups.assignments("bob/g", [node])[node]
+    partitions = tuple(
+        (topic, number, None if offset < 0 else offset)
+        for topic, number, offset in assigned.partitions
+    )
+    return Shared("bob/g", assigned.epoch, partitions)
+
+
 class Cluster(Told):
     """Carries out what one member of a group commands."""
 
@@ -179,20 +189,18 @@ class Cluster(Told):
         super().__init__()
         self.partitions = partitions
         table = {"protection": "crash", "order": "total", "partitions": partitions}
-        self.contracts = {"orders": Contract.parse("orders", table)}
-        self.groups = Groups({})
+        contracts = {"orders": Contract.parse("orders", table)}
+        self.groups = Groups(ControlState(), contracts)
 
     def join(self, node: int) -> None:
-        self.groups.join(Join("bob/g", ["orders"]), node, BOB, self.contracts, 0)
+        self.groups.join(Join("bob/g", ["orders"]), node, BOB)
 
     def shared(self, node: int) -> Shared:
-        assigned = self.groups.assignment("bob/g", node)
-        assert assigned is not None
-        return Shared("bob/g", assigned.epoch, tuple(assigned.partitions))
+        return what_it_reads(self.groups, node)
 
     async def command(self, command: Command) -> None:
         assert isinstance(command, Commit)
-        self.groups.commit(command, 1, "one", 0)
+        self.groups.commit(command, 1, "one")
 
 
 def test_who_comes_after_begins_where_a_member_was_however_much_it_gives_up() -> None:
@@ -237,8 +245,7 @@ class Group(Reader):
 
     def __init__(self) -> None:
         self.ends = [8, 8]
-        self.groups = Groups({})
-        self.contracts = {"orders": CONTRACT}
+        self.groups = Groups(ControlState(), {"orders": CONTRACT})
         self.members: dict[int, Member] = {}
         self.begun: dict[Place, int] = {}
         self.commander = 0
@@ -247,7 +254,7 @@ class Group(Reader):
         """A member that commits what its program says, and nothing else."""
         member = Member("bob/g", self, Progress(), lease_us=1, commits_by_itself=False)
         self.members[node] = member
-        self.groups.join(Join("bob/g", ["orders"]), node, BOB, self.contracts, 0)
+        self.groups.join(Join("bob/g", ["orders"]), node, BOB)
         return member
 
     async def tell(self) -> None:
@@ -255,10 +262,8 @@ class Group(Reader):
         while self.groups.changed:
             self.groups.changed = {}
             for node, member in self.members.items():
-                assigned = self.groups.assignment("bob/g", node)
-                assert assigned is not None
                 self.commander, self.begun = node, {}
-                member.on_shared(Shared("bob/g", assigned.epoch, tuple(assigned.partitions)))
+                member.on_shared(what_it_reads(self.groups, node))
                 for place, offset in self.begun.items():
                     member.on_begun(place, offset)
                 await asyncio.gather(*member._tasks)
@@ -278,7 +283,7 @@ class Group(Reader):
 
     async def command(self, command: Command) -> None:
         if isinstance(command, Commit):
-            self.groups.commit(command, self.commander, "one", 0)
+            self.groups.commit(command, self.commander, "one")
 
 
 def test_whoever_comes_after_begins_where_the_group_began_though_only_the_program_commits() -> None:
@@ -291,9 +296,7 @@ def test_whoever_comes_after_begins_where_the_group_began_though_only_the_progra
         group.ends = [20, 20]
         group.add(2)
         await group.tell()
-        assigned = group.groups.assignment("bob/g", 2)
-        assert assigned is not None
-        return assigned.partitions
+        return list(what_it_reads(group.groups, 2).partitions)
 
     # Then none of them is left out.
     assert asyncio.run(story()) == [("orders", 1, 8)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quorate.core import batch
 from quorate.core.batch import Batch
-from quorate.core.columns import BEGINNING_BYTES, COMPRESSIONS
+from quorate.core.columns import BEGINNING_BYTES, COMPRESSIONS, compression_of
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.event import Event
 from quorate.core.header import (
@@ -79,16 +79,16 @@ def test_a_batch_gives_back_the_events_it_was_made_of(events: list[Event], codec
 
 
 @given(BATCHES, CODECS)
-def test_the_header_alone_tells_count_urgency_and_oldest_time(
+def test_a_checked_batch_tells_count_urgency_and_oldest_time(
     events: list[Event], codec: str
 ) -> None:
     payload = batch.encode(events, compression=codec)
     found = Batch(payload)
 
     assert count_of(payload) == found.count == len(events)
-    assert batch.urgent_of(payload) == found.urgent == any(event.urgent for event in events)
+    assert found.urgent == any(event.urgent for event in events)
     oldest_us = min(event.timestamp_us for event in events)
-    assert batch.oldest_us_of(payload) == found.oldest_us == oldest_us
+    assert found.oldest_us == oldest_us
 
 
 @given(EVENTS)
@@ -232,9 +232,9 @@ def test_compression_makes_a_batch_smaller_and_never_larger() -> None:
 def test_the_header_alone_tells_the_compression(codec: str) -> None:
     payload = batch.encode_values([b"x" * 1000], 1, compression=codec)
 
-    assert batch.compression_of(payload) == codec
+    assert compression_of(payload) == codec
     with pytest.raises(RemoteProtocolError, match="compression 3; allowed are 0 to 2"):
-        batch.compression_of(payload[:COMPRESSION_AT] + b"\x03" + payload[COMPRESSION_AT + 1 :])
+        compression_of(payload[:COMPRESSION_AT] + b"\x03" + payload[COMPRESSION_AT + 1 :])
 
 
 def test_neither_events_nor_headers_need_arrow() -> None:
@@ -283,7 +283,7 @@ def test_garbage_makes_a_valid_batch_or_a_protocol_error(garbage: bytes, version
         use_all_of(payload)
     except RemoteProtocolError as error:
         assert str(error)
-    for read in (count_of, batch.urgent_of, batch.oldest_us_of, batch.compression_of):
+    for read in (count_of, compression_of):
         try:
             read(payload)
         except RemoteProtocolError as error:
@@ -406,7 +406,7 @@ def test_a_header_is_read_as_it_was_written(events: int, headers: int, kind: int
 def test_a_header_that_cannot_be_true_is_refused_with_a_payload_and_without(
     header: Header, why: str
 ) -> None:
-    for read in (header_of, count_of, Batch, batch.urgent_of):
+    for read in (header_of, count_of, Batch, compression_of):
         with pytest.raises(RemoteProtocolError, match=why):
             read(header.encode() + bytes(400))
 
@@ -436,9 +436,9 @@ def test_a_signed_batch_has_the_events_of_the_basic_one(
 
     assert len(payload) == len(basic) + 272 + 32 * any(root)
     assert Batch(payload).events() == Batch(memoryview(payload)).events() == events
-    assert batch.urgent_of(payload) == batch.urgent_of(basic)
-    assert batch.oldest_us_of(payload) == batch.oldest_us_of(basic)
-    assert batch.compression_of(payload) == batch.compression_of(basic)
+    assert Batch(payload).urgent == Batch(basic).urgent
+    assert Batch(payload).oldest_us == Batch(basic).oldest_us
+    assert compression_of(payload) == compression_of(basic)
     use_all_of(payload)
     for length in range(len(payload)):
         with pytest.raises(RemoteProtocolError):

@@ -289,13 +289,6 @@ def test_members_are_found_by_number_and_by_name() -> None:
         made.named("zoe")
 
 
-def test_topics_are_found_by_number() -> None:
-    made = cluster()
-
-    assert made.topic_by_id(topic_id("alerts")) == ("alerts", made.topics["alerts"])
-    assert made.topic_by_id(topic_id("nothing")) is None
-
-
 def test_an_impossible_contract_in_the_file_is_refused() -> None:
     for old, new, sentence in (
         ("[topics.metrics]", "[topics.-]", "topic '-' is not a name"),

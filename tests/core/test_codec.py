@@ -22,7 +22,7 @@ from frames import (
 )
 from quorate.core import codec
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.core.ids import NODE_ID_MAX, Lane
+from quorate.core.ids import Lane
 from quorate.core.limits import (
     AUTHENTICATORS_MAX,
     BATCH_BYTES_MAX,
@@ -60,7 +60,7 @@ def raw(report: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode(report))
 
 
-NODES = st.integers(0, NODE_ID_MAX)
+NODES = st.integers(0, 2**64 - 1)
 TOPICS = st.integers(0, 2**32 - 1)
 LANES = st.sampled_from(Lane)
 SEQUENCES = st.integers(0, 2**64 - 1)

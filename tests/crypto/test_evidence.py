@@ -22,7 +22,7 @@ from quorate.core.event import Event
 from quorate.core.header import HEADER_BYTES, NO_ROOT, SEAL_BYTES, Header, header_of
 from quorate.core.ordering import EVIDENCE_CHARACTERS_MAX
 from quorate.crypto.checkpoint import Checkpoint, Cosignature, Head, cosigned_bytes
-from quorate.crypto.digests import digest, link
+from quorate.crypto.digests import batch_digest, link
 from quorate.crypto.events import events_root
 from quorate.crypto.evidence import (
     BODY_BYTES_MAX,
@@ -40,7 +40,8 @@ from quorate.crypto.evidence import (
 )
 from quorate.crypto.identity import is_signed
 from quorate.crypto.receipts import Receipt, Refusal
-from quorate.crypto.sids import Place, Seal, sealed
+from quorate.crypto.sids import Place, Seal
+from seals import sealed
 
 ALICE, STORE, OTHER = 1000, 2, 3
 SECRETS = {
@@ -54,7 +55,7 @@ KEYS = Keys(
 )
 PLACE = Place("demo", "orders", 3, ALICE, 7)
 ORIGIN = "quorate/demo/byzantine"
-CONTENTS = [digest(b"batch %d" % number) for number in range(5)]
+CONTENTS = [batch_digest(b"batch %d" % number) for number in range(5)]
 
 
 def signed(
@@ -399,7 +400,7 @@ def test_a_head_with_a_line_that_no_head_has_is_refused() -> None:
 
 def test_a_receipt_of_another_content_is_contradicted_by_no_refusal() -> None:
     """A producer that sends stores different batches must not get them blamed."""
-    receipt = Receipt(PLACE, 4, 5, chain_of([*CONTENTS[:2], digest(b"else"), *CONTENTS[3:]]))
+    receipt = Receipt(PLACE, 4, 5, chain_of([*CONTENTS[:2], batch_digest(b"else"), *CONTENTS[3:]]))
 
     with pytest.raises(RemoteProtocolError, match="a receipt of another batch 6"):
         verify_evidence(false_receipt(receipt), KEYS)
@@ -457,7 +458,7 @@ def test_a_signature_of_something_longer_does_not_sign_its_end() -> None:
 def test_heads_of_a_log_that_tolerates_crashes_only_are_no_evidence() -> None:
     """One liar makes correct replicas sign them."""
     crash = "quorate/demo/crash"
-    one, other = (checkpoint_of(Head(crash, 12, digest(root))) for root in (b"one", b"other"))
+    one, other = (checkpoint_of(Head(crash, 12, batch_digest(root))) for root in (b"one", b"other"))
     heads = msgspec.structs.replace(two_heads(), origin=crash)
 
     assert heads_in_conflict("demo", one, other, {"r2": STORE}) == []

@@ -12,16 +12,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.core.errors import AuthenticationError, ConfigError
+from quorate.core.errors import ConfigError
 from quorate.crypto.identity import (
     SIGNATURE_BYTES,
     Identity,
     PublicIdentity,
     check_keys,
+    is_signed,
     parse_public,
     public_of,
     render_public,
-    verify,
 )
 
 ALICE = Identity.generate("alice")
@@ -51,7 +51,7 @@ def test_two_identities_of_one_name_share_no_key() -> None:
 
 
 def test_a_signature_verifies_for_its_signer_and_data() -> None:
-    verify(ALICE.public, MESSAGE, SIGNATURE)
+    assert is_signed(ALICE.public.sign_key, MESSAGE, SIGNATURE)
 
 
 @given(data=st.binary(max_size=300))
@@ -64,26 +64,22 @@ def test_a_signature_is_the_one_that_any_other_library_makes_with_this_key(data:
 
 
 def test_a_signature_is_refused_for_another_signer() -> None:
-    with pytest.raises(AuthenticationError, match="not a signature of bob"):
-        verify(BOB.public, MESSAGE, SIGNATURE)
+    assert not is_signed(BOB.public.sign_key, MESSAGE, SIGNATURE)
 
 
 @pytest.mark.parametrize("position", range(len(MESSAGE)))
 def test_a_signature_is_refused_when_any_byte_of_the_data_changes(position: int) -> None:
-    with pytest.raises(AuthenticationError):
-        verify(ALICE.public, with_changed_byte(MESSAGE, position), SIGNATURE)
+    assert not is_signed(ALICE.public.sign_key, with_changed_byte(MESSAGE, position), SIGNATURE)
 
 
 @pytest.mark.parametrize("position", range(SIGNATURE_BYTES))
 def test_a_signature_is_refused_when_any_byte_of_itself_changes(position: int) -> None:
-    with pytest.raises(AuthenticationError):
-        verify(ALICE.public, MESSAGE, with_changed_byte(SIGNATURE, position))
+    assert not is_signed(ALICE.public.sign_key, MESSAGE, with_changed_byte(SIGNATURE, position))
 
 
 @given(st.binary(max_size=100))
 def test_random_bytes_are_no_signature(junk: bytes) -> None:
-    with pytest.raises(AuthenticationError):
-        verify(ALICE.public, MESSAGE, junk)
+    assert not is_signed(ALICE.public.sign_key, MESSAGE, junk)
 
 
 def test_both_ends_compute_the_same_secret_and_a_third_does_not() -> None:

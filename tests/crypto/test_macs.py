@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.core.errors import ConfigError, LocalProtocolError
+from quorate.core.names import MAC_ALGORITHMS
 from quorate.crypto.identity import Identity
 from quorate.crypto.macs import (
-    MAC_ALGORITHMS,
     TAG_BYTES,
     DirectedMac,
     Mac,

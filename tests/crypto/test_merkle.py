@@ -13,17 +13,14 @@ from quorate.crypto.merkle import (
     EMPTY_ROOT,
     Hash,
     Tree,
-    check_consistency,
     check_inclusion,
     check_runs,
-    consistency_proof,
     edge_of,
     inclusion_in_runs,
     inclusion_proof,
     leaf_hash,
     node_hash,
     nodes_of_runs,
-    root_of,
     runs_proof,
 )
 
@@ -71,24 +68,6 @@ REFERENCE_INCLUSION = {
         "bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b",
     ],
 }
-REFERENCE_CONSISTENCY = {
-    (1, 1): [],
-    (1, 8): [
-        "96a296d224f285c67bee93c30f8a309157f0daa35dc5b87e410b78630a09cfc7",
-        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
-        "6b47aaf29ee3c2af9af889bc1fb9254dabd31177f16232dd6aab035ca39bf6e4",
-    ],
-    (6, 8): [
-        "0ebc5d3437fbe2db158b9f126a1d118e308181031d0a949f8dededebc558ef6a",
-        "ca854ea128ed050b41b35ffc1b87b8eb2bde461e9e3b5596ece6b9d5975a0ae0",
-        "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
-    ],
-    (2, 5): [
-        "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
-        "bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b",
-    ],
-}
-
 P = ParamSpec("P")
 
 SIZE_MAX = 40
@@ -118,20 +97,13 @@ class Grown:
     def inclusion(self, index: int, size: int) -> list[Hash]:
         return inclusion_proof(self.nodes, index, size)
 
-    def consistency(self, old_size: int, size: int) -> list[Hash]:
-        return consistency_proof(self.nodes, old_size, size)
-
     def check_inclusion(self, index: int, size: int, path: list[Hash]) -> None:
         check_inclusion(self.kept[0, index], index, size, path, self.roots[size])
-
-    def check_consistency(self, old_size: int, size: int, path: list[Hash]) -> None:
-        check_consistency(old_size, size, self.roots[old_size], self.roots[size], path)
 
 
 REFERENCE_TREE = Grown(REFERENCE)
 TREE = Grown([b"leaf %d" % number for number in range(SIZE_MAX)])
 PLACES = [(index, size) for size in range(1, SIZE_MAX + 1) for index in range(size)]
-PAIRS = [(old, size) for size in range(1, SIZE_MAX + 1) for old in range(1, size + 1)]
 
 
 # The definitions of RFC 6962, section 2.1, word for word: slow, and plainly right.
@@ -157,19 +129,6 @@ def audit_path(m: int, data: list[bytes]) -> list[Hash]:
     if m < k:
         return [*audit_path(m, data[:k]), mth(data[k:])]
     return [*audit_path(m - k, data[k:]), mth(data[:k])]
-
-
-def proof(m: int, data: list[bytes]) -> list[Hash]:
-    return subproof(m, data, True)
-
-
-def subproof(m: int, data: list[bytes], b: bool) -> list[Hash]:
-    if m == len(data):
-        return [] if b else [mth(data)]
-    k = split(len(data))
-    if m <= k:
-        return [*subproof(m, data[:k], b), mth(data[k:])]
-    return [*subproof(m - k, data[k:], False), mth(data[:k])]
 
 
 def damaged(path: list[Hash]) -> list[list[Hash]]:
@@ -202,6 +161,11 @@ def refused(check: Callable[P, None], *args: P.args, **options: P.kwargs) -> boo
     return False
 
 
+def root_of(grown: Grown, size: int) -> Hash:
+    """That of a tree which goes on from the edge of another."""
+    return Tree(size, edge_of(grown.nodes, size)).root()
+
+
 def unhex(path: list[str]) -> list[Hash]:
     return [bytes.fromhex(node) for node in path]
 
@@ -209,7 +173,7 @@ def unhex(path: list[str]) -> list[Hash]:
 @pytest.mark.parametrize("size", REFERENCE_ROOTS)
 def test_the_roots_are_those_of_the_reference(size: int) -> None:
     assert REFERENCE_TREE.roots[size].hex() == REFERENCE_ROOTS[size]
-    assert root_of(REFERENCE_TREE.nodes, size).hex() == REFERENCE_ROOTS[size]
+    assert root_of(REFERENCE_TREE, size).hex() == REFERENCE_ROOTS[size]
 
 
 @pytest.mark.parametrize(("index", "size"), REFERENCE_INCLUSION)
@@ -220,21 +184,11 @@ def test_the_inclusion_proofs_are_those_of_the_reference(index: int, size: int) 
     REFERENCE_TREE.check_inclusion(index, size, path)
 
 
-@pytest.mark.parametrize(("old_size", "size"), REFERENCE_CONSISTENCY)
-def test_the_consistency_proofs_are_those_of_the_reference(old_size: int, size: int) -> None:
-    path = unhex(REFERENCE_CONSISTENCY[old_size, size])
-
-    assert REFERENCE_TREE.consistency(old_size, size) == path
-    REFERENCE_TREE.check_consistency(old_size, size, path)
-
-
 def test_roots_and_proofs_are_those_of_the_text_of_the_rfc() -> None:
     for size in range(SIZE_MAX + 1):
-        assert root_of(TREE.nodes, size) == TREE.roots[size] == mth(TREE.data[:size])
+        assert root_of(TREE, size) == TREE.roots[size] == mth(TREE.data[:size])
     for index, size in PLACES:
         assert TREE.inclusion(index, size) == audit_path(index, TREE.data[:size])
-    for old_size, size in PAIRS:
-        assert TREE.consistency(old_size, size) == proof(old_size, TREE.data[:size])
 
 
 @pytest.mark.parametrize("size", [63, 64, 65, 127, 128, 129, 130])
@@ -243,10 +197,9 @@ def test_they_are_so_around_larger_powers_of_two(size: int) -> None:
     data = grown.data[:size]
     assert grown.roots[size] == mth(data)
     for at in range(size):
-        inclusion, consistency = grown.inclusion(at, size), grown.consistency(at + 1, size)
-        assert (inclusion, consistency) == (audit_path(at, data), proof(at + 1, data))
+        inclusion = grown.inclusion(at, size)
+        assert inclusion == audit_path(at, data)
         grown.check_inclusion(at, size, inclusion)
-        grown.check_consistency(at + 1, size, consistency)
 
 
 @given(data=st.lists(st.binary(max_size=5), min_size=1, max_size=300), draw=st.data())
@@ -254,11 +207,9 @@ def test_what_a_tree_proves_holds(data: list[bytes], draw: st.DataObject) -> Non
     grown = Grown(data)
     size = draw.draw(st.integers(1, len(data)))
     index = draw.draw(st.integers(0, size - 1))
-    old_size = draw.draw(st.integers(1, size))
 
     assert grown.roots[size] == mth(data[:size])
     grown.check_inclusion(index, size, grown.inclusion(index, size))
-    grown.check_consistency(old_size, size, grown.consistency(old_size, size))
 
 
 def test_every_inclusion_proof_holds_and_no_damaged_one_does() -> None:
@@ -267,14 +218,6 @@ def test_every_inclusion_proof_holds_and_no_damaged_one_does() -> None:
         TREE.check_inclusion(index, size, path)
         for bad in damaged(path):
             assert refused(TREE.check_inclusion, index, size, bad), (index, size)
-
-
-def test_every_consistency_proof_holds_and_no_damaged_one_does() -> None:
-    for old_size, size in PAIRS:
-        path = TREE.consistency(old_size, size)
-        TREE.check_consistency(old_size, size, path)
-        for bad in damaged(path):
-            assert refused(TREE.check_consistency, old_size, size, bad), (old_size, size)
 
 
 def test_an_inclusion_proof_holds_for_no_other_leaf_index_or_root() -> None:
@@ -302,43 +245,6 @@ def test_a_root_under_a_size_that_is_not_its_own_is_for_the_checkpoint_to_refuse
     assert refused(check_inclusion, TREE.kept[0, 0], 0, 5, path, TREE.roots[3])
 
 
-def test_a_consistency_proof_holds_for_no_other_roots() -> None:
-    for old_size, size in PAIRS:
-        path = TREE.consistency(old_size, size)
-        old, new = TREE.roots[old_size], TREE.roots[size]
-        for other in {OTHER, *TREE.roots}:
-            if other != old:
-                assert refused(check_consistency, old_size, size, other, new, path)
-            if other != new:
-                assert refused(check_consistency, old_size, size, old, other, path)
-
-
-def test_a_consistency_proof_does_not_hold_for_the_trees_of_other_sizes() -> None:
-    for old_size, size in PAIRS:
-        path = TREE.consistency(old_size, size)
-        for other in {*range(SIZE_MAX + 1)} - {old_size, size}:
-            assert refused(TREE.check_consistency, other, size, path), (old_size, size)
-            assert refused(TREE.check_consistency, old_size, other, path), (old_size, size)
-
-
-def test_a_log_that_changed_its_past_cannot_prove_that_it_only_grew() -> None:
-    for changed in range(7):
-        forked = Grown([b"x" if i == changed else data for i, data in enumerate(TREE.data)])
-        path = forked.consistency(7, 20)
-        assert refused(check_consistency, 7, 20, TREE.roots[7], forked.roots[20], path)
-
-
-def test_trees_of_one_size_have_one_root_and_need_no_proof() -> None:
-    check_consistency(5, 5, TREE.roots[5], TREE.roots[5], [])
-    for old, new, path in (
-        (TREE.roots[5], OTHER, []),
-        (OTHER, TREE.roots[5], []),
-        (TREE.roots[5], TREE.roots[5], [OTHER]),
-    ):
-        with pytest.raises(RemoteProtocolError, match="two roots, or a proof, for trees of one"):
-            check_consistency(5, 5, old, new, path)
-
-
 @pytest.mark.parametrize("length", [0, 31, 33])
 def test_a_hash_of_another_length_is_refused_wherever_it_stands(length: int) -> None:
     odd = bytes(length)
@@ -348,10 +254,6 @@ def test_a_hash_of_another_length_is_refused_wherever_it_stands(length: int) -> 
         check_inclusion(odd, 2, 7, path, TREE.roots[7])
     with pytest.raises(RemoteProtocolError, match=f"a hash of {length} bytes, not 32"):
         check_inclusion(leaf, 2, 7, [*path[:-1], odd], TREE.roots[7])
-    with pytest.raises(RemoteProtocolError, match=f"a hash of {length} bytes, not 32"):
-        TREE.check_consistency(3, 7, [*TREE.consistency(3, 7)[:-1], odd])
-    with pytest.raises(RemoteProtocolError, match=f"a hash of {length} bytes, not 32"):
-        check_consistency(4, 7, odd, TREE.roots[7], TREE.consistency(4, 7))
 
 
 def test_a_leaf_and_its_sibling_divide_in_one_way_only() -> None:
@@ -377,36 +279,12 @@ def test_what_is_wrong_with_an_inclusion_proof_is_said(
         TREE.check_inclusion(2, 7, change(TREE.inclusion(2, 7)))
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda path: [], "a consistency proof that is too short"),
-        (lambda path: path[:-1], "a consistency proof that is too short"),
-        (lambda path: [*path, OTHER], "a consistency proof that is too long"),
-        (lambda path: path[::-1], "trees of 3 and 7 leaves that do not fit"),
-    ],
-)
-def test_what_is_wrong_with_a_consistency_proof_is_said(
-    change: Callable[[list[Hash]], list[Hash]], sentence: str
-) -> None:
-    with pytest.raises(RemoteProtocolError, match=sentence):
-        TREE.check_consistency(3, 7, change(TREE.consistency(3, 7)))
-
-
 @pytest.mark.parametrize(("index", "size"), [(-1, 3), (3, 3), (0, 0), (0, -1)])
 def test_there_is_no_proof_for_a_leaf_that_is_not_in_the_tree(index: int, size: int) -> None:
     with pytest.raises(LocalProtocolError, match=f"leaf {index} of a tree of {size} leaves"):
         TREE.inclusion(index, size)
     with pytest.raises(RemoteProtocolError, match=f"leaf {index} of a tree of {size} leaves"):
         check_inclusion(OTHER, index, size, [], OTHER)
-
-
-@pytest.mark.parametrize(("old_size", "size"), [(-1, 3), (0, 3), (0, 0), (4, 3)])
-def test_no_tree_starts_with_a_larger_one_or_with_nothing(old_size: int, size: int) -> None:
-    with pytest.raises(LocalProtocolError, match=f"{old_size} leaves as the start of one of"):
-        TREE.consistency(old_size, size)
-    with pytest.raises(RemoteProtocolError, match=f"{old_size} leaves are the start of {size}"):
-        check_consistency(old_size, size, OTHER, OTHER, [])
 
 
 @pytest.mark.parametrize("size", range(SIZE_MAX + 1))

@@ -23,7 +23,7 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.header import header_of
 from quorate.core.ids import node_of, topic_id
 from quorate.core.ordering import Append, Line
-from quorate.crypto.digests import descriptor, digest, seal_digest
+from quorate.crypto.digests import batch_digest, descriptor, seal_digest
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.topic import Topic
 
@@ -237,7 +237,7 @@ def test_a_store_serves_what_was_ordered_or_is_found_out(vector: Vector, case: V
     ours = [
         at
         for at, each in enumerate(served)
-        if each is not None and digest(each) == seal_digest(seal)
+        if each is not None and batch_digest(each) == seal_digest(seal)
     ]
     theirs = [
         at

@@ -22,7 +22,7 @@ from quorate.core.header import (
 from quorate.core.ids import MEMBER_ID_MAX, SEQUENCE_MAX, SESSION_MAX, node_of
 from quorate.core.limits import BATCH_EVENTS_MAX
 from quorate.crypto import sids
-from quorate.crypto.digests import descriptor, digest, payload_digest, seal_descriptor, seal_digest
+from quorate.crypto.digests import batch_digest, descriptor, digest, seal_descriptor, seal_digest
 from quorate.crypto.sids import (
     CHECKED_MAX,
     SHEAF_MAX,
@@ -30,15 +30,13 @@ from quorate.crypto.sids import (
     Place,
     Seal,
     body_of,
-    check_body,
     check_seal,
-    is_sealed,
-    sealed,
     sid,
     sign_together,
     unsealed,
 )
 from quorate.sim.sealing import public_key, signing_key
+from seals import sealed
 
 KEY, PUBLIC = signing_key(1), public_key(1)
 NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -99,7 +97,7 @@ def holds(place: Place, sequence: int, payload: bytes) -> bool:
         seal = Seal.decode(payload)
         assert seal.public_key == PUBLIC
         check_seal(place, sequence, seal)
-        check_body(payload, digest(payload))
+        assert batch_digest(payload) == seal_digest(payload[:SEAL_BYTES])
     except (RemoteProtocolError, AssertionError):
         return False
     return True
@@ -157,7 +155,7 @@ def test_what_was_sealed_holds_where_it_was_sealed_for(basic: bytes, root: bytes
 
     assert holds(HERE, 5, payload)
     assert body_of(payload) == salt + basic[HEADER_BYTES:]
-    assert seal.digest == payload_digest(salt + basic[HEADER_BYTES:])
+    assert seal.digest == digest(salt + basic[HEADER_BYTES:])
     assert seal.header == header_of(basic)._replace(kind=SIGNED)
     assert Batch(payload).events() == Batch(basic).events()
 
@@ -299,26 +297,25 @@ def test_only_so_many_signatures_are_remembered() -> None:
 @given(st.binary(max_size=300))
 def test_a_payload_without_a_seal_is_never_taken_for_a_sealed_one(payload: bytes) -> None:
     assume(payload[1:2] != bytes([SIGNED]))
-    assert not is_sealed(payload, digest(payload))
+    assert batch_digest(payload) != seal_digest(payload[:SEAL_BYTES])
 
 
 @given(BATCHES)
 def test_whoever_has_the_seal_knows_what_the_batch_hashes_to(basic: bytes) -> None:
     payload = make(basic)
     seal = payload[:SEAL_BYTES]
-    assert digest(payload) == digest(memoryview(payload)) == seal_digest(seal)
+    assert batch_digest(payload) == batch_digest(memoryview(payload)) == seal_digest(seal)
     assert descriptor(payload) == seal_descriptor(seal)
     assert header_of(descriptor(payload)) == header_of(payload)
-    assert is_sealed(payload, digest(payload))
 
 
 @given(BATCHES, BATCHES)
 def test_another_body_behind_a_seal_is_another_batch(basic: bytes, other: bytes) -> None:
     assume(basic[HEADER_BYTES:] != other[HEADER_BYTES:])
     swapped = make(basic)[:SEAL_BYTES] + other[HEADER_BYTES:]
-    assert digest(swapped) not in (digest(make(basic)), digest(make(other)))
+    assert batch_digest(swapped) not in (batch_digest(make(basic)), batch_digest(make(other)))
     assert header_of(descriptor(swapped)) == header_of(swapped)
-    assert not is_sealed(swapped, digest(swapped))
+    assert batch_digest(swapped) != seal_digest(swapped[:SEAL_BYTES])
 
 
 def test_no_plain_payload_stands_for_a_sealed_batch() -> None:
@@ -327,15 +324,15 @@ def test_no_plain_payload_stands_for_a_sealed_batch() -> None:
     seal, block, body = payload[:SEAL_BYTES], payload[HEADER_BYTES:SEAL_BYTES], body_of(payload)
     basic = header_of(payload)._replace(kind=KINDS.index("basic")).encode()
     for plain in (
-        seal, payload[1:], body, digest(payload), descriptor(payload), basic + block,
+        seal, payload[1:], body, batch_digest(payload), descriptor(payload), basic + block,
         basic + body, basic + block + body, SOME, basic + descriptor(payload)[HEADER_BYTES:],
     ):  # fmt: skip
-        assert digest(plain) != digest(payload)
+        assert batch_digest(plain) != batch_digest(payload)
 
 
 @given(SEALS)
 def test_two_seals_over_one_body_are_two_batches(seal: Seal) -> None:
     payload = make(SOME)
     body = body_of(payload)
-    other = seal._replace(digest=payload_digest(body)).encode() + body
-    assert (digest(other) == digest(payload)) is (other == payload)
+    other = seal._replace(digest=digest(body)).encode() + body
+    assert (batch_digest(other) == batch_digest(payload)) is (other == payload)

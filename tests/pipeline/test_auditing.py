@@ -22,7 +22,7 @@ from quorate.crypto.identity import Identity
 from quorate.crypto.merkle import Hash, Tree, runs_proof
 from quorate.crypto.proofs import Keys as ProofKeys
 from quorate.crypto.proofs import verify
-from quorate.crypto.sids import Place, sealed
+from quorate.crypto.sids import Place
 from quorate.pipeline.archive import Archive, prove_archived
 from quorate.pipeline.archiving import Archiver, stage
 from quorate.pipeline.auditing import ARCHIVE, FileAudit, KeyRing, Looked, follow_on, two_heads
@@ -33,6 +33,7 @@ from quorate.protocol.auditing.findings import Finding, Findings
 from quorate.protocol.ordering.ranges import RangeProof, Settled
 from quorate.protocol.ordering.value import leaves_of, offsets_of
 from quorate.runtime.local import make_local_cluster
+from seals import sealed
 
 TOPIC = "t"
 LOCAL = make_local_cluster(

@@ -10,16 +10,15 @@ import msgspec
 import pytest
 
 from clusters import TestCluster, running_cluster
-from quorate.bench.pipeline_clients import AlertTask, FillTask, Heard
+from quorate.bench.pipeline_clients import AlertTask, FillTask, Heard, Listed, SitesTask
 from quorate.bench.processes import started
-from quorate.bench.site_clients import Listed, SitesTask
 from quorate.bench.spark_jobs import Job, Jobs, SparkTask
 from quorate.pipeline.data.sites import HARD
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CLIENTS, SITES = "quorate.bench.pipeline_clients", "quorate.bench.site_clients"
+CLIENTS = "quorate.bench.pipeline_clients"
 LOG: dict[str, object] = {"order": "total", "validated": True}
 TOPICS = {
     "events": {**LOG, "partitions": 2},
@@ -86,7 +85,7 @@ def test_sites_play_live_and_hear_of_every_scanner(jobs: Jobs, cluster: TestClus
 
     async def play() -> Listed:
         async with AsyncExitStack() as stack:
-            sites = await started(stack, SITES, "sites", task)
+            sites = await started(stack, CLIENTS, "sites", task)
             assert await sites.hear(ANSWER_S_MAX) == "here"
             job = Job(kind="portscan", topic=",".join(HARD.sites), alerts="blacklist")
             jobs.do(job)

@@ -11,7 +11,7 @@ from quorate.bench.kafka import KafkaBroker
 from quorate.core.ids import topic_id
 from quorate.core.ordering import Partition
 from quorate.core.stores import KafkaStore
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import batch_digest
 from quorate.protocol.ordering.records import Deposit, Deposited
 from quorate.storage.kafka import KafkaPayloads
 from quorate.storage.kafka_client import Listener
@@ -55,7 +55,7 @@ async def written(directory: Path, broker: KafkaBroker, prefix: str) -> list[lis
         for sequence in range(RECORDS):
             for partition in range(PARTITIONS):
                 one = payload(partition, sequence)
-                deposit = Deposit(1000, TOPIC, partition, sequence, digest(one), one)
+                deposit = Deposit(1000, TOPIC, partition, sequence, batch_digest(one), one)
                 outside.payloads.write([deposit])
         await until(lambda: len(outside.results) == RECORDS * PARTITIONS)
     finally:
@@ -103,7 +103,7 @@ def test_what_came_before_it_was_wanted_is_held_against_its_digest_all_the_same(
             first, *others = pointers[0]
             (good,) = outside.payloads.fetch_now(partition, [first])
             assert good == payload(0, 0)
-            lies = [each._replace(digest=digest(b"something else")) for each in others]
+            lies = [each._replace(digest=batch_digest(b"something else")) for each in others]
             outside.payloads.fetch(partition, lies)
 
             await until(lambda: outside.payloads.status()["lost"] == len(lies))

@@ -20,7 +20,7 @@ from quorate.client import Admin
 from quorate.core.batch import Batch
 from quorate.core.header import SEAL_BYTES
 from quorate.core.stores import KafkaStore
-from quorate.crypto.digests import digest, seal_digest
+from quorate.crypto.digests import batch_digest, seal_digest
 from quorate.crypto.sids import Place, Seal, check_seal
 from quorate.runtime.launcher import LaunchError
 from quorate.runtime.local import OPERATOR
@@ -130,7 +130,7 @@ def test_large_batches_are_in_kafka_as_their_producers_signed_them(
             topic, message.partition, message.producer, message.session,
         )  # fmt: skip
         check_seal(place, message.sequence, seal)
-        assert digest(message.value) == seal_digest(message.value[:SEAL_BYTES])
+        assert batch_digest(message.value) == seal_digest(message.value[:SEAL_BYTES])
         assert seal.has_event_proofs == (topic == "proven")
         assert Batch(message.value).count == 1
         assert len(message.value) > 4000

@@ -27,7 +27,7 @@ from quorate.protocol.machine import Ready
 from quorate.protocol.ordering.records import Record as DiskRecord
 from quorate.protocol.ordering.records import Voted
 from quorate.runtime import launcher
-from quorate.runtime.driver import Driver, Handler
+from quorate.runtime.driver import Driver
 from quorate.runtime.local import OPERATOR
 from quorate.storage.columns import Column, Extent
 from quorate.storage.errors import DiskFullError
@@ -281,9 +281,10 @@ def test_a_reader_asks_a_replica_where_to_begin_as_soon_as_there_is_a_link() -> 
 class Surveyor(Admin):
     """Asks each replica by itself which offset is the first that it keeps."""
 
-    def _handlers(self) -> dict[type, Handler]:
+    async def start(self) -> None:
         self.starts: dict[NodeId, int] = {}
-        return {**super()._handlers(), Located: self._on_located}
+        self._handlers |= {Located: self._on_located}
+        await super().start()
 
     def _on_located(self, sender: NodeId, located: Located) -> None:
         self.starts[sender] = located.offset

@@ -28,7 +28,7 @@ from quorate.core.messages import (
 from quorate.core.ordering import BEGIN_US, END_US, Chained, Locate, Located
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast.history import History
-from quorate.protocol.destination import PROGRESS_STEP, TICK_EVERY_US, Destination
+from quorate.protocol.destination import PROGRESS_STEP, Destination
 from quorate.protocol.incoming import (
     ASK_AFTER_US,
     HEARSAY_BATCHES_MAX,
@@ -37,6 +37,7 @@ from quorate.protocol.incoming import (
     PATIENCE_US,
     RUN_PATIENCE_US,
 )
+from quorate.protocol.listener import TICK_EVERY_US
 from quorate.protocol.machine import Begun, Delivery, Skipped
 from quorate.protocol.ordering.reading import LATE_AFTER_US, Reading
 from quorate.protocol.subscription import (

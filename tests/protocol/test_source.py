@@ -266,7 +266,7 @@ def test_there_is_room_for_so_many_batches_and_again_after_receipts() -> None:
     stage.settle()
 
     assert source.has_room("t")
-    assert source.in_flight("t") == 0
+    assert source.stream("t").in_flight == 0
 
 
 def test_there_is_room_for_so_many_bytes() -> None:

@@ -11,7 +11,7 @@ from quorate.core.cluster import Cluster, Replica
 from quorate.core.contract import Contract
 from quorate.core.errors import ConfigError
 from quorate.core.header import Header
-from quorate.crypto.digests import payload_digest
+from quorate.crypto.digests import digest
 from quorate.crypto.evidence import Keys as KnownKeys
 from quorate.crypto.macs import PairwiseMacs
 from quorate.crypto.proofs import Keys, ProofError, verify_bytes
@@ -231,7 +231,7 @@ def test_the_bytes_of_a_mark_change_only_with_its_version(tmp_path: Path) -> Non
     write_mark(tmp_path, OrderLog().cluster, has_run=True)
 
     assert MARK_VERSION == 1
-    assert payload_digest((tmp_path / "mark").read_bytes()).hex() == GOLDEN_MARK
+    assert digest((tmp_path / "mark").read_bytes()).hex() == GOLDEN_MARK
 
 
 def test_who_prepares_and_who_restores_depends_on_f_plus_one_others() -> None:

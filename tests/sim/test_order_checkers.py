@@ -18,7 +18,7 @@ from quorate.core.header import count_of
 from quorate.core.ids import Digest, NodeId, topic_id
 from quorate.core.messages import Reply
 from quorate.core.ordering import Accept, Append, Entries, Line, Partition, Propose, State
-from quorate.crypto.digests import descriptor, digest
+from quorate.crypto.digests import batch_digest, descriptor
 from quorate.protocol.machine import Answered, Begun, Entry, Recorded
 from quorate.protocol.misbehaviour import alter
 from quorate.protocol.ordering import catching_up
@@ -503,7 +503,7 @@ def altered_on_its_way() -> LogRecord:
     council = Council()
     payload = batch_of("-" * INLINE_BYTES_MAX)
     for content in (payload[:-1] + b"x", payload):
-        council.say(A, council.seats, Append(T, 0, 1, [content], [digest(payload)]))
+        council.say(A, council.seats, Append(T, 0, 1, [content], [batch_digest(payload)]))
         council.settle()
     record = LogRecord({A: Conduct.CORRECT}, (FIRST,))
     record.published[LogBatch(A, HERE, 1)] = payload

@@ -18,7 +18,7 @@ from quorate.storage.errors import DiskFullError, StorageError
 from quorate.storage.files import Files, uncache
 from quorate.storage.frames import encode_frame
 from quorate.storage.heads import Entry, Head, Moved, Synced, encode_head, split
-from quorate.storage.journal import Journal
+from quorate.storage.journal import WITNESSES, Journal
 
 RECORDS: list[Entry] = [
     Held(2**64 - 1, 7, 0, 1, [b"one!", b"two!"]),
@@ -314,7 +314,7 @@ def test_a_segment_of_which_nobody_could_be_told_is_none_that_must_be_there(
 
     journal = opened(tmp_path, segment_bytes=1)
     journal.append([RECORDS[0]])
-    monkeypatch.setattr(journal_module, "save_witness", fail)
+    monkeypatch.setattr(WITNESSES, "save", fail)
     journal.append([RECORDS[1]])
     monkeypatch.undo()
     journal.close()

@@ -7,7 +7,7 @@ import pytest
 
 from quorate.core.ids import TopicId
 from quorate.core.ordering import Partition
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import batch_digest
 from quorate.protocol.ordering.records import Decided, Deposit, Held, Placed
 from quorate.storage.errors import StorageError
 from quorate.storage.outside import OutsideError, OutsideStore
@@ -43,13 +43,13 @@ class Shelf:
         return pointer.offset in self.asked
 
     def is_lost(self, partition: Partition, pointer: Pointer) -> bool:
-        return digest(self.records[pointer.offset]) != pointer.digest
+        return batch_digest(self.records[pointer.offset]) != pointer.digest
 
     def fetch_now(self, partition: Partition, pointers: list[Pointer]) -> list[bytes | None]:
         if not self.answers:
             raise OutsideError("nobody answers")
         records = [(self.records[pointer.offset], pointer.digest) for pointer in pointers]
-        return [record if digest(record) == content else None for record, content in records]
+        return [record if batch_digest(record) == content else None for record, content in records]
 
     def write(self, deposits: list[Deposit]) -> None:
         raise AssertionError("the machine has payloads written, not the store")
@@ -66,7 +66,7 @@ class Shelf:
 
 def pointer_to(shelf: Shelf, offset: int) -> Pointer:
     record = shelf.records[offset]
-    return Pointer(offset, len(record), digest(record))
+    return Pointer(offset, len(record), batch_digest(record))
 
 
 def decided(slot: int, first: int, *events: int) -> Decided:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ordering import Line, Partition
-from quorate.crypto.merkle import check_inclusion, inclusion_proof, root_of
+from quorate.crypto.merkle import Tree, check_inclusion, edge_of, inclusion_proof
 from quorate.protocol.ordering.records import (
     Certified,
     Decided,
@@ -26,6 +26,7 @@ from quorate.protocol.ordering.records import (
     Store,
     Voted,
 )
+from quorate.storage.checkpoint import CERTIFIED
 from quorate.storage.errors import DiskFullError, RefusedRecordError, StorageError
 from quorate.storage.store import DiskStore
 from stores import (
@@ -171,7 +172,7 @@ def test_few_files_are_open(tmp_path: Path) -> None:
     disk.clean()
     disk.check()
     assert len(list(disk.directory.rglob("*"))) > 50
-    assert len(disk.store._files) == 5
+    assert len(disk.store._files._open) == 5
     assert len(os.listdir("/dev/fd")) <= before + 5
     disk.store.close()
     # The lock and the journal's last segment are closed as well.
@@ -299,11 +300,11 @@ def test_proofs_of_what_comes_after_a_snapshot_can_be_made(tmp_path: Path) -> No
             disk.append(disk.oracle.decision(0, {LINES[0]: 45}, 7))
         nodes = partial(disk.store.node, 0)
         size, leaves = len(disk.oracle.leaves[0]), disk.oracle.leaves[0]
-        root = root_of(nodes, size)
+        root = Tree(size, edge_of(nodes, size)).root()
         for index in (start, start + 1, start + 200, size - 1):
             proof = inclusion_proof(nodes, index, size)
             check_inclusion(leaves[index], index, size, proof, root)
-        assert root == root_of(partial(disk.oracle.node, 0), size)
+        assert root == Tree(size, edge_of(partial(disk.oracle.node, 0), size)).root()
         with pytest.raises(LocalProtocolError, match="where this log began with a snapshot"):
             inclusion_proof(nodes, 0, size)
         check_recovered(disk.crash(), disk.oracle)
@@ -429,7 +430,7 @@ def test_a_signed_snapshot_that_finds_no_room_is_saved_later(
 
     certified = Certified(0, 8, b"state", "signed")
     with monkeypatch.context() as patch:
-        patch.setattr("quorate.storage.store.save_certified", full)
+        patch.setattr(CERTIFIED, "save", full)
         disk.store.append([certified])
         assert disk.store.certified(0) == certified
     disk.hold(LINES[0], 1)

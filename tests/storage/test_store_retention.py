@@ -64,8 +64,8 @@ def test_retention_by_time_and_by_size(disk: Disk) -> None:
     fill(disk)
     partition = PARTITIONS[0]
     time_us = disk.oracle.entries[partition][10][2]
-    assert disk.store.expired(partition, time_us) == disk.oracle.offset_at(partition, time_us)
-    assert disk.store.expired(Partition(99, 0), time_us) == 0
+    assert disk.store.offset_at(partition, time_us) == disk.oracle.offset_at(partition, time_us)
+    assert disk.store.offset_at(Partition(99, 0), time_us) == 0
     for bytes_max in (0, 1, 333, 1000, 10**6):
         offset = disk.store.surplus(partition, bytes_max)
         fitting = [
@@ -212,7 +212,7 @@ def test_what_is_dropped_stays_dropped_after_a_crash_and_needs_no_room(disk: Dis
     disk.append(Dropped(*LINES[0]), Dropped(*LINES[1]))
     disk.checkpoint()
     check_recovered(disk.crash(), disk.oracle)
-    assert len(disk.store._derived.pending) == 0
+    assert list(disk.store._derived.pending) == []
     assert sum(use.live_bytes for use in disk.store._derived.usage.uses) == 0
 
 
@@ -226,5 +226,5 @@ def test_what_will_never_be_decided_can_be_given_up(disk: Disk) -> None:
     check_recovered(disk.crash(), disk.oracle)
     disk.forget(LINES[0], 10**6)
     disk.forget(LINES[1], 10**6)
-    assert len(disk.store._derived.pending) == 0
+    assert list(disk.store._derived.pending) == []
     assert sum(use.live_bytes for use in disk.store._derived.usage.uses) == 0

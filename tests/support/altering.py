@@ -8,9 +8,10 @@ from crc32c import crc32c
 
 from quorate.core.header import BASIC
 from quorate.crypto.identity import Identity
-from quorate.crypto.sids import Place, Seal, body_of, sealed
+from quorate.crypto.sids import Place, Seal, body_of
 from quorate.storage.frames import frames_in
 from quorate.storage.heads import HeldHead, decode_head
+from seals import sealed
 
 
 def flipped(_: HeldHead, __: int, payload: bytes) -> bytes:

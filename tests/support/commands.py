@@ -9,6 +9,7 @@ from quorate.core.cluster import Client, Cluster, Replica
 from quorate.core.contract import Contract
 from quorate.core.control import AddReplica, Command, Commit, Join, encode_command
 from quorate.core.ids import NodeId, node_of
+from quorate.core.ordering import Assigned
 from quorate.protocol.control.machine import Control
 from quorate.protocol.control.state import ControlState
 
@@ -98,8 +99,11 @@ class Commander:
         """A member that has heard of the present epoch, and does as it says."""
         self.ok(node, Commit(group, self.state.groups[group].epoch, list(offsets)))
 
+    def assignment(self, group: str, node: NodeId) -> Assigned | None:
+        return self.control.groups.assignments(group, [node]).get(node)
+
     def reads(self, node: NodeId, group: str = "crew/g") -> list[tuple[str, int]]:
-        assignment = self.control.assignment(group, node)
+        assignment = self.assignment(group, node)
         return [] if assignment is None else [part[:2] for part in assignment.partitions]
 
 

@@ -19,7 +19,7 @@ from quorate.core.header import SEAL_BYTES, is_signed
 from quorate.core.ids import NodeId, Sequence, topic_id
 from quorate.core.messages import Message
 from quorate.core.ordering import AnnounceSealed, Append, Line, Stored
-from quorate.crypto.digests import descriptor, digest
+from quorate.crypto.digests import batch_digest, descriptor
 from quorate.crypto.receipts import Receipt
 from quorate.crypto.sids import Place
 from quorate.protocol.machine import Ready, Report
@@ -193,7 +193,7 @@ class Council:
     ) -> None:
         """A publisher hands in large batches of a validated topic: whole to these replicas, and
         their seals to the others."""
-        whole = Append(T, 0, first, [*payloads], [*map(digest, payloads)])
+        whole = Append(T, 0, first, [*payloads], [*map(batch_digest, payloads)])
         named = AnnounceSealed(T, 0, first, [payload[:SEAL_BYTES] for payload in payloads])
         keeping = set(stores)
         for replica in self.seats:

@@ -22,14 +22,14 @@ from quorate.core.cluster import Client, Cluster, Former, Replica
 from quorate.core.contract import Contract
 from quorate.core.event import Event
 from quorate.core.header import HEADER_BYTES, NO_ROOT, count_of, header_of
-from quorate.core.ids import member_of, node_of, session_of, topic_id
+from quorate.core.ids import node_of, topic_id
 from quorate.core.ordering import Line
 from quorate.crypto.checkpoint import Cosignature, Cosigner, Head, cosigned_bytes, render
 from quorate.crypto.digests import descriptor
 from quorate.crypto.events import events_root
 from quorate.crypto.identity import Identity, _unsigned
 from quorate.crypto.merkle import Tree, inclusion_proof
-from quorate.crypto.proofs import FORMAT, EventProof, Keys, Proof, parts_of
+from quorate.crypto.proofs import EventProof, Keys, Proof
 from quorate.crypto.sids import Place, sign_together, unsealed
 from quorate.protocol.ordering.value import leaves_of
 
@@ -179,20 +179,12 @@ class OrderLog:
     ) -> Proof:
         """Of the batch with this leaf, as of now."""
         found, size = self.published[number], self._tree.size
-        seal, header, body = parts_of(found.payload)
-        proof = Proof(
-            format=FORMAT,
-            cluster=self.cluster.full_name,
-            topic=found.topic,
-            partition=found.partition,
-            offset=found.offset,
-            producer=member_of(found.publisher),
-            session=session_of(found.publisher),
-            sequence=found.sequence,
-            time_us=found.time_us,
-            seal=seal,
-            header=header,
-            body=body,
+        proof = Proof.of(
+            Place.of(self.cluster.full_name, found.topic, found.partition, found.publisher),
+            found.offset,
+            found.sequence,
+            found.time_us,
+            found.payload,
             leaf=number,
             tree_size=size,
             path=inclusion_proof(lambda level, at: self._nodes[level, at], number, size),

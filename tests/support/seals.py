@@ -6,7 +6,7 @@ from typing import Any
 from quorate.core import batch
 from quorate.core.header import HEADER_BYTES, NO_ROOT
 from quorate.core.ids import NodeId, Sequence
-from quorate.crypto.sids import Place, signed, unsealed
+from quorate.crypto.sids import Place, Sign, sign_together, signed, unsealed
 from quorate.sim.sealing import CLUSTER, public_key, signing_key
 
 
@@ -42,3 +42,20 @@ def sealed_batch(
     number = sequence if signed_as is None else signed_as
     signature = signing_key(publisher, key).sign(signed(where, number, seal))
     return seal._replace(signature=signature).encode() + salt + basic[HEADER_BYTES:]
+
+
+def sealed(
+    place: Place,
+    sequence: Sequence,
+    batch: bytes,
+    *,
+    time_us: int,
+    salt: bytes = b"",
+    root: bytes = NO_ROOT,
+    public_key: bytes,
+    sign: Sign,
+) -> bytes:
+    """This basic batch signed by itself, as it travels and is stored."""
+    unsigned = unsealed(batch, salt, time_us=time_us, root=root, public_key=public_key)
+    (seal,) = sign_together([(place, sequence, unsigned)], sign)
+    return seal.encode() + salt + batch[HEADER_BYTES:]

@@ -30,8 +30,7 @@ from quorate.protocol.ordering.records import (
     Stretch,
     Voted,
 )
-from quorate.storage.recovery import Recovered
-from quorate.storage.store import DiskStore
+from quorate.storage.store import DiskStore, Recovered
 
 START = bytes(32)
 

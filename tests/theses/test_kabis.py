@@ -46,7 +46,7 @@ from quorate.core.ordering import (
     Propose,
     Received,
 )
-from quorate.crypto.digests import descriptor, digest, seal_descriptor
+from quorate.crypto.digests import batch_digest, descriptor, seal_descriptor
 from quorate.crypto.events import event_bytes
 from quorate.crypto.proofs import ProofError, verify_bytes
 from quorate.crypto.sids import Place, Seal, check_seal, sid
@@ -339,7 +339,7 @@ def test_replicas_order_sids_without_the_events_that_they_name() -> None:
     """3.1.2. Replicas that do not store a batch vote for its place in the order all the same."""
     council = Council(VALIDATED)
     payload = sealed_batch(A, 1, LARGE)
-    council.say(A, (0, 1), Append(T, 0, 1, [payload], [digest(payload)]))
+    council.say(A, (0, 1), Append(T, 0, 1, [payload], [batch_digest(payload)]))
     council.say(A, (2, 3), AnnounceSealed(T, 0, 1, [payload[:SEAL_BYTES]]))
     council.settle()
     assert [council.group(each).consensus.slot for each in council.seats] == [2, 2, 2, 2]

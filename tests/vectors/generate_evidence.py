@@ -20,7 +20,7 @@ from quorate.core.errors import RemoteProtocolError
 from quorate.core.header import HEADER_BYTES, header_of
 from quorate.core.ids import member_of, session_of
 from quorate.crypto.checkpoint import Checkpoint, Head
-from quorate.crypto.digests import digest, link
+from quorate.crypto.digests import batch_digest, link
 from quorate.crypto.evidence import (
     Evidence,
     FalseReceipt,
@@ -112,7 +112,7 @@ def two_heads() -> Evidence:
 def false_receipt(**refused: int) -> FalseReceipt:
     """The store receipts batches 1 to 3 and refuses batch 2."""
     place, _ = published(PLAIN)
-    contents = [digest(b"batch %d" % number) for number in range(3)]
+    contents = [batch_digest(b"batch %d" % number) for number in range(3)]
     receipt = Receipt(place, 1, 3, reduce(link, contents, bytes(32)))
     said = {"offset": 40, "start": 30, "time_us": 99, **refused}
     refusal = Refusal(place, 2, contents[1], **said)

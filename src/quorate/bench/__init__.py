@@ -3,8 +3,4 @@
 A figure alone says more about a machine than about a program. So each row also tells what one
 plain sender and one plain receiver reach on the same machine, with frames of the same size and
 moments before and after (`pipe`); the ratio of the two means something anywhere.
-
-    broadcast    protocols x replicas x topics x batches x faults, through a local cluster
-    endurance    ten million events, and the memory of the replicas meanwhile
-    pipe         the yardstick
 """

@@ -1,10 +1,10 @@
 """A cluster for one experiment: made, started, made to suffer, and taken away again."""
 
 import asyncio
-import secrets
 import tempfile
+import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,15 @@ from quorate.bench.experiments import ALTERING, CRASH, DROPPING, Experiment
 from quorate.bench.processes import BenchError
 from quorate.client import Admin
 from quorate.core.control import CONTROL_TOPIC
-from quorate.core.errors import ConfigError
 from quorate.runtime.launcher import Launcher
-from quorate.runtime.local import (
-    HOST,
-    OPERATOR,
-    LocalCluster,
-    make_local_cluster,
-    refuse_busy_ports,
-    write_local_cluster,
-)
-from quorate.runtime.ports import is_free
+from quorate.runtime.local import OPERATOR, LocalCluster, make_local_cluster, write_local_cluster
+from quorate.runtime.ports import free_base_port
 
-# Below the ports that systems give to outgoing connections: while a replica is down, the port
-# that it will want again must not go to somebody who dials.
-_PORTS = range(20_000, 31_000, 10)
-_PORT_ATTEMPTS = 50
 _DOWN_SECONDS = 1.0
 _UP_SECONDS = 2.0
 LOOK_SECONDS_MAX = 3.0
+LOOK_EVERY_S = 0.02
+CATCH_UP_SECONDS_MAX = 60.0
 
 _BEHAVIOURS = {DROPPING: "silent", ALTERING: "lie"}
 
@@ -40,7 +30,8 @@ _BEHAVIOURS = {DROPPING: "silent", ALTERING: "lie"}
 def running_cluster(experiment: Experiment) -> AbstractAsyncContextManager[Launcher]:
     """A fresh local cluster with the topics of this experiment, each replica a process."""
     return running(
-        made(
+        make_local_cluster(
+            base_port=free_base_port(),
             replicas=experiment.replicas,
             f=experiment.f,
             link_security=experiment.link_security,
@@ -52,23 +43,7 @@ def running_cluster(experiment: Experiment) -> AbstractAsyncContextManager[Launc
 
 def made(**options: Any) -> LocalCluster:
     """A local cluster like that, on ports that nobody uses."""
-    for _ in range(_PORT_ATTEMPTS):
-        local = make_local_cluster(base_port=secrets.choice(_PORTS), **options)
-        try:
-            refuse_busy_ports(local.cluster)
-        except ConfigError:
-            continue
-        return local
-    raise BenchError("no free ports for a cluster of its own were found on this machine")
-
-
-def free_port(count: int) -> int:
-    """The first of so many ports in a row that nobody uses."""
-    for _ in range(_PORT_ATTEMPTS):
-        first = secrets.choice(_PORTS)
-        if all(is_free(HOST, port) for port in range(first, first + count)):
-            return first
-    raise BenchError("no free ports were found on this machine")
+    return make_local_cluster(base_port=free_base_port(), link_security="mac", **options)
 
 
 @asynccontextmanager
@@ -99,10 +74,18 @@ async def suffering(experiment: Experiment, launcher: Launcher) -> AsyncIterator
             over.set()
             await crashing
     else:
-        await _misbehave(launcher, _BEHAVIOURS[experiment.fault])
+        async with Admin(launcher.directory, OPERATOR) as admin:
+            for name in _victims(launcher):
+                await admin.misbehave(name, _BEHAVIOURS[experiment.fault])
         # They go on like this until the cluster ends: what is on its way has to arrive all the
         # same.
         yield
+
+
+def pids_of(launcher: Launcher) -> dict[str, int]:
+    """The processes of the replicas that run, by name."""
+    pids = {name: launcher.pid(name) for name in launcher.held}
+    return {name: pid for name, pid in pids.items() if pid is not None}
 
 
 async def memory_mb_max(launcher: Launcher) -> float:
@@ -133,7 +116,6 @@ class Standing(msgspec.Struct, frozen=True):
     """What a benchmark wants to know of a replica's own report."""
 
     memory_mb: float
-    processor_s: float
     log: LogStanding | None = None
 
     @property
@@ -150,14 +132,26 @@ class Standing(msgspec.Struct, frozen=True):
         return sum(each.batches for name, each in topics.items() if name != CONTROL_TOPIC)
 
 
-async def look(admin: Admin, timeout_s: float = LOOK_SECONDS_MAX) -> dict[str, Standing]:
+async def look(admin: Admin) -> dict[str, Standing]:
     """How the replicas are that answer, by name."""
-    reports = await admin.status(timeout_s)
+    reports = await admin.status(LOOK_SECONDS_MAX)
     return {
         name: msgspec.convert(report, Standing)
         for name, report in reports.items()
         if report.get("health") != "down"
     }
+
+
+async def until_at(admin: Admin, name: str, slot: int) -> None:
+    """Wait until a replica that was started again knows of this slot."""
+    deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
+    while True:
+        standing = (await look(admin)).get(name)
+        if standing is not None and standing.order.slot >= slot:
+            return
+        if time.monotonic() > deadline_s:
+            raise BenchError(f"{name} did not catch up within {CATCH_UP_SECONDS_MAX:g} s")
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _victims(launcher: Launcher) -> list[str]:
@@ -167,28 +161,20 @@ def _victims(launcher: Launcher) -> list[str]:
     return [cluster.member(number).name for number in placement[: cluster.f]]
 
 
-async def _misbehave(launcher: Launcher, behaviour: str) -> None:
-    async with Admin(launcher.directory, OPERATOR) as admin:
-        for name in _victims(launcher):
-            await admin.misbehave(name, behaviour)
-
-
 async def _crash_and_recover(launcher: Launcher, names: list[str], over: asyncio.Event) -> None:
     """Kill and start again, until it is over; whoever is down then is started once more."""
-    await _wait(over, _UP_SECONDS)
+
+    async def wait(seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), seconds)
+
+    await wait(_UP_SECONDS)
     while not over.is_set():
         for name in names:
             await asyncio.to_thread(launcher.stop, name, kill=True)
-        await _wait(over, _DOWN_SECONDS)
+        await wait(_DOWN_SECONDS)
         for name in names:
             launcher.start(name)
         for name in names:
             await asyncio.to_thread(launcher.wait_until_up, name)
-        await _wait(over, _UP_SECONDS)
-
-
-async def _wait(over: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(over.wait(), seconds)
-    except TimeoutError:
-        return
+        await wait(_UP_SECONDS)

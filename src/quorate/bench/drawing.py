@@ -40,6 +40,7 @@ def panels_for(
     count: int, title: str, *, columns_max: int = 2, height: float = 4.4
 ) -> "tuple[Figure, list[Axes]]":
     """So many axes under one title, at most so many in a line."""
+    require_matplotlib()
     from matplotlib import pyplot
 
     columns = min(count, columns_max)

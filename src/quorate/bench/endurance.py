@@ -1,23 +1,15 @@
 """Ten million events, and what they leave behind in the memory of the replicas.
 
 Four replicas serve a vote topic and a reliable topic. One publisher sends batches of 1000 on
-both, and between them single events, each a batch of its own; one subscriber takes everything.
-Among the clients is a third one that never completes a broadcast: it sends large batches to one
-replica at a time, in a number of sessions, past every limit that a correct publisher keeps.
-
-Every replica must stay below `MEMORY_MB_MAX`, whatever the number of events. All clients are
-processes of their own, which talk to their parent in lines (`quorate.bench.processes`):
-
-    publisher    says "ready"; hears "go"; says how many batches have a receipt when all have
-    subscriber   says "ready"; then every second, and at the end, what it has received
-    tormentor    says "ready"; hears "go"; sends until its input ends
+both, and between them single events, each a batch of its own; one subscriber takes everything, and
+says every second what it has. A third client never completes a broadcast: it sends large batches
+to one replica at a time, in a number of sessions, past every limit that a correct publisher keeps,
+until its input ends. Every replica must stay below `MEMORY_MB_MAX`, whatever the number of events.
 """
 
 import asyncio
 import secrets
-import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -26,27 +18,23 @@ from typing import Any
 
 import msgspec
 from rich.console import Group
-from rich.text import Text
 
-from quorate.bench import machine
-from quorate.bench.clients import Progress, frame_bytes
-from quorate.bench.clusters import running
+from quorate.bench import report, workload
+from quorate.bench.clusters import look, made, running
 from quorate.bench.experiments import EVENT_BYTES
-from quorate.bench.latencies import summarise
-from quorate.bench.memory import Sample, memory_json, memory_table
+from quorate.bench.latencies import Latencies, summarise
 from quorate.bench.pipe import PipeRate, measure_rate
-from quorate.bench.processes import BenchError, Parent, Worker, started
-from quorate.bench.values import Values
-from quorate.client import Admin, Consumer, Producer, Receipt
+from quorate.bench.processes import BenchError, Parent, play, ready
+from quorate.bench.promises import Notes
+from quorate.bench.report import Sample, memory_table, verdict
+from quorate.bench.rows import Row, beside
+from quorate.bench.workload import PUBLISHER, READER, Publisher, Tally, Task, Window
+from quorate.client import Admin, Consumer, Producer
 from quorate.core import batch
 from quorate.core.contract import Contract
-from quorate.core.errors import QuorateError
 from quorate.core.ids import Lane, topic_id
 from quorate.core.messages import Publish
-from quorate.protocol.machine import Delivery
-from quorate.runtime.local import OPERATOR, LocalCluster, make_local_cluster
-from quorate.runtime.loop import run
-from quorate.runtime.ports import free_base_port
+from quorate.runtime.local import OPERATOR
 
 EVENTS = 10_000_000
 EVENTS_QUICK = 1_000_000
@@ -56,6 +44,9 @@ FAULT = "a publisher that completes nothing"
 EVENTS_PER_BATCH = 1000
 SINGLES_PER_BATCH = 20
 EVENTS_PER_ROUND = EVENTS_PER_BATCH + SINGLES_PER_BATCH
+BATCHES_PER_ROUND = 1 + SINGLES_PER_BATCH
+TORMENTOR = "mallory"
+CLIENTS = (PUBLISHER, READER, TORMENTOR)
 TOPICS = {"vote": {"broadcast": "vote"}, "reliable": {"broadcast": "reliable"}}
 REPLICAS = 4
 
@@ -65,8 +56,7 @@ RECEIPT_SECONDS_MAX = 60.0
 SILENCE_SECONDS_MAX = 60.0
 SAY_EVERY_S = 1.0
 PIPE_SECONDS = 0.5
-# A latency of every batch of ten million events would be remembered for nothing.
-LATENCIES_KEPT = 100_000
+ALWAYS = Window(0, 2**63)
 
 # What the tormentor sends per turn, and how many of its sessions there are.
 TORMENT_SESSIONS = 8
@@ -75,23 +65,23 @@ TORMENT_RUN = 32
 TORMENT_EVERY_S = 0.05
 
 
-class Task(msgspec.Struct, frozen=True):
+class RoundsTask(Task, frozen=True, kw_only=True):
     """What all clients know."""
 
-    cluster: str
-    run: str
     rounds: int
+
+    @property
+    def events(self) -> int:
+        return self.rounds * EVENTS_PER_ROUND * len(TOPICS)
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """What the subscriber has so far, in events by topic."""
+    """What the subscriber has so far, in events by topic; latencies when it has everything."""
 
     delivered: dict[str, int]
     forged: int
     duplicated: int
-    skipped: int
-    p50_ms: float
-    p99_ms: float
+    latencies: Latencies
     is_last: bool
 
     @property
@@ -123,58 +113,69 @@ class Endured:
         wrong = self.lost or self.received.forged or self.received.duplicated
         return not (wrong or self.unacknowledged) and self.memory_mb_max < MEMORY_MB_MAX
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per topic, with the keys that all benchmarks have."""
-        return [self._row(topic) for topic in TOPICS]
-
-    def _row(self, topic: str) -> dict[str, Any]:
+    def row(self, topic: str) -> dict[str, Any]:
+        """One for each topic, with the keys that all benchmarks have."""
         events_per_s = self.received.delivered[topic] / self.seconds
-        mb_per_s = events_per_s / EVENTS_PER_BATCH * self.pipe.frame_bytes / 1e6
+        row = Row(
+            experiment="endurance",
+            protocol=topic,
+            replicas=REPLICAS,
+            topics=len(TOPICS),
+            events_per_batch=EVENTS_PER_BATCH,
+            event_bytes=EVENT_BYTES,
+            fault=FAULT,
+            **beside(self.pipe, events_per_s, self.pipe.frame_bytes / EVENTS_PER_BATCH),
+            **self.received.latencies.figures,
+            published=self.events // len(TOPICS),
+            delivered=self.received.delivered[topic],
+            lost=self.lost,
+            forged=self.received.forged,
+            duplicated=self.received.duplicated,
+            unacknowledged=self.unacknowledged,
+            seconds=self.seconds,
+            memory_mb_max=self.memory_mb_max,
+        )
         return {
-            "experiment": "endurance",
-            "protocol": topic,
-            "replicas": REPLICAS,
-            "topics": len(TOPICS),
-            "events_per_batch": EVENTS_PER_BATCH,
-            "event_bytes": EVENT_BYTES,
-            "fault": FAULT,
-            "events_per_s": events_per_s,
-            "mb_per_s": mb_per_s,
-            "pipe_frames_per_s": self.pipe.frames_per_s,
-            "pipe_mb_per_s": self.pipe.mb_per_s,
-            "ratio_to_pipe": mb_per_s / self.pipe.mb_per_s,
-            "p50_ms": self.received.p50_ms,
-            "p99_ms": self.received.p99_ms,
-            "thesis": None,
+            **row.json(),
             "single_events": self.events // EVENTS_PER_ROUND // len(TOPICS) * SINGLES_PER_BATCH,
-            "published": self.events // len(TOPICS),
-            "delivered": self.received.delivered[topic],
-            "lost": self.lost,
-            "forged": self.received.forged,
-            "duplicated": self.received.duplicated,
-            "unacknowledged": self.unacknowledged,
-            "seconds": self.seconds,
-            "memory_mb_max": self.memory_mb_max,
-            "memory_mb": memory_json("events", self.samples),
+            "memory_mb": [each.json("events") for each in self.samples],
         }
 
 
 async def endure(events: int, tell: Callable[[Sample, int], None] = lambda *_: None) -> Endured:
     """Publish about so many events, and look at the replicas once a second."""
-    rounds = max(1, round(events / EVENTS_PER_ROUND / len(TOPICS)))
-    frame = frame_bytes(EVENTS_PER_BATCH, EVENT_BYTES)
-    pipe = await measure_rate(frame, PIPE_SECONDS)
+    contracts = {name: Contract.parse(name, table) for name, table in TOPICS.items()}
+    pipe = await measure_rate(workload.frame_bytes(EVENTS_PER_BATCH, EVENT_BYTES), PIPE_SECONDS)
     async with AsyncExitStack() as stack:
-        launcher = await stack.enter_async_context(running(_local_cluster()))
+        local = made(replicas=REPLICAS, clients=CLIENTS, topics=contracts)
+        launcher = await stack.enter_async_context(running(local))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
-        task = Task(str(launcher.directory), secrets.token_hex(8), rounds)
-        workers = [
-            await started(stack, __name__, role, task)
-            for role in ("subscribe", "publish", "torment")
-        ]
-        for worker in workers:
-            await worker.hear(RECEIPT_SECONDS_MAX)
-        return await _observed(workers, admin, rounds, pipe, tell)
+        task = RoundsTask(
+            cluster=str(launcher.directory),
+            run=secrets.token_hex(8),
+            topics=[*TOPICS],
+            event_bytes=EVENT_BYTES,
+            events_per_batch=0,
+            receipt_s_max=RECEIPT_SECONDS_MAX,
+            rounds=max(1, round(events / EVENTS_PER_ROUND / len(TOPICS))),
+        )
+        roles = ("subscribe", task), ("publish", task), ("torment", task)
+        workers = await ready(stack, __name__, *roles)
+        subscriber, publisher, tormentor = workers
+        publisher.say("go")
+        tormentor.say("go")
+        began_s, samples = time.monotonic(), list[Sample]()
+        while True:
+            received: Received = await subscriber.hear(SILENCE_SECONDS_MAX, Received)
+            seconds = time.monotonic() - began_s
+            sizes = {name: each.memory_mb for name, each in (await look(admin)).items()}
+            samples.append(Sample(seconds, received.events, sizes))
+            tell(samples[-1], task.events)
+            if received.is_last:
+                break
+        receipts: int = await publisher.hear(RECEIPT_SECONDS_MAX)
+    missing = task.rounds * BATCHES_PER_ROUND * len(TOPICS) - receipts
+    return Endured(task.events, seconds, samples, received, missing, pipe)
 
 
 def table_of(found: Endured) -> Group:
@@ -182,188 +183,84 @@ def table_of(found: Endured) -> Group:
     title = f"{found.events:,} events, and {FAULT}"
     table = memory_table(title, "events", found.samples)
     received = found.received
-    verdict = (
+    words = (
         f"{found.events / found.seconds:,.0f} events/s; at most {found.memory_mb_max:.0f} MB, "
         f"where {MEMORY_MB_MAX:.0f} are allowed; {found.lost} lost, {received.forged} forged, "
         f"{received.duplicated} twice, {found.unacknowledged} batches without a receipt"
     )
-    style = "" if found.is_sound else "red"
-    return Group(table, Text(verdict, style), Text(machine.sentence(), "dim"))
+    return report.on_this_machine(table, verdict(words, is_sound=found.is_sound))
 
 
-async def _observed(
-    workers: list[Worker],
-    admin: Admin,
-    rounds: int,
-    pipe: PipeRate,
-    tell: Callable[[Sample, int], None],
-) -> Endured:
-    subscriber, publisher, tormentor = workers
-    expected = rounds * EVENTS_PER_ROUND * len(TOPICS)
-    publisher.say("go")
-    tormentor.say("go")
-    began_s, samples = time.monotonic(), list[Sample]()
-    while True:
-        received = msgspec.convert(await subscriber.hear(SILENCE_SECONDS_MAX), Received)
-        seconds = time.monotonic() - began_s
-        sample = Sample(seconds, received.events, await _memory_mb(admin))
-        samples.append(sample)
-        tell(sample, expected)
-        if received.is_last:
-            break
-    receipts: int = await publisher.hear(RECEIPT_SECONDS_MAX)
-    missing = rounds * (1 + SINGLES_PER_BATCH) * len(TOPICS) - receipts
-    return Endured(expected, seconds, samples, received, missing, pipe)
+# The clients
 
 
-async def _memory_mb(admin: Admin) -> dict[str, float]:
-    reports = await admin.status()
-    sizes = {name: report.get("memory_mb") for name, report in reports.items()}
-    return {name: size for name, size in sizes.items() if isinstance(size, float)}
+class RoundPublisher(Publisher):
+    """Publishes rounds: one large batch and some single events on each topic."""
+
+    async def publish_rounds(self, rounds: int) -> None:
+        for number in range(rounds):
+            counter = number * BATCHES_PER_ROUND
+            for topic in TOPICS:
+                await self.submit(topic, counter, EVENTS_PER_BATCH)
+                for single in range(1, BATCHES_PER_ROUND):
+                    await self.submit(topic, counter + single, 1)
+            await asyncio.sleep(0)
+            await self.leave_pending(PENDING_MAX)
+        await self.leave_pending(0)
 
 
-def _local_cluster() -> LocalCluster:
-    return make_local_cluster(
-        replicas=REPLICAS,
-        clients=("alice", "bob", "mallory"),
-        link_security="mac",
-        base_port=free_base_port(),
-        topics={name: Contract.parse(name, table) for name, table in TOPICS.items()},
-    )
-
-
-# Publishing
-
-
-async def publish(task: Task) -> None:
-    parent = await Parent.connect()
-    options: dict[str, Any] = {"batch_events": 1, "timeout_s": RECEIPT_SECONDS_MAX}
-    async with Producer(task.cluster, "alice", **options) as producer:
-        for topic in TOPICS:
-            await producer.register(topic)
+async def publish(parent: Parent, task: RoundsTask) -> None:
+    async with workload.batch_producer(task) as producer:
+        publisher = RoundPublisher(producer, task, Notes())
         parent.say("ready")
         await parent.hear()
-        parent.say(await _publish_rounds(producer, task))
+        await publisher.publish_rounds(task.rounds)
+        parent.say(len(publisher.receipts_ns))
         await parent.hear()
 
 
-async def _publish_rounds(producer: Producer, task: Task) -> int:
-    """All rounds: one large batch and some single events on each topic. Returns the receipts."""
-    values, pending, receipts = Values(EVENT_BYTES, task.run), deque[asyncio.Future[Receipt]](), 0
-    for number in range(task.rounds):
-        counter = number * (1 + SINGLES_PER_BATCH)
-        for topic in TOPICS:
-            large = [values.make(counter, time.monotonic_ns())] * EVENTS_PER_BATCH
-            payload = batch.encode_values(large, time.time_ns() // 1000)
-            pending.append(await producer.submit_payload(topic, payload, EVENTS_PER_BATCH))
-            for single in range(1, 1 + SINGLES_PER_BATCH):
-                value = values.make(counter + single, time.monotonic_ns())
-                pending.append(await producer.submit(topic, value))
-        await asyncio.sleep(0)
-        while len(pending) > PENDING_MAX:
-            receipts += await _has_receipt(pending.popleft())
-    while pending:
-        receipts += await _has_receipt(pending.popleft())
-    return receipts
+async def subscribe(parent: Parent, task: RoundsTask) -> None:
+    tally, silent_s, before = Tally(task), 0.0, 0
 
+    def is_complete() -> bool:
+        return tally.events.total() >= task.events
 
-async def _has_receipt(future: "asyncio.Future[Receipt]") -> bool:
-    with suppress(QuorateError):
-        await future
-        return True
-    return False
-
-
-# Subscribing
-
-
-class Tally:
-    """Everything that reaches the subscriber."""
-
-    def __init__(self, task: Task) -> None:
-        self.delivered = dict.fromkeys(TOPICS, 0)
-        self.forged = 0
-        self.duplicated = 0
-        self.expected = task.rounds * EVENTS_PER_ROUND * len(TOPICS)
-        self._names = {topic_id(topic): topic for topic in TOPICS}
-        self._values = Values(EVENT_BYTES, task.run)
-        self._progress = {topic: Progress() for topic in TOPICS}
-        self._latencies_ns: deque[int] = deque(maxlen=LATENCIES_KEPT)
-
-    @property
-    def is_complete(self) -> bool:
-        return sum(self.delivered.values()) >= self.expected
-
-    async def read_from(self, consumer: Consumer) -> None:
-        while not self.is_complete:
-            deliveries = await consumer.poll_batches()
-            now_ns = time.monotonic_ns()
-            for delivery, opened in deliveries:
-                assert isinstance(delivery, Delivery)
-                topic = self._names[delivery.stream.topic]
-                found = self._values.read(delivery.payload, opened.count)
-                if found is None or not self._progress[topic].is_in_place(
-                    found[0], delivery.sequence
-                ):
-                    self.forged += 1
-                elif not self._progress[topic].is_new(found[0]):
-                    self.duplicated += 1
-                else:
-                    self.delivered[topic] += opened.count
-                    self._latencies_ns.append(now_ns - found[1])
-
-    def received(self, consumer: Consumer) -> Received:
-        latencies = summarise(list(self._latencies_ns)) if self.is_complete else summarise([])
-        return Received(
-            delivered=self.delivered,
-            forged=self.forged,
-            duplicated=self.duplicated,
-            skipped=consumer.counters["skipped"],
-            p50_ms=latencies.p50_ms,
-            p99_ms=latencies.p99_ms,
-            is_last=self.is_complete,
-        )
-
-
-async def subscribe(task: Task) -> None:
-    parent = await Parent.connect()
-    async with Consumer(task.cluster, "bob") as consumer:
+    async with Consumer(task.cluster, READER) as consumer:
         consumer.subscribe(TOPICS)
         await consumer.subscribed()
         parent.say("ready")
-        tally = Tally(task)
-        reading = asyncio.create_task(tally.read_from(consumer))
-        silent_s, before = 0.0, 0
-        while not reading.done() and silent_s < SILENCE_SECONDS_MAX:
-            await asyncio.wait([reading], timeout=SAY_EVERY_S)
-            received = tally.received(consumer)
-            parent.say(msgspec.to_builtins(received))
-            silent_s = silent_s + SAY_EVERY_S if received.events == before else 0.0
-            before = received.events
-        if not reading.done():
-            reading.cancel()
-            raise BenchError(f"nothing new for {SILENCE_SECONDS_MAX:g} s: {tally.delivered}")
+        async with workload.meanwhile(tally.read_from(consumer)):
+            while silent_s < SILENCE_SECONDS_MAX:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SAY_EVERY_S):
+                        await workload.until(is_complete, tally.news)
+                received = Received(
+                    delivered={topic: tally.events[topic_id(topic)] for topic in TOPICS},
+                    forged=tally.forged,
+                    duplicated=tally.duplicated,
+                    latencies=tally.found(ALWAYS).latencies if is_complete() else summarise([]),
+                    is_last=is_complete(),
+                )
+                parent.say(received)
+                if received.is_last:
+                    return
+                silent_s = silent_s + SAY_EVERY_S if received.events == before else 0.0
+                before = received.events
+    raise BenchError(f"nothing new for {SILENCE_SECONDS_MAX:g} s: {received.delivered}")
 
 
-# Tormenting
-
-
-async def torment(task: Task) -> None:
+async def torment(parent: Parent, task: RoundsTask) -> None:
     """Publish to one replica at a time, so that no broadcast is ever complete."""
-    parent = await Parent.connect()
+    own = msgspec.structs.replace(task, identity=TORMENTOR)
     async with AsyncExitStack() as stack:
         sessions = [
-            await stack.enter_async_context(Producer(task.cluster, "mallory"))
+            await stack.enter_async_context(workload.batch_producer(own))
             for _ in range(TORMENT_SESSIONS)
         ]
-        for session in sessions:
-            for topic in TOPICS:
-                await session.register(topic)
         parent.say("ready")
         await parent.hear()
-        sending = asyncio.create_task(_send_for_ever(sessions))
-        await parent.hear()
-        sending.cancel()
+        async with workload.meanwhile(_send_for_ever(sessions)):
+            await parent.hear()
 
 
 async def _send_for_ever(sessions: list[Producer]) -> None:
@@ -379,11 +276,5 @@ async def _send_for_ever(sessions: list[Producer]) -> None:
         await asyncio.sleep(TORMENT_EVERY_S)
 
 
-def main() -> None:
-    role, task = sys.argv[1], msgspec.json.decode(sys.argv[2], type=Task)
-    work = {"publish": publish, "subscribe": subscribe, "torment": torment}[role]
-    run(work(task))
-
-
 if __name__ == "__main__":
-    main()
+    play(RoundsTask, publish=publish, subscribe=subscribe, torment=torment)

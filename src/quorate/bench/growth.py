@@ -5,40 +5,34 @@ replays is counted in batches rather than in bytes. Once a second all replicas s
 they take. The time is cut into legs; after each one the publishers rest, one replica is killed
 (SIGKILL, so that it leaves no last checkpoint) and started again, and we look how long it takes
 until it listens and until it has caught up. That replica is the same each time: the memory of the
-others shows the whole run.
-
-To start an interpreter and to load what a replica consists of takes the same time whatever the log
-is; it is what a start with an empty log takes, which is measured first.
+others shows the whole run. A start with an empty log comes first: it shows what every start takes.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-import msgspec
-from rich.console import Group
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from quorate.bench import clients, machine
-from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Yardstick, task_of
-from quorate.bench.clients import Published
-from quorate.bench.clusters import Standing, look, running_cluster
+from quorate.bench import report
+from quorate.bench.broadcast import ANSWER_SECONDS_MAX, WORKLOAD, Yardstick, task_of
+from quorate.bench.clusters import look, running_cluster, until_at
 from quorate.bench.experiments import Experiment
 from quorate.bench.latencies import summarise
-from quorate.bench.memory import Sample, memory_json, memory_table
 from quorate.bench.pipe import PipeRate
-from quorate.bench.processes import BenchError, Worker, started
-from quorate.bench.rows import Row, as_json, setting
+from quorate.bench.processes import Worker, ready
+from quorate.bench.report import Sample, memory_table, verdict
+from quorate.bench.rows import Row, beside, setting
+from quorate.bench.workload import Published, frame_bytes
 from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
 
-GROWTH = "growth"
 SECONDS = 60.0
 SECONDS_QUICK = 6.0
 LEGS = 4
@@ -46,8 +40,6 @@ LEGS_QUICK = 2
 
 PIPE_SECONDS = 1.0
 SAMPLE_EVERY_S = 1.0
-LOOK_EVERY_S = 0.02
-CATCH_UP_SECONDS_MAX = 60.0
 RECEIPT_SECONDS_MAX = 30.0
 
 
@@ -80,20 +72,14 @@ class Growth:
     def is_sound(self) -> bool:
         return not self.published.failures and self.batches >= self.published.receipts
 
-    @property
-    def witnesses(self) -> list[str]:
-        """Those who ran all the time."""
-        return [name for name in sorted(self.samples[0].memory_mb) if name != self.restarted]
-
     def memory_mb_at(self, share: float) -> float:
         """The largest replica at about this share of the log, of those that ran all the time.
 
         The median of a few looks, since memory goes up and down with what is on its way.
         """
         near = sorted(self.samples, key=lambda each: abs(each.count - share * self.batches))[:5]
-        return median(
-            max(sample.memory_mb.get(name, 0.0) for name in self.witnesses) for sample in near
-        )
+        witnesses = self.samples[0].memory_mb.keys() - {self.restarted}
+        return median(max(each.memory_mb.get(name, 0.0) for name in witnesses) for each in near)
 
     @property
     def mb_per_million_batches(self) -> float:
@@ -104,15 +90,10 @@ class Growth:
     def json(self) -> dict[str, Any]:
         """The keys that all benchmarks have, and what only this one knows."""
         events = self.experiment.events_per_batch
-        batches_per_s = self.published.receipts / self.seconds
+        events_per_s = self.published.receipts * events / self.seconds
         row = Row(
             **setting(self.experiment),
-            events_per_s=batches_per_s * events,
-            mb_per_s=batches_per_s * self.pipe.frame_bytes / 1e6,
-            pipe_frames_per_s=self.pipe.frames_per_s,
-            pipe_mb_per_s=self.pipe.mb_per_s,
-            ratio_to_pipe=batches_per_s / self.pipe.frames_per_s,
-            frame_bytes=self.pipe.frame_bytes,
+            **beside(self.pipe, events_per_s, self.pipe.frame_bytes / events),
             seconds=self.seconds,
             receipt_p50_ms=self.published.receipt.p50_ms,
             memory_mb_max=max(max(each.memory_mb.values()) for each in self.samples),
@@ -120,46 +101,38 @@ class Growth:
             unacknowledged=self.published.failures * events,
         )
         return {
-            **as_json(row),
+            **row.json(),
             "batches": self.batches,
             "restarted": self.restarted,
             "memory_mb_at_half": self.memory_mb_at(0.5),
             "memory_mb_at_end": self.memory_mb_at(1.0),
             "mb_per_million_batches": self.mb_per_million_batches,
-            "starts": [
-                {
-                    "batches": start.batches,
-                    "listening_s": start.listening_s,
-                    "caught_up_s": start.caught_up_s,
-                }
-                for start in self.starts
-            ],
-            "memory_mb": memory_json("batches", self.samples),
+            "starts": [asdict(start) for start in self.starts],
+            "memory_mb": [each.json("batches") for each in self.samples],
         }
 
 
 async def grow(
-    experiment: Experiment,
-    seconds: float,
-    legs: int,
-    tell: Callable[[str], None] = lambda _: None,
+    experiment: Experiment, seconds: float, legs: int, tell: Callable[[str], None] = lambda _: None
 ) -> Growth:
     """Append for so long, in so many legs, with a start of one replica before and after each."""
-    frame = clients.frame_bytes(experiment.events_per_batch, experiment.event_bytes)
-    yardstick = Yardstick(PIPE_SECONDS)
-    before = await yardstick.before(frame)
-    async with AsyncExitStack() as stack:
-        launcher = await stack.enter_async_context(running_cluster(experiment))
-        admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
-        task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX)
-        publisher = await started(stack, "quorate.bench.clients", "publish", task)
-        await publisher.hear(ANSWER_SECONDS_MAX)
-        watch = _Watch(experiment, launcher, admin, publisher, tell)
-        await watch.start_again()
-        for _ in range(legs):
-            await watch.leg(seconds / legs)
+
+    async def grown() -> _Watch:
+        async with AsyncExitStack() as stack:
+            launcher = await stack.enter_async_context(running_cluster(experiment))
+            admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
+            task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX)
+            (publisher,) = await ready(stack, WORKLOAD, ("publish", task))
+            last = launcher.held[-1]  # It is not the first leader.
+            watch = _Watch(experiment, launcher, admin, publisher, last, tell)
             await watch.start_again()
-    after = await yardstick.after(frame)
+            for _ in range(legs):
+                await watch.leg(seconds / legs)
+                await watch.start_again()
+        return watch
+
+    frame = frame_bytes(experiment.events_per_batch, experiment.event_bytes)
+    watch, pipe = await Yardstick(PIPE_SECONDS).around(frame, grown)
     return Growth(
         experiment=experiment,
         restarted=watch.restarted,
@@ -167,103 +140,88 @@ async def grow(
         samples=watch.samples,
         starts=watch.starts,
         published=watch.published,
-        pipe=PipeRate.median_of([before, after]),
+        pipe=pipe,
     )
 
 
 def table_of(found: Sequence[Growth]) -> Group:
     """For each run, the memory of each replica and the starts, over the length of the log."""
-    parts: list[Any] = []
+    parts: list[RenderableType] = []
     for growth in found:
         title = f"{growth.experiment.title}: memory, while the log grows"
+        starts = report.table(
+            f"{growth.restarted} is killed and started again", _COLUMNS, growth.starts
+        )
         memory = memory_table(title, "batches", growth.samples)
-        parts += [memory, _starts_table(growth), _verdict(growth), Text()]
-    return Group(*parts, Text(machine.sentence(), "dim"))
+        parts += [memory, starts, _verdict(growth), Text()]
+    return report.on_this_machine(*parts)
 
 
-def _starts_table(growth: Growth) -> Table:
-    table = Table(title=f"{growth.restarted} is killed and started again")
-    for heading in ("batches in the log", "listens after s", "caught up after s"):
-        table.add_column(heading, justify="right")
-    for start in growth.starts:
-        times = (f"{start.listening_s:.2f}", f"{start.caught_up_s:.2f}")
-        table.add_row(f"{start.batches:,}", *times)
-    return table
+_COLUMNS: report.Columns[Start] = (
+    ("batches in the log", lambda start: f"{start.batches:,}"),
+    ("listens after s", lambda start: f"{start.listening_s:.2f}"),
+    ("caught up after s", lambda start: f"{start.caught_up_s:.2f}"),
+)
 
 
 def _verdict(growth: Growth) -> Text:
     batches_per_s, pipe = growth.published.receipts / growth.seconds, growth.pipe.frames_per_s
-    return Text(
+    return verdict(
         f"{batches_per_s:,.0f} batches/s, {batches_per_s / pipe:.3f} of the raw pipe's "
         f"{pipe:,.0f} frames/s; {growth.memory_mb_at(0.5):.0f} MB at half the log, "
         f"{growth.memory_mb_at(1.0):.0f} MB at its end ({growth.mb_per_million_batches:+.1f} MB "
         f"per million batches); {growth.published.failures} batches without a receipt",
-        "" if growth.is_sound else "red",
+        is_sound=growth.is_sound,
     )
 
 
+@dataclass(slots=True)
 class _Watch:
     """One run as it goes on."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        launcher: Launcher,
-        admin: Admin,
-        publisher: Worker,
-        tell: Callable[[str], None],
-    ) -> None:
-        self.samples: list[Sample] = []
-        self.starts: list[Start] = []
-        self.grown_s = 0.0
-        self.published = Published(0, 0, summarise([]))
-        # Not the first leader.
-        self.restarted = launcher.held[-1]
-        self._experiment = experiment
-        self._launcher = launcher
-        self._admin = admin
-        self._publisher = publisher
-        self._tell = tell
+    experiment: Experiment
+    launcher: Launcher
+    admin: Admin
+    publisher: Worker
+    # Who is killed.
+    restarted: str
+    tell: Callable[[str], None]
+    samples: list[Sample] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+    grown_s: float = 0.0
+    published: Published = field(default_factory=lambda: Published(0, 0, summarise([])))
 
     async def leg(self, seconds: float) -> None:
         """Let the log grow for so long, and look at the replicas meanwhile."""
-        self._tell(f"{self._experiment.title}: appending for {seconds:g} s")
-        self._publisher.say("go")
+        self.tell(f"{self.experiment.title}: appending for {seconds:g} s")
+        self.publisher.say("go")
         began_s = time.monotonic()
         while (passed_s := time.monotonic() - began_s) < seconds:
-            self._note(await look(self._admin), self.grown_s + passed_s)
+            await self._note(self.grown_s + passed_s)
             await asyncio.sleep(min(SAMPLE_EVERY_S, seconds - passed_s))
-        self._publisher.say("stop")
-        answer = await self._publisher.hear(RECEIPT_SECONDS_MAX + ANSWER_SECONDS_MAX)
-        self.published = msgspec.convert(answer, Published)
+        self.publisher.say("stop")
+        self.published = await self.publisher.hear(
+            RECEIPT_SECONDS_MAX + ANSWER_SECONDS_MAX, Published
+        )
         self.grown_s += time.monotonic() - began_s
-        self._note(await look(self._admin), self.grown_s)
+        await self._note(self.grown_s)
 
     async def start_again(self) -> None:
         """Kill the one replica, and take the time of its start."""
-        name, standings = self.restarted, await look(self._admin)
+        name, standings = self.restarted, await look(self.admin)
         wanted = max(standing.order.slot for standing in standings.values())
         batches = max(standing.batches for standing in standings.values())
-        self._tell(f"{self._experiment.title}: {name} starts with {batches:,} batches")
-        await asyncio.to_thread(self._launcher.stop, name, kill=True)
+        self.tell(f"{self.experiment.title}: {name} starts with {batches:,} batches")
+        await asyncio.to_thread(self.launcher.stop, name, kill=True)
         began_s = time.monotonic()
-        self._launcher.start(name)
-        await asyncio.to_thread(self._launcher.wait_until_up, name)
+        self.launcher.start(name)
+        await asyncio.to_thread(self.launcher.wait_until_up, name)
         listening_s = time.monotonic() - began_s
-        await self._until_at(name, wanted)
+        await until_at(self.admin, name, wanted)
         self.starts.append(Start(batches, listening_s, time.monotonic() - began_s))
 
-    async def _until_at(self, name: str, slot: int) -> None:
-        deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
-        while True:
-            standing = (await look(self._admin)).get(name)
-            if standing is not None and standing.order.slot >= slot:
-                return
-            if time.monotonic() > deadline_s:
-                raise BenchError(f"{name} did not catch up within {CATCH_UP_SECONDS_MAX:g} s")
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    def _note(self, standings: dict[str, Standing], seconds: float) -> None:
+    async def _note(self, seconds: float) -> None:
+        standings = await look(self.admin)
         batches = max(standing.batches for standing in standings.values())
         sizes = {name: standing.memory_mb for name, standing in standings.items()}
         self.samples.append(Sample(seconds, batches, sizes))

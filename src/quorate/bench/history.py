@@ -1,18 +1,12 @@
 """Reading history: how fast a consumer gets through a log that is there already.
 
-A topic is filled with batches, and then nothing happens but this: a consumer in a process of its
-own reads all of it from the beginning, as any program would. The raw pipe with frames of the same
-size runs before and after each reading, so that both see the same weather. Since a machine has
-other things to do, the processor time that each process spent on a megabyte stands beside it, and
-so does what the pipe's receiver spent. The consumer checks that the batches are those that were
-published, in their order.
-
-The processes talk in lines (`quorate.bench.processes`): the reader says "ready", hears "go", and
-says what it `Read`.
+A topic is filled with batches, and then a consumer in a process of its own reads all of it from the
+beginning, while nothing else happens. The raw pipe with frames of the same size runs before and
+after each reading. The processor time that each process spent on a megabyte stands beside it, and
+so does what the pipe's receiver spent.
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -20,27 +14,22 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import msgspec
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
-from quorate.bench import machine
-from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Yardstick, task_of
-from quorate.bench.clients import Published, Task, frame_bytes
-from quorate.bench.clusters import look, running_cluster
+from quorate.bench import report
+from quorate.bench.broadcast import ANSWER_SECONDS_MAX, WORKLOAD, Yardstick, task_of
+from quorate.bench.clusters import look, pids_of, running_cluster
 from quorate.bench.experiments import Experiment
+from quorate.bench.latencies import Spread
 from quorate.bench.pipe import PipeRate
-from quorate.bench.processes import BenchError, Parent, started
-from quorate.bench.rows import Row, as_json, setting
-from quorate.bench.values import Values
-from quorate.client import Admin, Consumer
+from quorate.bench.processes import BenchError, ready
+from quorate.bench.processor import processor_s, spent_since
+from quorate.bench.rows import Row, beside, setting
+from quorate.bench.workload import Published, Read, Task, frame_bytes
+from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
-from quorate.runtime.loop import run
 
-HISTORY = "history"
-EVENTS_PER_BATCH = 100
 MEGABYTES = 200
 MEGABYTES_QUICK = 40
 READINGS = 5
@@ -52,30 +41,13 @@ PIPE_RECEIVER = "pipe's receiver"
 
 FILL_SECONDS_MAX = 300.0
 LOOK_EVERY_S = 0.2
-# A reader that hears nothing new for so long will not hear the rest either.
-SILENCE_SECONDS_MAX = 30.0
-
-
-class ReadTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reader knows: which cluster, and what it shall find there."""
-
-    filled: Task
-    batches: int
-
-
-class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reading came to. `wrong` counts batches that do not belong where they stood."""
-
-    batches: int
-    wrong: int
-    seconds: float
-    processor_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """One reading, the pipe around it, and the processor time of all who took part."""
 
+    batches: int
     megabytes: float
     seconds: float
     pipe: PipeRate
@@ -91,6 +63,10 @@ class Reading:
     def ratio_to_pipe(self) -> float:
         return self.mb_per_s / self.pipe.mb_per_s
 
+    def json(self) -> dict[str, float]:
+        pipe = {"pipe_mb_per_s": self.pipe.mb_per_s}
+        return {"mb_per_s": self.mb_per_s, **pipe, "ratio_to_pipe": self.ratio_to_pipe}
+
 
 @dataclass(frozen=True, slots=True)
 class History:
@@ -105,8 +81,16 @@ class History:
         return not any(reading.lost or reading.wrong for reading in self.readings)
 
     @property
-    def ratio_to_pipe(self) -> float:
-        return median(reading.ratio_to_pipe for reading in self.readings)
+    def mb_per_s(self) -> Spread:
+        return Spread.of([reading.mb_per_s for reading in self.readings])
+
+    @property
+    def ratio_to_pipe(self) -> Spread:
+        return Spread.of([reading.ratio_to_pipe for reading in self.readings])
+
+    @property
+    def pipe(self) -> PipeRate:
+        return PipeRate.median_of([reading.pipe for reading in self.readings])
 
     @property
     def processor_ms_per_mb(self) -> dict[str, float]:
@@ -115,9 +99,15 @@ class History:
             name: 1e3 * median(each.processor_s[name] / each.megabytes for each in self.readings)
             for name in self.readings[0].processor_s
         }
-        return spent | {
-            PIPE_RECEIVER: median(each.pipe.processor_ms_per_mb for each in self.readings)
-        }
+        return spent | {PIPE_RECEIVER: self.pipe.processor_ms_per_mb}
+
+    @property
+    def processor_us_per_event(self) -> float:
+        """Of all processes together, the median of all readings."""
+        return 1e6 * median(
+            sum(each.processor_s.values()) / max(1, each.batches * self.experiment.events_per_batch)
+            for each in self.readings
+        )
 
     @property
     def ratio_by_processor(self) -> float:
@@ -131,37 +121,26 @@ class History:
 
     def json(self) -> dict[str, Any]:
         """The keys that all benchmarks have, and what only this one knows."""
-        count, frame = self.experiment.events_per_batch, self.readings[0].pipe.frame_bytes
-        events_per_mb = count / frame * 1e6
-        rates = [reading.mb_per_s for reading in self.readings]
+        count, rates = self.experiment.events_per_batch, self.mb_per_s
+        event_bytes = self.pipe.frame_bytes / count
         row = Row(
             **setting(self.experiment),
-            events_per_s=median(rates) * events_per_mb,
-            mb_per_s=median(rates),
-            pipe_frames_per_s=median(each.pipe.frames_per_s for each in self.readings),
-            pipe_mb_per_s=median(each.pipe.mb_per_s for each in self.readings),
-            ratio_to_pipe=self.ratio_to_pipe,
-            frame_bytes=frame,
+            **beside(self.pipe, rates.middle * 1e6 / event_bytes, event_bytes)
+            | {"ratio_to_pipe": self.ratio_to_pipe.middle},
             seconds=median(reading.seconds for reading in self.readings),
+            processor_us_per_event=self.processor_us_per_event,
             published=self.batches * count,
             lost=sum(reading.lost for reading in self.readings) * count,
             forged=sum(reading.wrong for reading in self.readings) * count,
             runs=len(self.readings),
-            spread=(min(rates) * events_per_mb, max(rates) * events_per_mb),
+            spread=(rates.lowest * 1e6 / event_bytes, rates.highest * 1e6 / event_bytes),
         )
         return {
-            **as_json(row),
+            **row.json(),
             "megabytes": self.readings[0].megabytes,
             "processor_ms_per_mb": self.processor_ms_per_mb,
             "ratio_by_processor": self.ratio_by_processor,
-            "readings": [
-                {
-                    "mb_per_s": reading.mb_per_s,
-                    "pipe_mb_per_s": reading.pipe.mb_per_s,
-                    "ratio_to_pipe": reading.ratio_to_pipe,
-                }
-                for reading in self.readings
-            ],
+            "readings": [reading.json() for reading in self.readings],
         }
 
 
@@ -179,62 +158,52 @@ async def read_history(
         launcher = await stack.enter_async_context(running_cluster(experiment))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         tell(f"{experiment.title}: filling {megabytes:g} MB")
-        task = await _filled(experiment, launcher, admin, wanted)
+        task = task_of(experiment, launcher)
+        batches = await _fill(task, admin, wanted)
         for number in range(readings):
             tell(f"{experiment.title}: reading {number + 1} of {readings}")
-            found.append(await _one_reading(task, admin, yardstick, frame))
-    return History(experiment, task.batches, found)
+            found.append(await _one_reading(task, batches, launcher, yardstick))
+    return History(experiment, batches, found)
 
 
 def table_of(found: list[History]) -> Group:
     """Our megabytes per second, the pipe's, and what a megabyte costs each process."""
     title = "A consumer reads history, with the raw pipe of the same run"
-    table = Table(title=f"{title} (at least {RATIO_MIN:g} of it is wanted)")
-    table.add_column("experiment", ratio=1)
-    headings = ("MB read", "MB/s", "lowest..highest", "pipe\nMB/s", "ratio", "lowest..highest",
-                "processor,\nms per MB", "ratio\nof that", "lost", "wrong")  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for history in found:
-        readings = history.readings
-        rates = [reading.mb_per_s for reading in readings]
-        ratios = [reading.ratio_to_pipe for reading in readings]
-        pipe = median(reading.pipe.mb_per_s for reading in readings)
-        spent = [f"{name} {ms:.2f}" for name, ms in history.processor_ms_per_mb.items()]
-        table.add_row(
-            history.experiment.title,
-            f"{readings[0].megabytes:,.0f}",
-            f"{median(rates):,.0f}",
-            f"{min(rates):,.0f}..{max(rates):,.0f}",
-            f"{pipe:,.0f}",
-            f"{history.ratio_to_pipe:.2f}",
-            f"{min(ratios):.2f}..{max(ratios):.2f}",
-            "\n".join(spent),
-            f"{history.ratio_by_processor:.2f}",
-            str(sum(reading.lost for reading in readings)),
-            str(sum(reading.wrong for reading in readings)),
-            style="" if history.is_sound else "red",
-        )
-    return Group(table, Text(machine.sentence(), "dim"))
+    wanted = f"(at least {RATIO_MIN:g} of it is wanted)"
+    shown = report.table(f"{title} {wanted}", _COLUMNS, found, lambda each: each.is_sound)
+    return report.on_this_machine(shown)
 
 
-async def _filled(
-    experiment: Experiment, launcher: Launcher, admin: Admin, wanted: int
-) -> ReadTask:
-    """Publish until at least so many batches stand in the log of every replica."""
-    task = task_of(experiment, launcher)
+_COLUMNS: report.Columns[History] = (
+    ("experiment", lambda each: each.experiment.title),
+    ("MB read", lambda each: f"{each.readings[0].megabytes:,.0f}"),
+    ("MB/s", lambda each: f"{each.mb_per_s.middle:,.0f}"),
+    ("lowest..highest", lambda each: each.mb_per_s.range(",.0f")),
+    ("pipe\nMB/s", lambda each: f"{each.pipe.mb_per_s:,.0f}"),
+    ("ratio", lambda each: f"{each.ratio_to_pipe.middle:.2f}"),
+    ("lowest..highest", lambda each: each.ratio_to_pipe.range(".2f")),
+    ("µs/event", lambda each: f"{each.processor_us_per_event:.2f}"),
+    ("processor,\nms per MB", lambda each: "\n".join(
+        f"{name} {ms:.2f}" for name, ms in each.processor_ms_per_mb.items())),
+    ("ratio\nof that", lambda each: f"{each.ratio_by_processor:.2f}"),
+    ("lost", lambda each: str(sum(one.lost for one in each.readings))),
+    ("wrong", lambda each: str(sum(one.wrong for one in each.readings))),
+)  # fmt: skip
+
+
+async def _fill(task: Task, admin: Admin, wanted: int) -> int:
+    """Publish until at least so many batches stand in the log of every replica; how many do."""
     async with AsyncExitStack() as stack:
-        publisher = await started(stack, "quorate.bench.clients", "publish", task)
-        await publisher.hear(ANSWER_SECONDS_MAX)
+        (publisher,) = await ready(stack, WORKLOAD, ("publish", task))
         publisher.say("go")
         deadline_s = time.monotonic() + FILL_SECONDS_MAX
         await _until_all_have(admin, wanted, deadline_s)
         publisher.say("stop")
-        published = msgspec.convert(await publisher.hear(ANSWER_SECONDS_MAX), Published)
+        published: Published = await publisher.hear(ANSWER_SECONDS_MAX, Published)
         if published.failures:
             raise BenchError(f"{published.failures} batches of the log to be read have no receipt")
         await _until_all_have(admin, published.receipts, deadline_s)
-    return ReadTask(filled=task, batches=published.receipts)
+    return published.receipts
 
 
 async def _until_all_have(admin: Admin, batches: int, deadline_s: float) -> None:
@@ -244,68 +213,26 @@ async def _until_all_have(admin: Admin, batches: int, deadline_s: float) -> None
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _one_reading(task: ReadTask, admin: Admin, yardstick: Yardstick, frame: int) -> Reading:
-    before = await yardstick.before(frame)
-    spent_before = await _processor_s(admin)
-    async with AsyncExitStack() as stack:
-        reader = await started(stack, __name__, "read", task)
-        await reader.hear(ANSWER_SECONDS_MAX)
-        reader.say("go")
-        read = msgspec.convert(await reader.hear(FILL_SECONDS_MAX), Read)
-    spent_after = await _processor_s(admin)
-    after = await yardstick.after(frame)
-    spent = {name: spent_after[name] - s for name, s in spent_before.items() if name in spent_after}
+async def _one_reading(
+    task: Task, batches: int, launcher: Launcher, yardstick: Yardstick
+) -> Reading:
+    async def reading() -> tuple[Read, dict[str, float]]:
+        async with AsyncExitStack() as stack:
+            (reader,) = await ready(stack, WORKLOAD, ("read", task))
+            before_s = processor_s()
+            reader.say(batches)
+            read: Read = await reader.hear(FILL_SECONDS_MAX, Read)
+            spent_s, pids = spent_since(before_s), {"consumer": reader.pid, **pids_of(launcher)}
+        return read, {name: spent_s[pid] for name, pid in pids.items()}
+
+    frame = frame_bytes(task.events_per_batch, task.event_bytes)
+    (read, spent_s), pipe = await yardstick.around(frame, reading)
     return Reading(
+        batches=read.batches,
         megabytes=read.batches * frame / 1e6,
         seconds=read.seconds,
-        pipe=PipeRate.median_of([before, after]),
-        processor_s={"consumer": read.processor_s, **spent},
-        lost=task.batches - read.batches,
+        pipe=pipe,
+        processor_s=spent_s,
+        lost=batches - read.batches,
         wrong=read.wrong,
     )
-
-
-async def _processor_s(admin: Admin) -> dict[str, float]:
-    return {name: standing.processor_s for name, standing in (await look(admin)).items()}
-
-
-# The reader
-
-
-async def read(task: ReadTask) -> None:
-    parent = await Parent.connect()
-    async with Consumer(task.filled.cluster, "bob") as consumer:
-        parent.say("ready")
-        await parent.hear()
-        parent.say(msgspec.to_builtins(await _read_all(consumer, task)))
-        await parent.hear()
-
-
-async def _read_all(consumer: Consumer, task: ReadTask) -> Read:
-    values, events = Values(task.filled.event_bytes, task.filled.run), task.filled.events_per_batch
-    began_s, spent_s, batches, wrong = time.perf_counter(), time.process_time(), 0, 0
-    consumer.subscribe(task.filled.topics, start="begin")
-    while batches < task.batches:
-        arrived = await consumer.poll_batches(SILENCE_SECONDS_MAX)
-        if not arrived:
-            break
-        for entry, opened in arrived:
-            # The last value tells: the chain of hashes has covered every byte already.
-            found = values.read(entry.payload, 1)
-            if opened.count != events or found is None or found[0] != batches:
-                wrong += 1
-            batches += 1
-    return Read(
-        batches=batches,
-        wrong=wrong,
-        seconds=time.perf_counter() - began_s,
-        processor_s=time.process_time() - spent_s,
-    )
-
-
-def main() -> None:
-    run(read(msgspec.json.decode(sys.argv[2], type=ReadTask)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,9 @@
 """Real Apache Kafka brokers on this machine, for tests and benchmarks.
 
 Each broker is a cluster of its own: one node in KRaft's combined mode, on loopback, with a small
-heap and with its data in a directory that the caller gives. The jars are what Maven resolves from
-a small `pom.xml`; where Maven gets them from is what the machine's settings say. The class path
-that came out is kept in the user's cache directory, so that Maven is asked once.
-
-A broker that is up has answered a client. One whose parent is killed is ended by a watcher that
-hears the end of its input: nothing stays behind.
+heap. The jars are what Maven resolves from a small `pom.xml`; the class path that came out is kept
+in the user's cache directory, so that Maven is asked once. A broker whose parent is killed is ended
+by a watcher that hears the end of its input: nothing stays behind.
 """
 
 import fcntl
@@ -37,7 +34,6 @@ STOP_SECONDS_MAX = 10.0
 HEAP_MB = 256
 # The quick compiler alone: most of what a broker does at first it does once.
 QUICK_START = ("-XX:TieredStopAtLevel=1",)
-_SAY_EVERY_S = 2.0
 _LOG_BYTES_SHOWN = 2000
 
 _POM = f"""\
@@ -163,7 +159,10 @@ class KafkaBroker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        _dismiss(watcher)
+        watcher.kill()
+        watcher.wait()
+        if watcher.stdin is not None:
+            watcher.stdin.close()
         self._process = self._watcher = None
 
     def signal(self, number: signal.Signals) -> None:
@@ -201,7 +200,17 @@ class KafkaBroker:
             class_path, "kafka.tools.StorageTool", "format", "--standalone",
             f"--cluster-id={identity}", "--config", str(self._properties),
         )  # fmt: skip
-        _run(command, FORMAT_SECONDS_MAX, "Kafka's storage tool")
+        try:
+            result = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=FORMAT_SECONDS_MAX
+            )
+        except subprocess.TimeoutExpired:
+            words = f"did not end within {FORMAT_SECONDS_MAX:g} s"
+            raise KafkaBrokerError(f"Kafka's storage tool {words}") from None
+        if result.returncode != 0:
+            said = (result.stderr or result.stdout).strip().splitlines()
+            words = said[-1] if said else "it gave no reason"
+            raise KafkaBrokerError(f"Kafka's storage tool failed: {words}")
 
     def _defaults(self, data: Path) -> dict[str, str]:
         return {
@@ -246,37 +255,6 @@ class KafkaBroker:
 
 
 @contextmanager
-def running_brokers(
-    directory: Path,
-    ports: Sequence[int],
-    *,
-    heap_mb: int = HEAP_MB,
-    settings: Mapping[str, str] | None = None,
-    say: Say | None = None,
-    quick_start: bool = False,
-) -> Iterator[list[KafkaBroker]]:
-    """Independent clusters of one node each, as long as they are needed.
-
-    There is one on each of `ports`, which has the port above it for itself. With `quick_start` they
-    are up sooner, but slower once they are: right for tests, and wrong for measurements.
-    """
-    brokers = [
-        KafkaBroker(
-            directory / f"kafka-{port}",
-            port,
-            port + 1,
-            heap_mb,
-            settings or {},
-            say,
-            java_options=QUICK_START if quick_start else (),
-        )
-        for port in ports
-    ]
-    with running(brokers):
-        yield brokers
-
-
-@contextmanager
 def running(brokers: Sequence[KafkaBroker]) -> Iterator[None]:
     """These brokers are up, as long as they are needed."""
     with ExitStack() as stack:
@@ -294,7 +272,8 @@ def kafka_class_path(say: Say | None = None) -> str:
     Raises `KafkaUnavailableError` where there can be none.
     """
     _program("java", "Java 17 or later")
-    cache = _cache_directory()
+    parent = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = Path(parent, "quorate", f"kafka-{VERSION}")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / "lock").open("w") as lock:
@@ -305,11 +284,6 @@ def kafka_class_path(say: Say | None = None) -> str:
         raise KafkaUnavailableError(
             f"the jars of Kafka cannot be listed in {cache}: {error.strerror}"
         ) from error
-
-
-def _cache_directory() -> Path:
-    parent = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(parent, "quorate", f"kafka-{VERSION}")
 
 
 def _cached(cache: Path) -> str | None:
@@ -335,40 +309,22 @@ def _resolve(cache: Path, say: Say) -> str:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        _follow(process, output, say)
+        process.wait(RESOLVE_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        words = f"Maven did not resolve Kafka within {RESOLVE_SECONDS_MAX:g} s"
+        raise KafkaUnavailableError(words) from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if process.returncode != 0:
-        raise KafkaUnavailableError(f"Maven could not resolve Kafka: {_complaint(output)}")
+        lines = output.read_text(errors="replace").splitlines()
+        errors = [line.removeprefix("[ERROR]").strip() for line in lines if "[ERROR]" in line]
+        complaint = errors[0] if errors else f"it gave no reason (its log: {output})"
+        raise KafkaUnavailableError(f"Maven could not resolve Kafka: {complaint}")
     jars = (cache / "class-path.txt").read_text().strip().split(os.pathsep)
     (cache / "jars.json").write_text(json.dumps(jars))
     return os.pathsep.join(jars)
-
-
-def _follow(process: subprocess.Popen[bytes], output: Path, say: Say) -> None:
-    """Say how far Maven is, until it has ended."""
-    started = time.monotonic()
-    deadline = started + RESOLVE_SECONDS_MAX
-    while True:
-        try:
-            process.wait(_SAY_EVERY_S)
-            return
-        except subprocess.TimeoutExpired:
-            pass
-        if time.monotonic() > deadline:
-            raise KafkaUnavailableError(
-                f"Maven did not resolve Kafka within {RESOLVE_SECONDS_MAX:g} s"
-            )
-        files = output.read_bytes().count(b"Downloaded from")
-        say(f"... {files} files so far, {time.monotonic() - started:.0f} s")
-
-
-def _complaint(output: Path) -> str:
-    lines = output.read_text(errors="replace").splitlines()
-    errors = [line.removeprefix("[ERROR]").strip() for line in lines if "[ERROR]" in line]
-    return errors[0] if errors else f"it gave no reason (its log: {output})"
 
 
 def _program(name: str, words: str) -> str:
@@ -376,18 +332,6 @@ def _program(name: str, words: str) -> str:
     if found is None:
         raise KafkaUnavailableError(f"Kafka needs {words}, and there is no {name} on the PATH")
     return found
-
-
-def _run(command: list[str], seconds_max: float, what: str) -> None:
-    try:
-        result = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=seconds_max
-        )
-    except subprocess.TimeoutExpired:
-        raise KafkaBrokerError(f"{what} did not end within {seconds_max:g} s") from None
-    if result.returncode != 0:
-        said = (result.stderr or result.stdout).strip().splitlines()
-        raise KafkaBrokerError(f"{what} failed: {said[-1] if said else 'it gave no reason'}")
 
 
 def watched(pid: int) -> subprocess.Popen[bytes]:
@@ -399,10 +343,3 @@ def watched(pid: int) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def _dismiss(watcher: subprocess.Popen[bytes]) -> None:
-    watcher.kill()
-    watcher.wait()
-    if watcher.stdin is not None:
-        watcher.stdin.close()

@@ -2,33 +2,33 @@
 
 Every producer asks for `acks=all` and is told of each event's delivery; batching, queues and all
 else are librdkafka's own. The consumer reads every topic from its beginning, and looks at every
-value. What is said between parent and child is as in `trial_clients.py`.
+value. What is said between parent and child is as in `workload.py`.
 
 confluent-kafka comes with the extra `kafka` and is imported only here.
 """
 
 import asyncio
-import sys
 import threading
 import time
+from collections.abc import Callable
 from itertools import count, groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
-
-from quorate.bench.clients import Window
 from quorate.bench.latencies import summarise
-from quorate.bench.numbered import Numbered, first_number, pack_number
-from quorate.bench.processes import BenchError, Parent
-from quorate.bench.trial_clients import Meter, Produced, Tally, TrialTask, drain
-from quorate.runtime.loop import run
+from quorate.bench.processes import BenchError, Parent, play
+from quorate.bench.values import Numbered, first_number, pack_number
+from quorate.bench.workload import EventTally, Meter, Produced, Task, Window, say_found
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
+    from confluent_kafka.admin import AdminClient
 
 FLUSH_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.05
 MESSAGES_MAX = 1000
+
+# How another thread has the loop call something.
+Tell: TypeAlias = Callable[[Callable[[], None]], object]
 
 
 def require_kafka() -> None:
@@ -38,31 +38,31 @@ def require_kafka() -> None:
 
 def make_topics(bootstrap: str, topics: list[str]) -> None:
     """Topics of one partition each."""
-    from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    # It ends what it was asked for when nothing refers to it any more.
+    admin = _admin(bootstrap)
     wanted = [NewTopic(topic, num_partitions=1, replication_factor=1) for topic in topics]
     for future in admin.create_topics(wanted).values():
         future.result()
 
 
-def remove_topics(bootstrap: str, topics: list[str]) -> None:
-    """What a trial wrote is of no use to the next one, and takes its place on the disk."""
-    from confluent_kafka.admin import AdminClient
+def remove_topics(bootstrap: str, prefix: str) -> None:
+    """All topics whose names begin like this.
 
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    What a trial wrote is of no use to the next one, and takes its place on the disk.
+    """
+    admin = _admin(bootstrap)
+    known = admin.list_topics(timeout=FLUSH_SECONDS_MAX).topics
+    topics = [topic for topic in known if topic.startswith(prefix)]
     for future in admin.delete_topics(topics).values() if topics else ():
         future.result()
 
 
-def remove_topics_behind(bootstrap: str, prefix: str) -> None:
-    """All topics whose names begin like this."""
+def _admin(bootstrap: str) -> "AdminClient":
     from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    known = admin.list_topics(timeout=FLUSH_SECONDS_MAX).topics
-    remove_topics(bootstrap, [topic for topic in known if topic.startswith(prefix)])
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
 # Producing
@@ -71,22 +71,19 @@ def remove_topics_behind(bootstrap: str, prefix: str) -> None:
 class KafkaProducer:
     """Produces on all topics in turn, event by event, as fast as librdkafka takes them."""
 
-    def __init__(self, task: TrialTask) -> None:
+    def __init__(self, task: Task) -> None:
         from confluent_kafka import Producer
 
         self.submitted = 0
         self.stopped = threading.Event()
         self.meter = Meter()
-        self.receipts_ns: list[int] = []
         self._task = task
         self._body = Numbered(task.event_bytes, task.run).body
-        self._producer = Producer({"bootstrap.servers": task.place, "acks": "all"})
+        self._producer = Producer({"bootstrap.servers": task.cluster, "acks": "all"})
+        # It finds the broker and its topics before anything is measured.
+        self._producer.list_topics(timeout=FLUSH_SECONDS_MAX)
         # Told one by one, counted together: which moment it is, is looked up once for each poll.
         self._acknowledged = 0
-
-    def prime(self) -> None:
-        """Find the broker and its topics before anything is measured."""
-        self._producer.list_topics(timeout=FLUSH_SECONDS_MAX)
 
     def produce(self) -> None:
         """Until it is stopped, and all that was taken has been delivered."""
@@ -121,55 +118,49 @@ class KafkaProducer:
             self._acknowledged += 1
 
 
-async def produce(task: TrialTask) -> None:
-    parent, producer = await Parent.connect(), KafkaProducer(task)
-    await asyncio.to_thread(producer.prime)
+async def produce(parent: Parent, task: Task) -> None:
+    producer = await asyncio.to_thread(KafkaProducer, task)
     parent.say("ready")
-    window = msgspec.convert(await parent.hear(), Window)
-    spent_s = time.process_time()
+    window = await parent.hear(Window)
     producing = asyncio.create_task(asyncio.to_thread(producer.produce))
     await parent.hear()
     producer.stopped.set()
     await producing
+    # Of batches and receipts librdkafka does not tell.
+    unknown = summarise([])
     found = Produced(
-        in_window=producer.meter.counted(window),
+        **producer.meter.counted(window),
         submitted=producer.submitted,
         acknowledged=producer.meter.events,
-        # librdkafka does not tell.
         batches=0,
-        receipt=summarise([]),
-        processor_s=time.process_time() - spent_s,
+        receipt=unknown,
+        signed_receipt=unknown,
+        basic_receipt=unknown,
     )
-    parent.say(msgspec.to_builtins(found))
+    parent.say(found)
     await parent.hear()
 
 
 # Consuming
 
 
-class KafkaConsumer:
-    """Reads all topics from their beginnings."""
+def read_into(tally: EventTally, task: Task, stopped: threading.Event, tell: Tell) -> None:
+    """Read all topics from their beginnings, until it is stopped."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-    def __init__(self, task: TrialTask, tally: Tally, tell: "asyncio.AbstractEventLoop") -> None:
-        from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-
-        self.stopped = threading.Event()
-        self._tally, self._loop = tally, tell
-        settings = {"bootstrap.servers": task.place, "group.id": task.run}
-        self._consumer = Consumer({**settings, "enable.auto.commit": False})
-        self._consumer.assign([TopicPartition(each, 0, OFFSET_BEGINNING) for each in task.topics])
-
-    def consume(self) -> None:
-        while not self.stopped.is_set():
-            arrived = self._consumer.consume(MESSAGES_MAX, POLL_SECONDS)
-            now_ns, now_ms = time.monotonic_ns(), time.time() * 1000
-            for topic, messages in groupby(arrived, _topic):
-                some = list(messages)
-                age_ns = int(1e6 * (now_ms - some[0].timestamp()[1]))
-                self._tally.add(now_ns, topic, [_value(each) for each in some], age_ns)
-            if arrived:
-                self._loop.call_soon_threadsafe(self._tally.news.set)
-        self._consumer.close()
+    settings = {"bootstrap.servers": task.cluster, "group.id": task.run}
+    consumer = Consumer({**settings, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(each, 0, OFFSET_BEGINNING) for each in task.topics])
+    while not stopped.is_set():
+        arrived = consumer.consume(MESSAGES_MAX, POLL_SECONDS)
+        now_ns, now_ms = time.monotonic_ns(), time.time() * 1000
+        for topic, messages in groupby(arrived, _topic):
+            some = list(messages)
+            age_ns = int(1e6 * (now_ms - some[0].timestamp()[1]))
+            tally.add(now_ns, topic, [_value(each) for each in some], age_ns)
+        if arrived:
+            tell(tally.news.set)
+    consumer.close()
 
 
 def _topic(message: "Message") -> str:
@@ -187,22 +178,16 @@ def _value(message: "Message") -> bytes:
     return value
 
 
-async def consume(task: TrialTask) -> None:
-    parent, tally = await Parent.connect(), Tally(task)
-    consumer, spent_s = KafkaConsumer(task, tally, asyncio.get_running_loop()), time.process_time()
-    consuming = asyncio.create_task(asyncio.to_thread(consumer.consume))
+async def consume(parent: Parent, task: Task) -> None:
+    tally, stopped = EventTally(task), threading.Event()
+    tell = asyncio.get_running_loop().call_soon_threadsafe
+    consuming = asyncio.create_task(asyncio.to_thread(read_into, tally, task, stopped, tell))
     parent.say("ready")
-    window = msgspec.convert(await parent.hear(), Window)
-    await drain(tally, await parent.hear() or 0)
-    consumer.stopped.set()
+    await say_found(parent, tally)
+    stopped.set()
     await consuming
-    parent.say(msgspec.to_builtins(tally.consumed(window, time.process_time() - spent_s)))
-
-
-def main() -> None:
-    role, task = sys.argv[1], msgspec.json.decode(sys.argv[2], type=TrialTask)
-    run(produce(task) if role == "publish" else consume(task))
+    await parent.hear()
 
 
 if __name__ == "__main__":
-    main()
+    play(Task, produce=produce, consume=consume)

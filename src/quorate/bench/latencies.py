@@ -1,9 +1,10 @@
-"""What many latencies come to."""
+"""What many latencies, or a few figures, come to."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
+from typing import Any
 
 QUANTILES = 100
 
@@ -20,6 +21,12 @@ class Latencies:
     p50_ms: float
     p99_ms: float
     quantiles_ms: list[float]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """All but the distribution, as rows have them."""
+        names = ("p50_ms", "p99_ms", "mean_ms", "deviation_ms")
+        return {name: getattr(self, name) for name in names}
 
 
 def summarise(samples_ns: Sequence[int]) -> Latencies:
@@ -43,3 +50,30 @@ def percentile(ordered: Sequence[int], percent: int) -> int:
         return 0
     rank = math.ceil(len(ordered) * percent / 100)
     return ordered[max(rank, 1) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of some figures, the lowest and the highest."""
+
+    middle: float
+    lowest: float
+    highest: float
+
+    @staticmethod
+    def of(figures: list[float]) -> "Spread":
+        return Spread(median(figures), min(figures), max(figures))
+
+    def __format__(self, form: str) -> str:
+        return f"{self.middle:{form}} ({self.range(form)})"
+
+    def range(self, form: str) -> str:
+        return f"{self.lowest:{form}}..{self.highest:{form}}"
+
+    def json(self) -> dict[str, float]:
+        return {"median": self.middle, "lowest": self.lowest, "highest": self.highest}
+
+    @property
+    def lowered(self) -> "Spread":
+        """By how much something lowers a figure, if these are ratios: 0.2 is a fifth."""
+        return Spread(1 - self.middle, 1 - self.highest, 1 - self.lowest)

@@ -5,60 +5,46 @@ again the replica that leads is killed (SIGKILL) and started again a while later
 waits until it has caught up, since a cluster tolerates f faults at a time. Both ends write down
 every batch (`quorate.bench.promises`). When all is over, a second reader reads the log from the
 beginning, and both readings are held against the receipts.
-
-The clients are those of `quorate.bench.clients`, and in addition:
-
-    reread       says "ready"; hears how many batches there are; says how many it found
 """
 
 import asyncio
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-from quorate.bench import clients, machine
+from quorate.bench import report
 from quorate.bench.broadcast import (
     ANSWER_SECONDS_MAX,
+    WORKLOAD,
     Found,
     Yardstick,
     measured,
-    ready,
     task_of,
 )
-from quorate.bench.clients import Published, Received, Task, Window
-from quorate.bench.clusters import look, memory_mb_max, running_cluster
+from quorate.bench.clusters import OrderStanding, look, memory_mb_max, running_cluster, until_at
 from quorate.bench.experiments import Experiment
-from quorate.bench.processes import BenchError, Parent, Worker, started
-from quorate.bench.promises import Broken, Notes, Place, broken
-from quorate.bench.rows import Row, as_json
+from quorate.bench.processes import BenchError, ready
+from quorate.bench.processor import processor_s, spent_since
+from quorate.bench.promises import FOLLOWED, RECEIPTS, REREAD, Broken, Notes, broken
+from quorate.bench.rows import Row
 from quorate.bench.timeline import Gap, binned, longest_gap
-from quorate.bench.values import Values
-from quorate.client import Admin, Consumer, Receipt
-from quorate.client.queue import Arrival
-from quorate.core.batch import Batch
-from quorate.core.ids import NodeId
-from quorate.protocol.machine import Entry
+from quorate.bench.workload import SILENCE_SECONDS_MAX, Published, Read, Received, Task, Window
+from quorate.client import Admin
 from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import OPERATOR
-from quorate.runtime.loop import run
 
-LEADER_CRASH = "leader crash"
-FAULT = "leader killed"
-PUBLISHERS = 2
 KILLS = 3
 KILLS_QUICK = 1
 BIN_SECONDS = 0.1
+NO_GAP = Gap(0, 0)
 
 PIPE_SECONDS = 1.0
 # How long it goes well before the first kill, how long the killed one is away, and how long it
@@ -66,14 +52,8 @@ PIPE_SECONDS = 1.0
 BEFORE_SECONDS = 2.0
 DOWN_SECONDS = 3.0
 AFTER_SECONDS = 2.0
-CATCH_UP_SECONDS_MAX = 60.0
-LOOK_EVERY_S = 0.1
 # A receipt may take as long as several changes of the leader.
 RECEIPT_SECONDS_MAX = 60.0
-# A reader that hears nothing new for so long will not hear the rest either.
-SILENCE_SECONDS_MAX = 30.0
-
-RECEIPTS, FOLLOWED, REREAD = "receipts", "followed", "reread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +64,15 @@ class Kill:
     killed_ns: int
     started_ns: int
     caught_up_ns: int
+    # What it cost: the longest times without a receipt, and without anything to read, that began
+    # while the leader was gone, and without a receipt between its return and the next kill.
+    gap: Gap = NO_GAP
+    reader_gap: Gap = NO_GAP
+    return_gap: Gap = NO_GAP
 
-
-@dataclass(frozen=True, slots=True)
-class Standstill:
-    """What a kill cost: the longest times without a receipt, and without anything to read."""
-
-    kill: Kill
-    # Of those that began while the leader was gone.
-    gap: Gap
-    reader_gap: Gap
-    # Between its return and the next kill.
-    return_gap: Gap
-
-
-@dataclass(frozen=True, slots=True)
-class Witnessed:
-    """What a run left: when somebody was killed, and what all sides wrote down."""
-
-    window: Window
-    kills: list[Kill]
-    # How often the leader changed; less often than it was killed, and something is wrong.
-    changes: int
-    receipts: Notes
-    readings: list[Notes]
+    @property
+    def catching_up(self) -> Gap:
+        return Gap(self.started_ns, self.caught_up_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +82,8 @@ class LeaderCrashes:
     experiment: Experiment
     row: Row
     window: Window
-    standstills: list[Standstill]
+    kills: list[Kill]
+    # How often the leader changed; less often than it was killed, and something is wrong.
     changes: int
     acknowledged: list[int]
     read: list[int]
@@ -127,10 +93,6 @@ class LeaderCrashes:
     def is_sound(self) -> bool:
         return self.row.is_sound and not any(self.broken)
 
-    @property
-    def gap_s_max(self) -> float:
-        return max((each.gap.seconds for each in self.standstills), default=0.0)
-
     def seconds_at(self, at_ns: int) -> float:
         """A moment as seconds from the beginning."""
         return (at_ns - self.window.began_ns) / 1e9
@@ -138,26 +100,25 @@ class LeaderCrashes:
     def json(self) -> dict[str, Any]:
         """The keys that all benchmarks have, and what only this one knows."""
         return {
-            **as_json(self.row),
+            **self.row.json(),
             "broken_promises": self.broken._asdict(),
-            "gap_s_max": self.gap_s_max,
+            "gap_s_max": max((each.gap.seconds for each in self.kills), default=0.0),
             "leader_changes": self.changes,
-            "kills": [self._kill(each) for each in self.standstills],
+            "kills": [self._json_of(each) for each in self.kills],
             "bin_s": BIN_SECONDS,
             "acknowledged_by_bin": self.acknowledged,
             "read_by_bin": self.read,
         }
 
-    def _kill(self, standstill: Standstill) -> dict[str, Any]:
-        kill = standstill.kill
+    def _json_of(self, kill: Kill) -> dict[str, Any]:
         return {
             "leader": kill.leader,
             "at_s": self.seconds_at(kill.killed_ns),
             "started_at_s": self.seconds_at(kill.started_ns),
             "caught_up_at_s": self.seconds_at(kill.caught_up_ns),
-            "gap_s": standstill.gap.seconds,
-            "reader_gap_s": standstill.reader_gap.seconds,
-            "return_gap_s": standstill.return_gap.seconds,
+            "gap_s": kill.gap.seconds,
+            "reader_gap_s": kill.reader_gap.seconds,
+            "return_gap_s": kill.return_gap.seconds,
         }
 
 
@@ -165,56 +126,48 @@ async def crash_leaders(
     experiment: Experiment, kills: int, tell: Callable[[str], None] = lambda _: None
 ) -> LeaderCrashes:
     """Kill the leader of a cluster so often, and see what becomes of it."""
-    witnessed: list[Witnessed] = []
+    seen: dict[str, Any] = {}
 
     async def run_once() -> Found:
-        found, seen = await _run(experiment, kills, tell)
-        witnessed.append(seen)
+        found, more = await _run(experiment, kills, tell)
+        seen.update(more)
         return found
 
     row = await measured(experiment, Yardstick(PIPE_SECONDS), run_once)
-    return _summed_up(experiment, row, witnessed[0])
+    return LeaderCrashes(experiment=experiment, row=row, **seen)
 
 
 def table_of(found: Sequence[LeaderCrashes]) -> Group:
     """One line for each kill."""
-    table = Table(title="The leader is killed under load: the longest times without progress")
-    table.add_column("experiment", ratio=1)
-    headings = ("killed", "at s", "no receipt\nfor s", "nothing to\nread for s",
-                "caught up\nin s", "no receipt\nthen, s")  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for crashes in found:
-        for standstill in crashes.standstills:
-            kill = standstill.kill
-            table.add_row(
-                crashes.experiment.title,
-                kill.leader,
-                f"{crashes.seconds_at(kill.killed_ns):.1f}",
-                f"{standstill.gap.seconds:.2f}",
-                f"{standstill.reader_gap.seconds:.2f}",
-                f"{(kill.caught_up_ns - kill.started_ns) / 1e9:.2f}",
-                f"{standstill.return_gap.seconds:.2f}",
-                style="" if crashes.is_sound else "red",
-            )
-    return Group(table, *map(_verdict, found), Text(machine.sentence(), "dim"))
+    title = "The leader is killed under load: the longest times without progress"
+    kills = [(crashes, kill) for crashes in found for kill in crashes.kills]
+    shown = report.table(title, _COLUMNS, kills, lambda each: each[0].is_sound)
+    return report.on_this_machine(shown, *map(_verdict, found))
+
+
+_COLUMNS: report.Columns[tuple[LeaderCrashes, Kill]] = (
+    ("experiment", lambda each: each[0].experiment.title),
+    ("killed", lambda each: each[1].leader),
+    ("at s", lambda each: f"{each[0].seconds_at(each[1].killed_ns):.1f}"),
+    ("no receipt\nfor s", lambda each: f"{each[1].gap.seconds:.2f}"),
+    ("nothing to\nread for s", lambda each: f"{each[1].reader_gap.seconds:.2f}"),
+    ("caught up\nin s", lambda each: f"{each[1].catching_up.seconds:.2f}"),
+    ("no receipt\nthen, s", lambda each: f"{each[1].return_gap.seconds:.2f}"),
+)
 
 
 def _verdict(crashes: LeaderCrashes) -> Text:
     row = crashes.row
     kept = ", ".join(f"{count} {what}" for what, count in crashes.broken._asdict().items())
-    return Text(
+    return report.verdict(
         f"{crashes.experiment.title}: {row.events_per_s:,.0f} events/s over all of it, "
-        f"{_optional(row.ratio_to_pipe)} of the raw pipe's {row.pipe_frames_per_s:,.0f} frames/s; "
+        f"{report.optional(row.ratio_to_pipe, '.3f')} of the raw pipe's "
+        f"{row.pipe_frames_per_s:,.0f} frames/s; "
         f"of {row.published:,} events with a receipt {kept}; {row.forged} forged, "
-        f"{row.unacknowledged} without a receipt; {len(crashes.standstills)} kills, "
+        f"{row.unacknowledged} without a receipt; {len(crashes.kills)} kills, "
         f"{crashes.changes} changes of the leader",
-        "" if crashes.is_sound else "red",
+        is_sound=crashes.is_sound,
     )
-
-
-def _optional(figure: float | None) -> str:
-    return "" if figure is None else f"{figure:.3f}"
 
 
 # The run
@@ -222,34 +175,47 @@ def _optional(figure: float | None) -> str:
 
 async def _run(
     experiment: Experiment, kills: int, tell: Callable[[str], None]
-) -> tuple[Found, Witnessed]:
+) -> tuple[Found, dict[str, Any]]:
+    """What every experiment finds, and what `LeaderCrashes` has beyond that."""
     async with AsyncExitStack() as stack:
         notes = stack.enter_context(tempfile.TemporaryDirectory(prefix="quorate-bench-"))
         launcher = await stack.enter_async_context(running_cluster(experiment))
         admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
         task = task_of(experiment, launcher, receipt_s_max=RECEIPT_SECONDS_MAX, notes=notes)
-        subscriber, publisher = await ready(stack, task, __name__)
-        began_ns, first = time.monotonic_ns(), await _regency(admin)
+        roles = ("subscribe", task), ("publish", task)
+        subscriber, publisher = await ready(stack, WORKLOAD, *roles)
+        began_ns, first, before_s = time.monotonic_ns(), await _orders(admin), processor_s()
         publisher.say("go")
         killed = await _kill_leaders(experiment, launcher, admin, kills, tell)
         window = Window(began_ns, time.monotonic_ns())
+        spent_s = sum(spent_since(before_s).values())
         publisher.say("stop")
-        subscriber.say(msgspec.to_builtins(window))
-        published = msgspec.convert(
-            await publisher.hear(RECEIPT_SECONDS_MAX + ANSWER_SECONDS_MAX), Published
+        subscriber.say(window)
+        published: Published = await publisher.hear(
+            RECEIPT_SECONDS_MAX + ANSWER_SECONDS_MAX, Published
         )
         subscriber.say(published.receipts)
-        received = msgspec.convert(await subscriber.hear(ANSWER_SECONDS_MAX), Received)
+        received: Received = await subscriber.hear(ANSWER_SECONDS_MAX, Received)
         # They write their notes when they end.
         for worker in (subscriber, publisher):
             await worker.stop(ANSWER_SECONDS_MAX)
         tell(f"{experiment.title}: reading the log from the beginning")
         await _reread(stack, task, admin)
-        memory_mb, changes = await memory_mb_max(launcher), await _regency(admin) - first
+        memory_mb, last = await memory_mb_max(launcher), await _orders(admin)
         readings = [Notes.read(Path(notes) / each) for each in (FOLLOWED, REREAD)]
         receipts = Notes.read(Path(notes) / RECEIPTS)
-        witnessed = Witnessed(window, killed, changes, receipts, readings)
-    return Found(task, window, published, received, memory_mb), witnessed
+    receipts_ns = sorted(place.at_ns for place in receipts)
+    read_ns = [place.at_ns for place in readings[0]]
+    spans = window.began_ns, window.ended_ns, int(BIN_SECONDS * 1e9)
+    events = task.events_per_batch
+    return Found(window, published, received, memory_mb, spent_s), {
+        "window": window,
+        "kills": _with_gaps(killed, window.ended_ns, receipts_ns, read_ns),
+        "changes": max(each.regency for each in last) - max(each.regency for each in first),
+        "acknowledged": [events * count for count in binned(receipts_ns, *spans)],
+        "read": [events * count for count in binned(read_ns, *spans)],
+        "broken": broken(receipts, readings, events),
+    }
 
 
 async def _kill_leaders(
@@ -262,7 +228,8 @@ async def _kill_leaders(
     found = []
     await asyncio.sleep(BEFORE_SECONDS)
     for number in range(kills):
-        leader = await _leader(admin)
+        said = Counter(each.leader for each in await _orders(admin))
+        ((leader, _),) = said.most_common(1)
         tell(f"{experiment.title}: {leader}, kill {number + 1} of {kills}")
         killed_ns = time.monotonic_ns()
         await asyncio.to_thread(launcher.stop, leader, kill=True)
@@ -270,140 +237,45 @@ async def _kill_leaders(
         started_ns = time.monotonic_ns()
         launcher.start(leader)
         await asyncio.to_thread(launcher.wait_until_up, leader)
-        await _until_caught_up(admin, leader)
+        # It is to know all that had been decided when it was back.
+        decided = max(each.slot for each in await _orders(admin))
+        await until_at(admin, leader, decided)
         found.append(Kill(leader, killed_ns, started_ns, time.monotonic_ns()))
         await asyncio.sleep(AFTER_SECONDS)
     return found
 
 
-async def _leader(admin: Admin) -> str:
-    """The replica that most of them say leads."""
-    said = Counter(each.order.leader for each in (await look(admin)).values())
-    if not said:
-        raise BenchError("no replica says who leads")
-    return said.most_common(1)[0][0]
-
-
-async def _regency(admin: Admin) -> int:
-    """The latest that anybody is in."""
-    return max(each.order.regency for each in (await look(admin)).values())
-
-
-async def _until_caught_up(admin: Admin, name: str) -> None:
-    """Until it knows all that had been decided when it was back."""
-    deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
-    wanted = max(each.order.slot for each in (await look(admin)).values())
-    while True:
-        standing = (await look(admin)).get(name)
-        if standing is not None and standing.order.slot >= wanted:
-            return
-        if time.monotonic() > deadline_s:
-            raise BenchError(
-                f"{name} did not catch up within {CATCH_UP_SECONDS_MAX:g} s of its return"
-            )
-        await asyncio.sleep(LOOK_EVERY_S)
+async def _orders(admin: Admin) -> list[OrderStanding]:
+    """How far the replicas say that they are."""
+    found = [each.order for each in (await look(admin)).values()]
+    if not found:
+        raise BenchError("no replica answers")
+    return found
 
 
 async def _reread(stack: AsyncExitStack, task: Task, admin: Admin) -> None:
     """Let somebody else read all of the log."""
     batches = max(each.batches for each in (await look(admin)).values())
-    reader: Worker = await started(stack, __name__, REREAD, task)
-    await reader.hear(ANSWER_SECONDS_MAX)
+    (reader,) = await ready(stack, WORKLOAD, ("read", task))
     reader.say(batches)
-    found = await reader.hear(ANSWER_SECONDS_MAX + SILENCE_SECONDS_MAX)
+    found: Read = await reader.hear(ANSWER_SECONDS_MAX + SILENCE_SECONDS_MAX, Read)
     await reader.stop(ANSWER_SECONDS_MAX)
-    if found != batches:
-        raise BenchError(f"of {batches} batches in the log only {found} could be read")
+    if found.batches != batches:
+        raise BenchError(f"of {batches} batches in the log only {found.batches} could be read")
 
 
-def _summed_up(experiment: Experiment, row: Row, seen: Witnessed) -> LeaderCrashes:
-    window, bin_ns, events = seen.window, int(BIN_SECONDS * 1e9), experiment.events_per_batch
-    receipts_ns = sorted(place.at_ns for place in seen.receipts)
-    read_ns = [place.at_ns for place in seen.readings[0]]
-    ends_ns = [*(kill.killed_ns for kill in seen.kills[1:]), window.ended_ns]
-    standstills = [
-        Standstill(
+def _with_gaps(
+    kills: list[Kill], ended_ns: int, receipts_ns: list[int], read_ns: list[int]
+) -> list[Kill]:
+    ends_ns = [*(kill.killed_ns for kill in kills[1:]), ended_ns]
+    return [
+        replace(
             kill,
-            longest_gap(receipts_ns, kill.killed_ns, kill.started_ns),
-            longest_gap(read_ns, kill.killed_ns, kill.started_ns),
-            longest_gap([at for at in receipts_ns if at < end_ns], kill.started_ns, end_ns),
+            gap=longest_gap(receipts_ns, kill.killed_ns, kill.started_ns),
+            reader_gap=longest_gap(read_ns, kill.killed_ns, kill.started_ns),
+            return_gap=longest_gap(
+                [at for at in receipts_ns if at < end_ns], kill.started_ns, end_ns
+            ),
         )
-        for kill, end_ns in zip(seen.kills, ends_ns, strict=True)
+        for kill, end_ns in zip(kills, ends_ns, strict=True)
     ]
-    spans = (window.began_ns, window.ended_ns, bin_ns)
-    return LeaderCrashes(
-        experiment=experiment,
-        row=row,
-        window=window,
-        standstills=standstills,
-        changes=seen.changes,
-        acknowledged=[events * count for count in binned(receipts_ns, *spans)],
-        read=[events * count for count in binned(read_ns, *spans)],
-        broken=broken(seen.receipts, seen.readings, events),
-    )
-
-
-# The clients
-
-
-async def publish(task: Task) -> None:
-    notes = Notes()
-
-    def note(publisher: NodeId, counter: int, now_ns: int, receipt: Receipt) -> None:
-        assert receipt.offset is not None
-        notes.add(Place(receipt.offset, publisher, counter, now_ns))
-
-    await clients.publish(task, note)
-    notes.write(Path(task.notes) / RECEIPTS)
-
-
-async def subscribe(task: Task) -> None:
-    notes = ReadingNotes(task)
-    await clients.subscribe(task, notes.add)
-    notes.write(FOLLOWED)
-
-
-async def reread(task: Task) -> None:
-    parent, notes, batches = await Parent.connect(), ReadingNotes(task), 0
-    async with Consumer(task.cluster, "bob") as consumer:
-        consumer.subscribe(task.topics, start="begin")
-        parent.say("ready")
-        expected: int = await parent.hear() or 0
-        while batches < expected:
-            arrived = await consumer.poll_batches(SILENCE_SECONDS_MAX)
-            if not arrived:
-                break
-            notes.add(time.monotonic_ns(), arrived)
-            batches += len(arrived)
-        notes.write(REREAD)
-        parent.say(batches)
-
-
-class ReadingNotes:
-    """What a reader writes down."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._values = Values(task.event_bytes, task.run)
-        self._notes = Notes()
-
-    def add(self, now_ns: int, arrived: Sequence[tuple[Arrival, Batch]]) -> None:
-        for entry, opened in arrived:
-            assert isinstance(entry, Entry)
-            found = self._values.read(entry.payload, opened.count)
-            # What is none of ours is counted as forged elsewhere.
-            if found is not None:
-                self._notes.add(Place(entry.offset, entry.publisher, found[0], now_ns))
-
-    def write(self, name: str) -> None:
-        self._notes.write(Path(self._task.notes) / name)
-
-
-def main() -> None:
-    role, task = sys.argv[1], msgspec.json.decode(sys.argv[2], type=Task)
-    work = {"publish": publish, "subscribe": subscribe, REREAD: reread}[role]
-    run(work(task))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,12 +8,13 @@ from pathlib import Path
 
 def describe() -> dict[str, str]:
     """What a reader needs to know of it, and nothing that says whose it is."""
+    uvloop = _version_of("uvloop")
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count() or "unknown"),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "event_loop": _event_loop(),
+        "event_loop": "asyncio" if uvloop == "unknown" else f"uvloop {uvloop}",
         "quorate": _version_of("quorate"),
     }
 
@@ -34,11 +35,6 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _event_loop() -> str:
-    version = _version_of("uvloop")
-    return f"uvloop {version}" if version != "unknown" else "asyncio"
 
 
 def _version_of(package: str) -> str:

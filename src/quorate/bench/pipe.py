@@ -7,15 +7,14 @@ payload; the receiver looks at every length and takes every payload out as bytes
     plain       asyncio's streams as their documentation shows them: one `write` and two
                 `readexactly` for each frame. Ratios refer to it (docs/decisions/0007).
     ping        the same streams, one frame at a time, there and back.
-    coalesced   by hand: the frames of a turn are joined into one write, whatever one read
-                brought is split from one buffer, and the allocator is set as replicas set it.
-                It is the fastest that we know how to write, and stands beside the other in
-                every row.
+    coalesced   by hand: the frames of a turn are joined into one write, what one read brought is
+                split from one buffer, and the allocator is set as replicas set it. It is the
+                fastest that we know how to write, and stands beside the other in every row.
 """
 
-import argparse
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -24,12 +23,13 @@ from statistics import median
 from struct import Struct
 from typing import TypeAlias, cast
 
+import msgspec
+
 from quorate.bench.latencies import percentile
-from quorate.bench.processes import BenchError, Parent, Worker
+from quorate.bench.processes import BenchError, Parent, play, started
 from quorate.runtime.loop import run, run_untuned
 
 HOST = "127.0.0.1"
-KINDS = ("plain", "ping", "coalesced")
 # The pipe that ratios refer to.
 YARDSTICK = "plain"
 START_SECONDS_MAX = 30.0
@@ -39,6 +39,14 @@ _BUFFER_BYTES = 256 * 1024
 _TURN_BYTES = 64 * 1024
 
 _Counted: TypeAlias = dict[str, float]
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """What both ends of a pipe know, and where the sender finds the receiver."""
+
+    frame_bytes: int
+    seconds: float
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +89,11 @@ async def measure_round_trip_ms(frame_bytes: int, seconds: float) -> float:
 async def _run_pipe(kind: str, frame_bytes: int, seconds: float) -> _Counted:
     """Start both ends; the one that measures says what it counted."""
     async with AsyncExitStack() as stack:
-        receiver = await Worker.start(__name__, "receive", kind)
-        stack.push_async_callback(receiver.stop)
-        port = await receiver.hear(START_SECONDS_MAX)
-        sender = await Worker.start(
-            *(__name__, "send", kind, "--port", str(port)),
-            *("--frame-bytes", str(frame_bytes), "--seconds", str(seconds)),
-        )
-        stack.push_async_callback(sender.stop)
+        end = End(frame_bytes=frame_bytes, seconds=seconds)
+        receiver = await started(stack, __name__, f"receive_{kind}", end)
+        port: int = await receiver.hear(START_SECONDS_MAX)
+        end = msgspec.structs.replace(end, port=port)
+        sender = await started(stack, __name__, f"send_{kind}", end)
         measuring = sender if kind == "ping" else receiver
         counted: _Counted = await measuring.hear(START_SECONDS_MAX + seconds)
     if not all(counted.values()):
@@ -149,10 +154,10 @@ class Counter(asyncio.BufferedProtocol):
 class Flood(asyncio.Protocol):
     """The sending end of a stream: joins the frames of a turn while the transport takes them."""
 
-    def __init__(self, frame_bytes: int, seconds: float) -> None:
+    def __init__(self, end: End) -> None:
         self.closed = asyncio.Event()
-        self._payload = bytes(frame_bytes)
-        self._until_s = time.perf_counter() + seconds
+        self._payload = bytes(end.frame_bytes)
+        self._until_s = time.perf_counter() + end.seconds
         self._loop = asyncio.get_running_loop()
         self._full = False
         self._tcp: asyncio.Transport
@@ -183,28 +188,26 @@ class Flood(asyncio.Protocol):
             self._loop.call_soon(self._write)
 
 
-async def _receive_coalesced() -> None:
-    parent, loop = await Parent.connect(), asyncio.get_running_loop()
-    end = Counter()
-    server = await loop.create_server(lambda: end, HOST, 0)
+async def _receive_coalesced(parent: Parent, _end: End) -> None:
+    counter = Counter()
+    server = await asyncio.get_running_loop().create_server(lambda: counter, HOST, 0)
     parent.say(server.sockets[0].getsockname()[1])
-    await end.closed.wait()
-    parent.say(_counted(end.frames, end.began_s, end.spent_s))
+    await counter.closed.wait()
+    parent.say(_counted(counter.frames, counter.began_s, counter.spent_s))
     server.close()
 
 
-async def _send_coalesced(port: int, frame_bytes: int, seconds: float) -> None:
+async def _send_coalesced(_parent: Parent, end: End) -> None:
     loop = asyncio.get_running_loop()
-    _, flood = await loop.create_connection(lambda: Flood(frame_bytes, seconds), HOST, port)
+    _, flood = await loop.create_connection(lambda: Flood(end), HOST, end.port)
     await flood.closed.wait()
 
 
 # With streams
 
 
-async def _receive_plain() -> None:
-    parent, loop = await Parent.connect(), asyncio.get_running_loop()
-    done: asyncio.Future[_Counted] = loop.create_future()
+async def _receive_plain(parent: Parent, _end: End) -> None:
+    done: asyncio.Future[_Counted] = asyncio.get_running_loop().create_future()
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         done.set_result(await _count(reader))
@@ -227,20 +230,20 @@ async def _count(reader: asyncio.StreamReader) -> _Counted:
         return _counted(frames, began_s, spent_s)
 
 
-async def _send_plain(port: int, frame_bytes: int, seconds: float) -> None:
-    _, writer = await asyncio.open_connection(HOST, port)
-    payload, pack = bytes(frame_bytes), _LENGTH.pack
-    until_s = time.perf_counter() + seconds
+async def _send_plain(_parent: Parent, end: End) -> None:
+    _, writer = await asyncio.open_connection(HOST, end.port)
+    payload, pack = bytes(end.frame_bytes), _LENGTH.pack
+    until_s = time.perf_counter() + end.seconds
     while time.perf_counter() < until_s:
-        for _ in range(_frames_per_turn(frame_bytes)):
+        for _ in range(_frames_per_turn(end.frame_bytes)):
             writer.write(pack(len(payload)) + payload)
         await writer.drain()
     writer.close()
     await writer.wait_closed()
 
 
-async def _echo() -> None:
-    parent, done = await Parent.connect(), asyncio.Event()
+async def _echo(parent: Parent, _end: End) -> None:
+    done = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -261,12 +264,11 @@ async def _read_frame(reader: asyncio.StreamReader) -> bytes:
     return header + await reader.readexactly(_LENGTH.unpack(header)[0])
 
 
-async def _ping(port: int, frame_bytes: int, seconds: float) -> None:
-    parent = await Parent.connect()
-    reader, writer = await asyncio.open_connection(HOST, port)
-    frame = _LENGTH.pack(frame_bytes) + bytes(frame_bytes)
+async def _ping(parent: Parent, end: End) -> None:
+    reader, writer = await asyncio.open_connection(HOST, end.port)
+    frame = _LENGTH.pack(end.frame_bytes) + bytes(end.frame_bytes)
     round_trips_ns: list[int] = []
-    until_ns = time.perf_counter_ns() + int(seconds * 1e9)
+    until_ns = time.perf_counter_ns() + int(end.seconds * 1e9)
     while (sent_ns := time.perf_counter_ns()) < until_ns:
         writer.write(frame)
         await _read_frame(reader)
@@ -285,22 +287,16 @@ def _frames_per_turn(frame_bytes: int) -> int:
     return max(1, _TURN_BYTES // (frame_bytes + _LENGTH.size))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="quorate.bench.pipe", description=__doc__)
-    parser.add_argument("end", choices=("send", "receive"))
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--port", type=int)
-    parser.add_argument("--frame-bytes", type=int)
-    parser.add_argument("--seconds", type=float)
-    given = parser.parse_args()
-    run_end = run if given.kind == "coalesced" else run_untuned
-    if given.end == "receive":
-        receivers = {"plain": _receive_plain, "ping": _echo, "coalesced": _receive_coalesced}
-        run_end(receivers[given.kind]())
-    else:
-        senders = {"plain": _send_plain, "ping": _ping, "coalesced": _send_coalesced}
-        run_end(senders[given.kind](given.port, given.frame_bytes, given.seconds))
-
-
 if __name__ == "__main__":
-    main()
+    # What ratios refer to is what anybody would write, in a process as the system made it.
+    is_tuned = sys.argv[1].endswith("coalesced")
+    play(
+        End,
+        run if is_tuned else run_untuned,
+        receive_plain=_receive_plain,
+        receive_ping=_echo,
+        receive_coalesced=_receive_coalesced,
+        send_plain=_send_plain,
+        send_ping=_ping,
+        send_coalesced=_send_coalesced,
+    )

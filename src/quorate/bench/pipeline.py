@@ -2,15 +2,12 @@
 
 A validated topic is filled, and Spark writes its rows to Parquet once. From then on, in rounds,
 Spark reads the same rows with the same columns into a sink that drops them: from the topic, with
-and without verification, as a stream, with one core instead of two, and from Parquet. All of a
-round see the same weather, so that figures are compared within their round, and the median of that
-is reported beside the lowest and the highest. Since a machine has other things to do, the processor
-time of all processes, replicas among them, stands beside it. The raw pipe with frames of the
-batches' size runs before and after each round. A round that nobody counts comes first; Python's
-workers live on from there, so that they know most signatures of producers already.
-
-A stream is timed from its first batch on: to start one takes seconds however long it is, and what
-it takes is said beside it. Of the processor time, starting is a part.
+and without verification, as a stream, with one core instead of two, and from Parquet. Figures are
+compared within their round, since all of a round see the same weather. The processor time of all
+processes stands beside them, and the raw pipe with frames of the batches' size runs before and
+after each round. A round that nobody counts comes first; Python's workers live on from there, so
+that they know most signatures of producers already. A stream is timed from its first batch on: to
+start one takes seconds however long it is, and what it takes is said beside it.
 
 Alerts are timed on topics of their own: a query filters and maps what is published at a small
 steady rate, and a consumer gets what it publishes. The memory of Python's workers is looked at
@@ -19,32 +16,28 @@ while a stream is read, and one that is eight times as long, by a session of its
 Then sites look for scanners together, as the job `portscan` does it, over the hard setting of its
 generator. What counts is how long it takes from the moment on at which a source has left too many
 handshakes incomplete until every site has it on its blacklist.
-
-Replicas, drivers of Spark and clients are processes, and all of them end with the benchmark.
 """
 
 import json
 import tempfile
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from statistics import median
+from functools import partial
 from typing import Final
 
-import msgspec
-
 from quorate.bench.broadcast import Yardstick
-from quorate.bench.clients import frame_bytes
 from quorate.bench.clusters import made, running
 from quorate.bench.experiments import ORDERING, Experiment
-from quorate.bench.pipe import PipeRate
-from quorate.bench.pipeline_clients import PUBLISHER, AlertTask, FillTask, Heard
-from quorate.bench.processes import Worker, started
-from quorate.bench.site_clients import Listed, SitesTask
-from quorate.bench.spark_jobs import READER, Did, Job, Kind, SparkTask
+from quorate.bench.latencies import Spread
+from quorate.bench.pipe import PipeRate, measure_round_trip_ms
+from quorate.bench.pipeline_clients import AlertTask, FillTask, Heard, Listed, SitesTask
+from quorate.bench.processes import Worker, ready, started
+from quorate.bench.processor import processor_s, spent_since
+from quorate.bench.spark_jobs import Did, Job, Kind, SparkTask
+from quorate.bench.workload import PUBLISHER, READER, frame_bytes
 from quorate.core.contract import Contract
 from quorate.pipeline.data.sites import HARD
-from quorate.runtime.launcher import Launcher
 from quorate.runtime.local import LocalCluster
 
 PIPELINE, LATENCY, MEMORY = "pipeline", "pipeline latency", "pipeline memory"
@@ -53,25 +46,14 @@ EVENTS, TICKS, ALERTS, BLACKLIST = "events", "ticks", "alerts", "blacklist"
 PARTITIONS: Final = 2
 EVENTS_PER_BATCH: Final = 1000
 SIZES: Final = (100, 1000)
-SIZES_QUICK: Final = (100,)
-MEGABYTES: Final = 200.0
-MEGABYTES_QUICK: Final = 40.0
-ROUNDS: Final = 5
-ROUNDS_QUICK: Final = 3
-ALERT_SECONDS: Final = 30.0
-ALERT_SECONDS_QUICK: Final = 8.0
-ALERT_WARM_UP_SECONDS: Final = 4.0
 ALERT_EVENTS_PER_S: Final = 20.0
-# Scanners take up to 51 seconds for their probes if they have the time.
-SCAN_SECONDS: Final = 120.0
-SCAN_SECONDS_QUICK: Final = 25.0
 SCANNERS: Final = 20
 PIPE_SECONDS: Final = 1.0
 # Of two streams whose memory is compared, the shorter one is what was read, and this one so long.
 LONGER: Final = 8
+CLIENTS = "quorate.bench.pipeline_clients"
 ONE_CORE, TWO_CORES = "local[1]", "local[2]"
 
-START_SECONDS_MAX: Final = 120.0
 FILL_SECONDS_MAX: Final = 600.0
 JOB_SECONDS_MAX: Final = 300.0
 
@@ -99,11 +81,12 @@ class Plan:
     """How much is read, how often, and for how long alerts are timed."""
 
     sizes: tuple[int, ...] = SIZES
-    megabytes: float = MEGABYTES
-    rounds: int = ROUNDS
-    alert_s: float = ALERT_SECONDS
-    alert_warm_up_s: float = ALERT_WARM_UP_SECONDS
-    scan_s: float = SCAN_SECONDS
+    megabytes: float = 200.0
+    rounds: int = 5
+    alert_s: float = 30.0
+    alert_warm_up_s: float = 4.0
+    # Scanners take up to 51 seconds for their probes if they have the time.
+    scan_s: float = 120.0
     events_per_batch: int = EVENTS_PER_BATCH
 
     def batches(self, event_bytes: int) -> int:
@@ -111,24 +94,19 @@ class Plan:
         each = self.megabytes * 1e6 / (event_bytes * self.events_per_batch * PARTITIONS)
         return PARTITIONS * max(1, round(each))
 
-    def experiment(self, name: str, event_bytes: int, events_per_batch: int) -> Experiment:
-        return Experiment(
-            name=name,
-            protocol=ORDERING,
-            events_per_batch=events_per_batch,
-            event_bytes=event_bytes,
-            fsync="always",
-            validated=True,
-        )
+
+def experiment(name: str, events_per_batch: int, event_bytes: int) -> Experiment:
+    return Experiment(
+        name=name,
+        protocol=ORDERING,
+        events_per_batch=events_per_batch,
+        event_bytes=event_bytes,
+        fsync="always",
+        validated=True,
+    )
 
 
-QUICK: Final = Plan(
-    sizes=SIZES_QUICK,
-    megabytes=MEGABYTES_QUICK,
-    rounds=ROUNDS_QUICK,
-    alert_s=ALERT_SECONDS_QUICK,
-    scan_s=SCAN_SECONDS_QUICK,
-)
+QUICK: Final = Plan(sizes=(100,), megabytes=40.0, rounds=3, alert_s=8.0, scan_s=25.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +117,6 @@ class Round:
     processor_s: dict[Way, float]
     start_s: dict[Way, float]
     pipe: PipeRate
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The median of some figures, the lowest and the highest."""
-
-    middle: float
-    lowest: float
-    highest: float
-
-    @staticmethod
-    def of(figures: list[float]) -> "Spread":
-        return Spread(median(figures), min(figures), max(figures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +154,11 @@ class Read:
     @property
     def cost_of_verification(self) -> Spread:
         """By how much it lowers the rows per second: 0.2 is a fifth."""
-        return _lowered(self.ratio(VERIFIED, UNVERIFIED))
+        return self.ratio(VERIFIED, UNVERIFIED).lowered
 
     @property
     def cost_of_verification_by_processor(self) -> Spread:
-        return _lowered(self.ratio_by_processor(VERIFIED, UNVERIFIED))
+        return self.ratio_by_processor(VERIFIED, UNVERIFIED).lowered
 
     @property
     def pipe(self) -> PipeRate:
@@ -253,7 +218,7 @@ async def measure(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> P
         async with AsyncExitStack() as stack:
             launcher = await stack.enter_async_context(running(_cluster()))
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="quorate-bench-"))
-            here = _Here(plan, event_bytes, launcher, directory, tell)
+            here = _Here(plan, event_bytes, str(launcher.directory), directory, tell)
             await here.fill()
             found.reads.append(await here.read())
             if is_first:
@@ -271,172 +236,142 @@ def _cluster() -> LocalCluster:
         TICKS: Contract.parse(TICKS, table),
         **{name: Contract.parse(name, table) for name in (ALERTS, BLACKLIST, *HARD.sites)},
     }
-    return made(link_security="mac", topics=topics, clients=(PUBLISHER, READER, *HARD.sites))
+    return made(topics=topics, clients=(PUBLISHER, READER, *HARD.sites))
 
 
+@dataclass(slots=True)
 class _Here:
     """One cluster, and what is measured with it."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        event_bytes: int,
-        launcher: Launcher,
-        directory: str,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._plan = plan
-        self._event_bytes = event_bytes
-        self._cluster = str(launcher.directory)
-        self._directory = directory
-        self._tell_all = tell
-        # What is published, and what of it every round reads.
-        self._batches = 0
-        self._events = plan.batches(event_bytes) * plan.events_per_batch
+    plan: Plan
+    event_bytes: int
+    cluster: str
+    directory: str
+    tell_all: Callable[[str], None]
+    # How many batches are published.
+    batches: int = 0
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """How many events are in a batch, and how long each is."""
+        return self.plan.events_per_batch, self.event_bytes
 
     async def fill(self, times: int = 1) -> None:
         """Have so many times on the topic what a round reads."""
-        batches = times * self._plan.batches(self._event_bytes) - self._batches
-        self._tell(f"publishing {batches * self._plan.events_per_batch:,} events")
+        batches = times * self.plan.batches(self.event_bytes) - self.batches
+        self.tell(f"publishing {batches * self.plan.events_per_batch:,} events")
         task = FillTask(
-            cluster=self._cluster,
+            cluster=self.cluster,
             topic=EVENTS,
             partitions=PARTITIONS,
             batches=batches,
-            events_per_batch=self._plan.events_per_batch,
-            event_bytes=self._event_bytes,
+            events_per_batch=self.plan.events_per_batch,
+            event_bytes=self.event_bytes,
         )
-        self._batches += batches
+        self.batches += batches
         async with AsyncExitStack() as stack:
-            filler = await started(stack, "quorate.bench.pipeline_clients", "fill", task)
+            filler = await started(stack, CLIENTS, "fill", task)
             await filler.hear(FILL_SECONDS_MAX)
 
     async def read(self) -> Read:
-        frame = frame_bytes(self._plan.events_per_batch, self._event_bytes)
+        frame = frame_bytes(*self.batch)
         yardstick, rounds = Yardstick(PIPE_SECONDS), list[Round]()
         async with AsyncExitStack() as stack:
-            self._tell("starting Spark")
+            self.tell("starting Spark")
             drivers = {name: await self.driver(stack, name) for name in (TWO_CORES, ONE_CORE)}
-            self._tell("keeping the rows as Parquet")
+            self.tell("keeping the rows as Parquet")
             kept = await _done(drivers[TWO_CORES], Job(kind="keep", topic=EVENTS))
-            self._tell("warming up")
+            self.tell("warming up")
             await _one_round(drivers, WAYS)
-            for number in range(self._plan.rounds):
-                self._tell(f"round {number + 1} of {self._plan.rounds}")
-                before = await yardstick.before(frame)
+            for number in range(self.plan.rounds):
+                self.tell(f"round {number + 1} of {self.plan.rounds}")
                 # Whoever comes first in one round comes last in the next.
-                spent = await _one_round(drivers, WAYS[:: -1 if number % 2 else 1])
-                after = await yardstick.after(frame)
-                rounds.append(Round(*spent, PipeRate.median_of([before, after])))
+                ways = WAYS[:: -1 if number % 2 else 1]
+                spent, pipe = await yardstick.around(frame, partial(_one_round, drivers, ways))
+                rounds.append(Round(*spent, pipe))
         assert kept.from_topic is not None
         assert kept.from_parquet is not None
         return Read(
-            experiment=self._plan.experiment(
-                PIPELINE, self._event_bytes, self._plan.events_per_batch
-            ),
-            published=self._events,
+            experiment=experiment(PIPELINE, *self.batch),
+            published=self.plan.batches(self.event_bytes) * self.plan.events_per_batch,
             from_topic=kept.from_topic,
             from_parquet=kept.from_parquet,
             rounds=rounds,
         )
 
     async def memory(self) -> list[Memory]:
-        experiment = self._plan.experiment(MEMORY, self._event_bytes, self._plan.events_per_batch)
         found = []
         await self.fill(LONGER)
-        each = self._batches // PARTITIONS * self._plan.events_per_batch
+        each = self.batches // PARTITIONS * self.plan.events_per_batch
         for start in (each - each // LONGER, 0):
             events = PARTITIONS * (each - start)
-            self._tell(f"looking at the memory, {events:,} events")
+            self.tell(f"looking at the memory, {events:,} events")
             offsets = json.dumps({EVENTS: dict.fromkeys(range(PARTITIONS), start)})
             job = Job(kind="stream", topic=EVENTS, start=offsets, is_watched=True)
             async with AsyncExitStack() as stack:
                 driver = await self.driver(stack, TWO_CORES)
                 did = await _done(driver, job)
-            found.append(Memory(experiment, events, did.memory_mb_max))
+            found.append(Memory(experiment(MEMORY, *self.batch), events, did.memory_mb_max))
         return found
 
     async def alerts(self, driver: Worker) -> Alerted:
-        self._tell("timing alerts")
+        self.tell("timing alerts")
         task = AlertTask(
-            cluster=self._cluster,
+            cluster=self.cluster,
             topic=TICKS,
             alerts=ALERTS,
-            event_bytes=self._event_bytes,
+            event_bytes=self.event_bytes,
             events_per_s=ALERT_EVENTS_PER_S,
-            warm_up_s=self._plan.alert_warm_up_s,
-            seconds=self._plan.alert_s,
+            warm_up_s=self.plan.alert_warm_up_s,
+            seconds=self.plan.alert_s,
         )
         async with AsyncExitStack() as stack:
             await _done(driver, Job(kind="relay", topic=TICKS, alerts=ALERTS))
-            client = await started(stack, "quorate.bench.pipeline_clients", "alert", task)
-            heard = msgspec.convert(await client.hear(JOB_SECONDS_MAX), Heard)
+            client = await started(stack, CLIENTS, "alert", task)
+            heard: Heard = await client.hear(JOB_SECONDS_MAX, Heard)
             await _done(driver, Job(kind="rest", topic=TICKS))
-        round_trip_ms = await Yardstick(PIPE_SECONDS).round_trip_ms(
-            frame_bytes(1, self._event_bytes)
-        )
-        return Alerted(self._plan.experiment(LATENCY, self._event_bytes, 1), heard, round_trip_ms)
+        frame = frame_bytes(1, self.event_bytes)
+        round_trip_ms = await measure_round_trip_ms(frame, PIPE_SECONDS)
+        return Alerted(experiment(LATENCY, 1, self.event_bytes), heard, round_trip_ms)
 
     async def scans(self, driver: Worker) -> Scanned:
-        self._tell(f"looking for scanners, for {self._plan.scan_s:.0f} s")
+        seconds = self.plan.scan_s
+        self.tell(f"looking for scanners, for {seconds:.0f} s")
         task = SitesTask(
-            cluster=self._cluster,
-            blacklist=BLACKLIST,
-            scanners=SCANNERS,
-            seconds=self._plan.scan_s,
+            cluster=self.cluster, blacklist=BLACKLIST, scanners=SCANNERS, seconds=seconds
         )
         async with AsyncExitStack() as stack:
-            sites = await started(stack, "quorate.bench.site_clients", "sites", task)
-            await sites.hear(START_SECONDS_MAX)
+            (sites,) = await ready(stack, CLIENTS, ("sites", task))
             job = Job(kind="portscan", topic=",".join(HARD.sites), alerts=BLACKLIST)
             await _done(driver, job)
             sites.say("go")
-            said = await sites.hear(self._plan.scan_s + JOB_SECONDS_MAX)
+            listed: Listed = await sites.hear(seconds + JOB_SECONDS_MAX, Listed)
             await _done(driver, Job(kind="rest", topic=BLACKLIST))
-        return Scanned(
-            self._plan.experiment(SCANS, self._event_bytes, 1), msgspec.convert(said, Listed)
-        )
+        return Scanned(experiment(SCANS, 1, self.event_bytes), listed)
 
     async def driver(self, stack: AsyncExitStack, master: str) -> Worker:
-        task = SparkTask(master=master, cluster=self._cluster, directory=self._directory)
-        driver = await started(stack, "quorate.bench.spark_jobs", master, task)
-        await driver.hear(START_SECONDS_MAX)
+        task = SparkTask(master=master, cluster=self.cluster, directory=self.directory)
+        (driver,) = await ready(stack, "quorate.bench.spark_jobs", ("drive", task))
         return driver
 
-    def _tell(self, words: str) -> None:
-        self._tell_all(f"events of {self._event_bytes} B: {words}")
+    def tell(self, words: str) -> None:
+        self.tell_all(f"events of {self.event_bytes} B: {words}")
 
 
 async def _one_round(
     drivers: dict[str, Worker], ways: tuple[Way, ...]
 ) -> tuple[dict[Way, float], dict[Way, float], dict[Way, float]]:
     """The seconds of each way, those of processors, and those that it took to start."""
-    seconds, processor_s, start_s = {}, {}, {}
+    seconds, spent_s, start_s = {}, {}, {}
     for way in ways:
-        before_s = _processor_s()
+        before_s = processor_s()
         did = await _done(drivers[way.master], Job(kind=way.kind, topic=EVENTS))
-        seconds[way], processor_s[way] = did.seconds, _processor_s() - before_s
+        seconds[way], spent_s[way] = did.seconds, sum(spent_since(before_s).values())
         start_s[way] = did.start_s
-    return seconds, processor_s, start_s
-
-
-def _processor_s() -> float:
-    """What all processes that this one started have spent, those that have ended included."""
-    import psutil
-
-    spent_s = 0.0
-    for process in psutil.Process().children(recursive=True):
-        # It may have ended since it was listed.
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            spent_s += times.user + times.system + times.children_user + times.children_system
-    return spent_s
-
-
-def _lowered(ratio: Spread) -> Spread:
-    return Spread(1 - ratio.middle, 1 - ratio.highest, 1 - ratio.lowest)
+    return seconds, spent_s, start_s
 
 
 async def _done(driver: Worker, job: Job) -> Did:
-    driver.say(msgspec.to_builtins(job))
-    return msgspec.convert(await driver.hear(JOB_SECONDS_MAX), Did)
+    driver.say(job)
+    did: Did = await driver.hear(JOB_SECONDS_MAX, Did)
+    return did

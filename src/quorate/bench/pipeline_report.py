@@ -3,10 +3,9 @@
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
-from quorate.bench import machine, targets
+from quorate.bench import report, targets
+from quorate.bench.latencies import Latencies
 from quorate.bench.pipeline import (
     PARQUET,
     PARQUET_ONE_CORE,
@@ -18,10 +17,9 @@ from quorate.bench.pipeline import (
     Pipeline,
     Read,
     Scanned,
-    Spread,
     Way,
 )
-from quorate.bench.rows import Row, as_json, setting
+from quorate.bench.rows import Row, beside, setting
 from quorate.bench.targets import Target
 
 RATIO_TO_PARQUET_MIN = 0.4
@@ -32,14 +30,30 @@ PRECISION_MIN = 0.95
 
 
 def table_of(found: Pipeline) -> Group:
-    parts = [
-        _reads_table(found.reads),
-        _latency_table(found.alerted),
-        _memory_table(found.memory),
-        _scans_table(found.scanned),
+    ways = [(read, way) for read in found.reads for way in WAYS]
+    return report.on_this_machine(
+        report.table(
+            "Rows into a sink that drops them, with the raw pipe of the same run",
+            _READS,
+            ways,
+            lambda each: each[0].is_sound,
+        ),
+        report.table(
+            "From publishing an event to the arrival of its alert",
+            _ALERTS,
+            found.alerted,
+            lambda each: each.is_sound,
+        ),
+        report.table(
+            "The largest of Python's workers while a stream is read", _MEMORY, found.memory
+        ),
+        report.table(
+            "Scanners at four sites, from the probe that betrays them to every blacklist",
+            _SCANS,
+            found.scanned,
+        ),
         targets.table_of(targets_of(found)),
-    ]
-    return Group(*parts, Text(machine.sentence(), "dim"))
+    )
 
 
 def targets_of(found: Pipeline) -> list[Target]:
@@ -60,86 +74,72 @@ def json_of(found: Pipeline) -> list[dict[str, Any]]:
     ]
 
 
-def _reads_table(reads: list[Read]) -> Table:
-    table = Table(title="Rows into a sink that drops them, with the raw pipe of the same run")
-    table.add_column("events", ratio=1)
-    headings = ("read from", "rows/s", "lowest..highest", "MB/s", "pipe\nMB/s", "ratio",
-                "over Parquet\nwith as many cores", "lowest..highest",
-                "processor,\nµs per row", "over Parquet\nby that")  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for read in reads:
-        title = f"{read.published:,} of {read.experiment.event_bytes:,} B"
-        for way in WAYS:
-            rates, over = read.rows_per_s(way), read.ratio(way, _parquet_for(way))
-            over_by_processor = read.ratio_by_processor(way, _parquet_for(way))
-            table.add_row(
-                title if way is WAYS[0] else "",
-                _words(read, way),
-                f"{rates.middle:,.0f}",
-                f"{rates.lowest:,.0f}..{rates.highest:,.0f}",
-                f"{_mb_per_s(read, rates.middle):,.0f}",
-                f"{read.pipe.mb_per_s:,.0f}",
-                f"{_mb_per_s(read, rates.middle) / read.pipe.mb_per_s:.3f}",
-                f"{over.middle:.2f}",
-                f"{over.lowest:.2f}..{over.highest:.2f}",
-                f"{read.processor_us_per_row(way).middle:.2f}",
-                f"{over_by_processor.middle:.2f}",
-                style="" if read.is_sound else "red",
-            )
-    return table
+# Tables
 
 
-def _latency_table(alerted: list[Alerted]) -> Table:
-    table = Table(title="From publishing an event to the arrival of its alert")
-    headings = ("alerts", "arrived", "wrong", "p50\nms", "p99\nms", "mean ± dev\nms",
-                "pipe's round trip\nms")  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for each in alerted:
-        heard, took = each.heard, each.heard.latencies
-        table.add_row(
-            f"{heard.published:,}",
-            f"{heard.arrived:,}",
-            str(heard.wrong),
-            f"{took.p50_ms:,.0f}",
-            f"{took.p99_ms:,.0f}",
-            f"{took.mean_ms:,.0f} ± {took.deviation_ms:,.0f}",
-            f"{each.round_trip_ms:.3f}",
-            style="" if each.is_sound else "red",
-        )
-    return table
+def _parquet_for(way: Way) -> Way:
+    return PARQUET if way.master == PARQUET.master else PARQUET_ONE_CORE
 
 
-def _memory_table(found: list[Memory]) -> Table:
-    table = Table(title="The largest of Python's workers while a stream is read")
-    for heading in ("events", "MB"):
-        table.add_column(heading, justify="right")
-    for each in found:
-        table.add_row(f"{each.events:,}", f"{each.mb_max:,.0f}")
-    return table
+def _source(read: Read, way: Way) -> str:
+    start_s = read.start_s(way).middle
+    return f"{way.words}, started in {start_s:.1f} s" if start_s else way.words
 
 
-def _scans_table(found: list[Scanned]) -> Table:
-    table = Table(
-        title="Scanners at four sites, from the probe that betrays them to every blacklist"
-    )
-    headings = ("packets", "scanners", "found", "others\nlisted", "p50\ns", "p99\ns",
-                "mean ± dev\ns")  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for listed in (each.listed for each in found):
-        took = listed.latencies
-        table.add_row(
-            f"{listed.packets:,}",
-            str(listed.scanners),
-            str(listed.found),
-            str(listed.wrong),
-            f"{took.p50_ms / 1e3:.1f}",
-            f"{took.p99_ms / 1e3:.1f}",
-            f"{took.mean_ms / 1e3:.1f} ± {took.deviation_ms / 1e3:.1f}",
-        )
-    return table
+def _rate(read: Read, way: Way) -> dict[str, Any]:
+    """Its columns beside the pipe."""
+    row_bytes = read.pipe.frame_bytes / read.experiment.events_per_batch
+    return beside(read.pipe, read.rows_per_s(way).middle, row_bytes)
+
+
+def _deviating(took: Latencies, unit_ms: float, form: str) -> str:
+    return f"{took.mean_ms / unit_ms:{form}} ± {took.deviation_ms / unit_ms:{form}}"
+
+
+_READS: report.Columns[tuple[Read, Way]] = (
+    ("events", lambda it: (
+        f"{it[0].published:,} of {it[0].experiment.event_bytes:,} B" if it[1] is WAYS[0] else "")),
+    ("read from", lambda it: _source(*it)),
+    ("rows/s", lambda it: f"{it[0].rows_per_s(it[1]).middle:,.0f}"),
+    ("lowest..highest", lambda it: it[0].rows_per_s(it[1]).range(",.0f")),
+    ("MB/s", lambda it: f"{_rate(*it)['mb_per_s']:,.0f}"),
+    ("pipe\nMB/s", lambda it: f"{it[0].pipe.mb_per_s:,.0f}"),
+    ("ratio", lambda it: f"{_rate(*it)['ratio_to_pipe']:.3f}"),
+    ("over Parquet\nwith as many cores",
+     lambda it: f"{it[0].ratio(it[1], _parquet_for(it[1])).middle:.2f}"),
+    ("lowest..highest", lambda it: it[0].ratio(it[1], _parquet_for(it[1])).range(".2f")),
+    ("processor,\nµs per row", lambda it: f"{it[0].processor_us_per_row(it[1]).middle:.2f}"),
+    ("over Parquet\nby that",
+     lambda it: f"{it[0].ratio_by_processor(it[1], _parquet_for(it[1])).middle:.2f}"),
+)  # fmt: skip
+
+_ALERTS: report.Columns[Alerted] = (
+    ("alerts", lambda each: f"{each.heard.published:,}"),
+    ("arrived", lambda each: f"{each.heard.arrived:,}"),
+    ("wrong", lambda each: str(each.heard.wrong)),
+    ("p50\nms", lambda each: f"{each.heard.latencies.p50_ms:,.0f}"),
+    ("p99\nms", lambda each: f"{each.heard.latencies.p99_ms:,.0f}"),
+    ("mean ± dev\nms", lambda each: _deviating(each.heard.latencies, 1, ",.0f")),
+    ("pipe's round trip\nms", lambda each: f"{each.round_trip_ms:.3f}"),
+)
+
+_MEMORY: report.Columns[Memory] = (
+    ("events", lambda each: f"{each.events:,}"),
+    ("MB", lambda each: f"{each.mb_max:,.0f}"),
+)
+
+_SCANS: report.Columns[Scanned] = (
+    ("packets", lambda each: f"{each.listed.packets:,}"),
+    ("scanners", lambda each: str(each.listed.scanners)),
+    ("found", lambda each: str(each.listed.found)),
+    ("others\nlisted", lambda each: str(each.listed.wrong)),
+    ("p50\ns", lambda each: f"{each.listed.latencies.p50_ms / 1e3:.1f}"),
+    ("p99\ns", lambda each: f"{each.listed.latencies.p99_ms / 1e3:.1f}"),
+    ("mean ± dev\ns", lambda each: _deviating(each.listed.latencies, 1e3, ".1f")),
+)
+
+
+# Targets
 
 
 def _of_read(read: Read) -> list[Target]:
@@ -152,19 +152,19 @@ def _of_read(read: Read) -> list[Target]:
         Target(
             f"{size}: verified rows/s over Parquet",
             f"≥ {RATIO_TO_PARQUET_MIN:g}",
-            _in_words(ratio, ".2f"),
+            f"{ratio:.2f}",
             ratio.middle >= RATIO_TO_PARQUET_MIN,
         ),
         Target(
             f"{size}: cost of verification (of processor time: {by_processor.middle:.0%})",
             f"≤ {COST_OF_VERIFICATION_MAX:.0%}",
-            _in_words(cost, ".0%"),
+            f"{cost:.0%}",
             cost.middle <= COST_OF_VERIFICATION_MAX,
         ),
         Target(
             f"{size}: verified, two cores over one (Parquet: {scaling_of_parquet.middle:.2f})",
             "> 1",
-            _in_words(scaling, ".2f"),
+            f"{scaling:.2f}",
             scaling.middle > 1,
         ),
     ]
@@ -198,17 +198,14 @@ def _of_scans(scanned: Scanned) -> list[Target]:
     ]
 
 
+# Rows
+
+
 def _json_of_way(read: Read, way: Way) -> dict[str, Any]:
-    rates, over = read.rows_per_s(way), read.ratio(way, _parquet_for(way))
-    mb_per_s = _mb_per_s(read, rates.middle)
+    rates = read.rows_per_s(way)
     row = Row(
         **setting(read.experiment),
-        events_per_s=rates.middle,
-        mb_per_s=mb_per_s,
-        pipe_frames_per_s=read.pipe.frames_per_s,
-        pipe_mb_per_s=read.pipe.mb_per_s,
-        ratio_to_pipe=mb_per_s / read.pipe.mb_per_s,
-        frame_bytes=read.pipe.frame_bytes,
+        **_rate(read, way),
         seconds=read.published / rates.middle,
         published=read.published,
         delivered=read.from_topic[0],
@@ -216,79 +213,45 @@ def _json_of_way(read: Read, way: Way) -> dict[str, Any]:
         runs=len(read.rounds),
         spread=(rates.lowest, rates.highest),
     )
+    spreads = {
+        "ratio_to_parquet": read.ratio(way, _parquet_for(way)),
+        "processor_us_per_row": read.processor_us_per_row(way),
+        "ratio_to_parquet_by_processor": read.ratio_by_processor(way, _parquet_for(way)),
+        "cost_of_verification": read.cost_of_verification,
+        "cost_of_verification_by_processor": read.cost_of_verification_by_processor,
+        "start_s": read.start_s(way),
+    }
     return {
-        **as_json(row),
+        **row.json(),
         "read": way.words,
         "master": way.master,
         "is_same_as_parquet": read.from_topic == read.from_parquet,
-        "ratio_to_parquet": _figures(over),
-        "processor_us_per_row": _figures(read.processor_us_per_row(way)),
-        "ratio_to_parquet_by_processor": _figures(read.ratio_by_processor(way, _parquet_for(way))),
-        "cost_of_verification": _figures(read.cost_of_verification),
-        "cost_of_verification_by_processor": _figures(read.cost_of_verification_by_processor),
-        "start_s": _figures(read.start_s(way)),
+        **{name: spread.json() for name, spread in spreads.items()},
         "rounds": [read.published / each.seconds[way] for each in read.rounds],
     }
 
 
 def _json_of_memory(memory: Memory) -> dict[str, Any]:
-    row = Row(**setting(memory.experiment), memory_mb_max=memory.mb_max, published=memory.events)
-    return as_json(row)
+    known = setting(memory.experiment)
+    return Row(**known, memory_mb_max=memory.mb_max, published=memory.events).json()
 
 
 def _json_of_alerts(alerted: Alerted) -> dict[str, Any]:
-    heard, took = alerted.heard, alerted.heard.latencies
+    heard = alerted.heard
     row = Row(
         **setting(alerted.experiment),
-        p50_ms=took.p50_ms,
-        p99_ms=took.p99_ms,
-        mean_ms=took.mean_ms,
-        deviation_ms=took.deviation_ms,
+        **heard.latencies.figures,
         pipe_round_trip_ms=alerted.round_trip_ms,
         published=heard.published,
         delivered=heard.arrived,
         lost=heard.published - heard.arrived,
         forged=heard.wrong,
     )
-    return as_json(row)
+    return row.json()
 
 
 def _json_of_scans(scanned: Scanned) -> dict[str, Any]:
-    listed, took = scanned.listed, scanned.listed.latencies
-    row = Row(
-        **setting(scanned.experiment),
-        p50_ms=took.p50_ms,
-        p99_ms=took.p99_ms,
-        mean_ms=took.mean_ms,
-        deviation_ms=took.deviation_ms,
-        published=listed.packets,
-    )
-    return {
-        **as_json(row),
-        "scanners": listed.scanners,
-        "found": listed.found,
-        "wrong": listed.wrong,
-        "precision": listed.precision,
-        "recall": listed.recall,
-    }
-
-
-def _words(read: Read, way: Way) -> str:
-    start_s = read.start_s(way).middle
-    return f"{way.words}, started in {start_s:.1f} s" if start_s else way.words
-
-
-def _parquet_for(way: Way) -> Way:
-    return PARQUET if way.master == PARQUET.master else PARQUET_ONE_CORE
-
-
-def _mb_per_s(read: Read, rows_per_s: float) -> float:
-    return rows_per_s / read.experiment.events_per_batch * read.pipe.frame_bytes / 1e6
-
-
-def _in_words(spread: Spread, form: str) -> str:
-    return f"{spread.middle:{form}} ({spread.lowest:{form}}..{spread.highest:{form}})"
-
-
-def _figures(spread: Spread) -> dict[str, float]:
-    return {"median": spread.middle, "lowest": spread.lowest, "highest": spread.highest}
+    listed, known = scanned.listed, setting(scanned.experiment)
+    names = ("scanners", "found", "wrong", "precision", "recall")
+    row = Row(**known, **listed.latencies.figures, published=listed.packets)
+    return {**row.json(), **{name: getattr(listed, name) for name in names}}

@@ -5,16 +5,18 @@ its input and ends too, so an interrupted benchmark leaves nobody behind.
 """
 
 import asyncio
-import json
 import sys
 import tempfile
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import IO, Any, Self
 
 import msgspec
 
 from quorate.core.errors import QuorateError
+from quorate.runtime.loop import run
 
+START_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 5.0
 LINE_BYTES_MAX = 16 * 1024 * 1024
 _ERROR_BYTES_SHOWN = 2000
@@ -32,24 +34,16 @@ class Worker:
         self._process = process
         self._errors = errors
 
-    @classmethod
-    async def start(cls, module: str, *arguments: str) -> Self:
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when the worker stops
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            limit=LINE_BYTES_MAX,
-        )
-        return cls(f"{module.rpartition('.')[2]} {arguments[0]}", process, errors)
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def say(self, message: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        self._process.stdin.write(msgspec.json.encode(message) + b"\n")
 
-    async def hear(self, timeout_s: float) -> Any:
-        """The next thing that the child says; its last words if it ended instead."""
+    async def hear(self, timeout_s: float, kind: Any = Any) -> Any:
+        """The next thing that the child says, as this type; its last words if it ended instead."""
         assert self._process.stdout is not None
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), timeout_s)
@@ -57,7 +51,7 @@ class Worker:
             raise BenchError(f"{self.name} said nothing for {timeout_s:g} s") from None
         if not line:
             raise BenchError(f"{self.name} ended early: {self._last_words()}")
-        return json.loads(line)
+        return msgspec.json.decode(line, type=kind)
 
     async def stop(self, seconds_max: float = STOP_SECONDS_MAX) -> None:
         """Let the child end by itself, as the end of its input tells it to; insist if need be."""
@@ -68,8 +62,6 @@ class Worker:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        finally:
-            self._errors.close()
 
     def _last_words(self) -> str:
         self._errors.seek(0)
@@ -79,9 +71,27 @@ class Worker:
 
 async def started(stack: AsyncExitStack, module: str, role: str, task: msgspec.Struct) -> Worker:
     """A worker that knows its role and its task, and that stops when the stack ends."""
-    worker = await Worker.start(module, role, msgspec.json.encode(task).decode())
+    errors = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, role, msgspec.json.encode(task).decode()),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+        limit=LINE_BYTES_MAX,
+    )
+    worker = Worker(f"{module.rpartition('.')[2]} {role}", process, errors)
     stack.push_async_callback(worker.stop)
     return worker
+
+
+async def ready(
+    stack: AsyncExitStack, module: str, *roles: tuple[str, msgspec.Struct]
+) -> list[Worker]:
+    """Start workers for several roles, and wait until all of them have said that they may begin."""
+    workers = [await started(stack, module, role, task) for role, task in roles]
+    for worker in workers:
+        await worker.hear(START_SECONDS_MAX)
+    return workers
 
 
 class Parent:
@@ -99,10 +109,24 @@ class Parent:
         return cls(reader)
 
     def say(self, message: object) -> None:
-        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
         sys.stdout.flush()
 
-    async def hear(self) -> Any:
-        """What the parent says next; None when it has nothing more to say."""
+    async def hear(self, kind: Any = Any) -> Any:
+        """What the parent says next, as this type; None when it has nothing more to say."""
         line = await self._reader.readline()
-        return json.loads(line) if line else None
+        return msgspec.json.decode(line, type=kind) if line else None
+
+
+def play(
+    task: type,
+    in_loop: Callable[[Coroutine[Any, Any, None]], None] = run,
+    **roles: Callable[[Parent, Any], Coroutine[Any, Any, None]],
+) -> None:
+    """Be a child: play the role that the parent named, with the task that it gave."""
+    role, encoded = sys.argv[1:]
+
+    async def played() -> None:
+        await roles[role](await Parent.connect(), msgspec.json.decode(encoded, type=task))
+
+    in_loop(played())

@@ -14,6 +14,8 @@ from quorate.core.ids import NodeId
 
 # Unsigned, of eight bytes.
 _NUMBERS = "Q"
+# Files: what publishers noted, a reader who followed them, and one who came afterwards.
+RECEIPTS, FOLLOWED, REREAD = "receipts", "followed", "reread"
 
 
 class Place(NamedTuple):

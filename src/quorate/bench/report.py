@@ -1,89 +1,138 @@
-"""Rows as people and programs read them: a table on the screen, Parquet on disk."""
+"""What was found as people read it: tables on the screen, Parquet on disk."""
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, TypeAlias, TypeVar
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from quorate.bench import machine
-from quorate.bench.experiments import Experiment
-from quorate.bench.rows import Row, as_json
+from quorate.bench.rows import Row, TrialRow
+from quorate.bench.trials import PRODUCERS, TOPICS
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+_Line = TypeVar("_Line")
+# What stands above a column, and in it.
+Columns: TypeAlias = Sequence[tuple[str, Callable[[_Line], str]]]
+
+MEMORY_LINES = 20
 
 
-def json_of(rows: Sequence[Row]) -> str:
-    return json.dumps([as_json(row) for row in rows], indent=1)
+def table(
+    title: str,
+    columns: Columns[_Line],
+    lines: Iterable[_Line],
+    is_sound: Callable[[_Line], bool] = lambda _: True,
+) -> Table:
+    """A line for each; the first column has words, and the others figures."""
+    made = Table(title=title)
+    for at, (heading, _) in enumerate(columns):
+        made.add_column(heading, justify="right" if at else "left", no_wrap=at > 0)
+    for line in lines:
+        style = "" if is_sound(line) else "red"
+        made.add_row(*(text(line) for _, text in columns), style=style)
+    return made
+
+
+def verdict(words: str, *, is_sound: bool) -> Text:
+    return Text(words, "" if is_sound else "red")
+
+
+def on_this_machine(*parts: RenderableType) -> Group:
+    return Group(*parts, Text(machine.sentence(), "dim"))
+
+
+def optional(figure: float | None, form: str) -> str:
+    return "" if figure is None else format(figure, form)
+
+
+# Rows
 
 
 def table_of(rows: Sequence[Row], subject: str = "Broadcast") -> Group:
-    """Our figure, the raw pipe, the ratio of the two, the thesis and a peer, in one line each."""
-    columns = [column for column in _COLUMNS if any(column.text(row) for row in rows)]
-    table = Table(title=f"{subject}, with the raw pipe of the same run", expand=False)
-    table.add_column("experiment", ratio=1)
-    for column in columns:
-        table.add_column(column.heading, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [column.text(row) for column in columns]
-        table.add_row(_title(row), *cells, style="" if row.is_sound else "red")
-    problems = [Text(f"{_title(row)}: {row.problem}", "red") for row in rows if row.problem]
-    return Group(table, *problems, *_peers(rows), Text(machine.sentence(), "dim"))
+    """Our figure, the raw pipe, the ratio of the two, the thesis and a peer, in one line each.
+
+    A column is shown when it says something about at least one row.
+    """
+    title = f"{subject}, with the raw pipe of the same run"
+    columns = [each for each in _COLUMNS if any(each[1](row) for row in rows)]
+    return _of_rows(title, columns, rows, _peers(rows))
 
 
-def write_parquet(
-    directory: Path, rows: "Sequence[DataclassInstance]", subject: str = "Broadcast"
-) -> Path:
+def table_of_trials(rows: Sequence[TrialRow]) -> Group:
+    """Producers and consumer, and the raw pipe with frames as long as a full batch.
+
+    The processor time that an event costs all processes together is less moved by others who use
+    the machine.
+    """
+    title = f"{PRODUCERS} producers and a consumer on {TOPICS} topics"
+    return _of_rows(f"{title}, with the raw pipe of the same run", _TRIAL_COLUMNS, rows, [])
+
+
+def write_parquet(directory: Path, rows: Sequence[Row], subject: str = "Broadcast") -> Path:
     """All columns of all rows, with the machine in the file's own metadata."""
     import pyarrow
     import pyarrow.parquet
 
     directory.mkdir(parents=True, exist_ok=True)
-    table = pyarrow.Table.from_pylist([asdict(row) for row in rows])
-    table = table.replace_schema_metadata(machine.describe())
+    written = pyarrow.Table.from_pylist([asdict(row) for row in rows])
+    written = written.replace_schema_metadata(machine.describe())
     path = directory / f"{subject.lower()}.parquet"
-    pyarrow.parquet.write_table(table, path)
+    pyarrow.parquet.write_table(written, path)
     return path
 
 
-class _Column(NamedTuple):
-    """A column is shown when it says something about at least one row."""
+_COLUMNS: Columns[Row] = (
+    ("experiment", lambda row: row.title),
+    ("events/s", lambda row: f"{row.events_per_s:,.0f}"),
+    ("lowest..highest", lambda row: "" if row.runs == 1 else _range(row.spread)),
+    ("MB/s", lambda row: f"{row.mb_per_s:,.1f}"),
+    ("pipe\nframes/s", lambda row: f"{row.pipe_frames_per_s:,.0f}"),
+    ("pipe\nMB/s", lambda row: f"{row.pipe_mb_per_s:,.0f}"),
+    ("ratio", lambda row: optional(row.ratio_to_pipe, ".3f")),
+    ("thesis\nevents/s", lambda row: optional(row.thesis, ",.0f")),
+    ("peer\nevents/s", lambda row: _range(row.peer_events_per_s)),
+    ("cost of\nfault", lambda row: optional(row.cost_of_fault, ".0%")),
+    ("mean ± dev\nms", lambda row: f"{row.mean_ms:.1f} ± {row.deviation_ms:.1f}"),
+    ("p50\nms", lambda row: f"{row.p50_ms:.2f}"),
+    ("p99\nms", lambda row: f"{row.p99_ms:.2f}"),
+    ("p50, in\ntrips", lambda row: optional(row.p50_round_trips, ".1f")),
+    ("µs/event", lambda row: f"{row.processor_us_per_event:.1f}"),
+    ("lost", lambda row: str(row.lost)),
+    ("forged", lambda row: str(row.forged)),
+    ("without\nreceipt", lambda row: str(row.unacknowledged or "")),
+)
 
-    heading: str
-    text: Callable[[Row], str]
-
-
-_COLUMNS = (
-    _Column("events/s", lambda row: f"{row.events_per_s:,.0f}"),
-    _Column("lowest..highest", lambda row: _spread(row.runs, row.spread)),
-    _Column("MB/s", lambda row: f"{row.mb_per_s:,.1f}"),
-    _Column("pipe\nframes/s", lambda row: f"{row.pipe_frames_per_s:,.0f}"),
-    _Column("pipe\nMB/s", lambda row: f"{row.pipe_mb_per_s:,.0f}"),
-    _Column("ratio", lambda row: _optional(row.ratio_to_pipe, ".3f")),
-    _Column("thesis\nevents/s", lambda row: _optional(row.thesis, ",.0f")),
-    _Column("peer\nevents/s", lambda row: _range(row.peer_events_per_s)),
-    _Column("cost of\nfault", lambda row: _optional(row.cost_of_fault, ".0%")),
-    _Column("mean ± dev\nms", lambda row: f"{row.mean_ms:.1f} ± {row.deviation_ms:.1f}"),
-    _Column("p50\nms", lambda row: f"{row.p50_ms:.2f}"),
-    _Column("p99\nms", lambda row: f"{row.p99_ms:.2f}"),
-    _Column("p50, in\ntrips", lambda row: _optional(row.p50_round_trips, ".1f")),
-    _Column("lost", lambda row: str(row.lost)),
-    _Column("forged", lambda row: str(row.forged)),
-    _Column("without\nreceipt", lambda row: str(row.unacknowledged or "")),
+_TRIAL_COLUMNS: Columns[TrialRow] = (
+    ("trial", lambda row: row.trial.curve),
+    ("bytes", lambda row: f"{row.event_bytes:,}"),
+    ("produced\nevents/s", lambda row: _rate(row, row.produced_per_s, row.produced_spread)),
+    ("MB/s", lambda row: f"{row.produced_mb_per_s:,.1f}"),
+    ("of\npipe", lambda row: optional(row.produced_ratio_to_pipe, ".3f")),
+    ("consumed\nevents/s", lambda row: _rate(row, row.events_per_s, row.spread)),
+    ("MB/s", lambda row: f"{row.mb_per_s:,.1f}"),
+    ("of\npipe", lambda row: optional(row.ratio_to_pipe, ".3f")),
+    ("pipe\nMB/s", lambda row: f"{row.pipe_mb_per_s:,.0f}"),
+    ("events\na batch", lambda row: optional(row.events_per_batch, ",.0f")),
+    ("µs/event", lambda row: f"{row.processor_us_per_event:.1f}"),
+    ("signed receipt\np50 ms", lambda row: optional(row.signed_receipt_p50_ms, ",.1f")),
+    ("basic receipt\np50 ms", lambda row: optional(row.basic_receipt_p50_ms, ",.1f")),
+    ("p50\nms", lambda row: f"{row.p50_ms:,.0f}"),
+    ("lost or\nwrong", lambda row: str(row.wrong)),
 )
 
 
-def _optional(figure: float | None, form: str) -> str:
-    return "" if figure is None else format(figure, form)
+def _of_rows(title: str, columns: Columns[Any], rows: Sequence[Row], notes: list[Text]) -> Group:
+    problems = [Text(f"{row.title}: {row.problem}", "red") for row in rows if row.problem]
+    shown = table(title, columns, rows, lambda row: row.is_sound)
+    return on_this_machine(shown, *problems, *notes)
 
 
-def _spread(runs: int, spread: tuple[float, float]) -> str:
-    return "" if runs == 1 else _range(spread)
+def _rate(row: Row, rate: float, spread: tuple[float, float]) -> str:
+    """With the lowest and the highest below it, if there were several runs."""
+    return f"{rate:,.0f}" if row.runs == 1 else f"{rate:,.0f}\n{_range(spread)}"
 
 
 def _range(bounds: tuple[float, float] | None) -> str:
@@ -100,19 +149,34 @@ def _peers(rows: Sequence[Row]) -> list[Text]:
     return [Text(sentence, "dim") for sentence in dict.fromkeys(sentences)]
 
 
-def _title(row: Row) -> str:
-    """The experiment in words, as the progress bar has it."""
-    return Experiment(
-        name=row.experiment,
-        protocol=row.protocol,
-        history_every=row.history_every,
-        replicas=row.replicas,
-        topics=row.topics,
-        events_per_batch=row.events_per_batch,
-        event_bytes=row.event_bytes,
-        fault=row.fault,
-        link_security="tls" if row.link_security == "tls" else "mac",
-        fsync=row.fsync,
-        publishers=row.publishers,
-        validated=row.validated,
-    ).title
+# Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at the replicas: how much was counted by then, and what memory each takes."""
+
+    seconds: float
+    count: int
+    memory_mb: dict[str, float]
+
+    def json(self, counted: str) -> dict[str, Any]:
+        return {"seconds": round(self.seconds, 1), counted: self.count, **self.memory_mb}
+
+
+def memory_table(title: str, counted: str, samples: Sequence[Sample]) -> Table:
+    """Some of these samples, the last one among them."""
+
+    def size_of(name: str) -> Callable[[Sample], str]:
+        return lambda sample: f"{sample.memory_mb.get(name, 0.0):.0f}"
+
+    step = max(1, len(samples) // MEMORY_LINES)
+    columns: Columns[Sample] = (
+        ("seconds", lambda sample: f"{sample.seconds:.0f}"),
+        (counted, lambda sample: f"{sample.count:,}"),
+        *(
+            (f"{name}, MB", size_of(name))
+            for name in sorted({name for sample in samples for name in sample.memory_mb})
+        ),
+    )
+    return table(title, columns, [*samples[:-1:step], samples[-1]])

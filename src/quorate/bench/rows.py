@@ -5,11 +5,14 @@ none, and a figure is null where it does not apply.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from operator import attrgetter
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from quorate.bench.experiments import Experiment
+from quorate.bench.pipe import PipeRate
+from quorate.bench.trials import PRODUCERS, QUORATE, REPLICAS, TOPICS, WHOLE, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +21,10 @@ class Row:
     protocol: str
     replicas: int
     topics: int
-    events_per_batch: int
+    # Of trials the mean of what producers gathered; of Kafka it is not known.
+    events_per_batch: float | None = None
     event_bytes: int
-    fault: str | None
+    fault: str | None = None
     events_per_s: float = 0.0
     mb_per_s: float = 0.0
     pipe_frames_per_s: float = 0.0
@@ -28,24 +32,24 @@ class Row:
     ratio_to_pipe: float | None = None
     p50_ms: float = 0.0
     p99_ms: float = 0.0
-    thesis: float | None
+    thesis: float | None = None
 
     # Whose figure that is, and the latencies that go with it.
-    thesis_source: str | None
-    thesis_mean_ms: float | None
-    thesis_p99_ms: float | None
+    thesis_source: str | None = None
+    thesis_mean_ms: float | None = None
+    thesis_p99_ms: float | None = None
     # Another system, how far it got (lowest, highest), and where that was measured.
     peer: str | None = None
     peer_events_per_s: tuple[float, float] | None = None
     peer_p50_ms: tuple[float, float] | None = None
     peer_source: str | None = None
-    # How the experiment was set up.
-    history_every: int
-    link_security: str
-    in_flight: int
+    # How the experiment was set up; of trials, how many topics are validated.
+    history_every: int = 0
+    link_security: str = "mac"
+    in_flight: int = 0
     fsync: str = ""
     publishers: int = 1
-    validated: bool = False
+    validated: int = False
     frame_bytes: int = 0
     seconds: float = 0.0
     # More of what it found.
@@ -57,6 +61,8 @@ class Row:
     # The p50 of one event in flight, in round trips of the pipe.
     p50_round_trips: float | None = None
     memory_mb_max: float = 0.0
+    # Processor time, user and system, of all replicas and clients together.
+    processor_us_per_event: float = 0.0
     # Of the whole run, warm-up included, in events.
     published: int = 0
     delivered: int = 0
@@ -76,22 +82,71 @@ class Row:
     latency_quantiles_ms: list[float] = field(default_factory=list)
 
     @property
+    def wrong(self) -> int:
+        return self.lost + self.forged + self.duplicated + self.unacknowledged
+
+    @property
     def is_sound(self) -> bool:
         """Whether the contract was kept: figures of a cluster that loses events mean nothing."""
-        wrong = self.lost or self.forged or self.duplicated or self.unacknowledged
-        return not (wrong or self.problem)
+        return not (self.wrong or self.problem)
+
+    @property
+    def title(self) -> str:
+        """The experiment in words, as the progress bar has it."""
+        known = {name: getattr(self, name) for name in _SETTING}
+        return Experiment(name=self.experiment, **known).title
+
+    def json(self) -> dict[str, Any]:
+        """The row for `--json`: everything but the raw material of plots."""
+        known = asdict(self)
+        del known["latency_quantiles_ms"]
+        return known
 
 
-def as_json(row: Row) -> dict[str, Any]:
-    """The row for `--json`: everything but the raw material of plots."""
-    known = asdict(row)
-    del known["latency_quantiles_ms"]
-    return known
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow(Row):
+    """The same of a trial of validated topics: the figures above are the consumer's."""
+
+    store: str
+    producers: int = PRODUCERS
+    # The producers together: what was acknowledged in the window.
+    produced_per_s: float = 0.0
+    produced_mb_per_s: float = 0.0
+    produced_ratio_to_pipe: float | None = None
+    produced_spread: tuple[float, float] = (0.0, 0.0)
+    # Of topics that are validated, and of those that nobody validates.
+    signed_receipt_p50_ms: float | None = None
+    basic_receipt_p50_ms: float | None = None
+    # The share of the topics that nobody validates.
+    basic_per_s: float = 0.0
+    basic_produced_per_s: float = 0.0
+    # What each process spent on an event, by name.
+    processor_us_by_process: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def trial(self) -> Trial:
+        return Trial(
+            system=self.protocol,
+            store=self.store,
+            validated=self.validated,
+            event_bytes=self.event_bytes,
+        )
+
+    @property
+    def title(self) -> str:
+        return self.trial.title
 
 
-def failed_row(experiment: Experiment, problem: str) -> Row:
-    """The row of an experiment that found nothing."""
-    return Row(**setting(experiment), problem=problem)
+_Row = TypeVar("_Row", bound=Row)
+
+# What a row has in common with its experiment, and with the same experiment without a fault.
+_SETTING_BUT_FAULT = (
+    "protocol", "history_every", "replicas", "topics", "events_per_batch", "event_bytes",
+    "link_security", "fsync", "publishers", "validated",
+)  # fmt: skip
+_SETTING = (*_SETTING_BUT_FAULT, "fault")
+_TOTALS = ("published", "delivered", "lost", "forged", "duplicated", "unacknowledged")
+_SPREADS = {"spread": "events_per_s", "produced_spread": "produced_per_s"}
 
 
 def setting(experiment: Experiment) -> dict[str, Any]:
@@ -99,18 +154,7 @@ def setting(experiment: Experiment) -> dict[str, Any]:
     thesis, peer = experiment.thesis, experiment.peer
     return {
         "experiment": experiment.name,
-        "protocol": experiment.protocol,
-        "replicas": experiment.replicas,
-        "topics": experiment.topics,
-        "events_per_batch": experiment.events_per_batch,
-        "event_bytes": experiment.event_bytes,
-        "fault": experiment.fault,
-        "history_every": experiment.history_every,
-        "link_security": experiment.link_security,
-        "in_flight": experiment.in_flight,
-        "fsync": experiment.fsync,
-        "publishers": experiment.publishers,
-        "validated": experiment.validated,
+        **{name: getattr(experiment, name) for name in (*_SETTING, "in_flight")},
         "thesis": thesis and thesis.events_per_s,
         "thesis_source": thesis and thesis.source,
         "thesis_mean_ms": thesis and thesis.mean_ms,
@@ -122,7 +166,35 @@ def setting(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def merged(rows: Sequence[Row]) -> Row:
+def setting_of_trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "experiment": "validated",
+        "protocol": trial.system,
+        "replicas": REPLICAS if trial.system in (QUORATE, WHOLE) else 1,
+        "topics": TOPICS,
+        "event_bytes": trial.event_bytes,
+        "store": trial.store,
+        "validated": trial.validated,
+    }
+
+
+def beside(pipe: PipeRate, events_per_s: float, event_bytes: float) -> dict[str, Any]:
+    """The columns of a rate beside a pipe.
+
+    With the pipe's frames for batches, a ratio of megabytes is one of frames per second as well.
+    """
+    mb_per_s = events_per_s * event_bytes / 1e6
+    return {
+        "events_per_s": events_per_s,
+        "mb_per_s": mb_per_s,
+        "pipe_frames_per_s": pipe.frames_per_s,
+        "pipe_mb_per_s": pipe.mb_per_s,
+        "ratio_to_pipe": mb_per_s / pipe.mb_per_s,
+        "frame_bytes": pipe.frame_bytes,
+    }
+
+
+def merged(rows: Sequence[_Row]) -> _Row:
     """One row for several runs of one experiment: the median of each figure, and the spread.
 
     What must not happen is added up instead, so that no run hides the fault of another.
@@ -130,17 +202,15 @@ def merged(rows: Sequence[Row]) -> Row:
     good = [row for row in rows if not row.problem]
     if not good:
         return rows[0]
-    middle: dict[str, Any] = {
-        name: _median([getattr(row, name) for row in good]) for name in _FIGURES
-    }
-    totals = {name: sum(getattr(row, name) for row in good) for name in _TOTALS}
-    rates = [row.events_per_s for row in good]
-    return replace(
-        good[0], **middle, **totals,
-        runs=len(good), spread=(min(rates), max(rates)),
-        problem=next((row.problem for row in rows if row.problem), None),
-        latency_quantiles_ms=_middle_quantiles(good),
-    )  # fmt: skip
+    known = {each.name: [getattr(row, each.name) for row in good] for each in fields(good[0])}
+    together: dict[str, Any] = {name: _middle(values) for name, values in known.items()}
+    together |= {name: sum(known[name]) for name in _TOTALS}
+    for spread, rate in _SPREADS.items():
+        if spread in known:
+            together[spread] = min(known[rate]), max(known[rate])
+    together["runs"] = len(good)
+    together["problem"] = next((row.problem for row in rows if row.problem), None)
+    return replace(good[0], **together)
 
 
 def with_costs(rows: Iterable[Row]) -> list[Row]:
@@ -149,39 +219,24 @@ def with_costs(rows: Iterable[Row]) -> list[Row]:
     By events per second, since both were measured next to each other: the pipe swings more
     between two experiments than they do, and so does the machine between two rounds.
     """
-    rows = list(rows)
-    rates = {_setting_but_fault(row): row.events_per_s for row in rows if not row.fault}
-    return [_with_cost(row, rates.get(_setting_but_fault(row))) for row in rows]
+    rows, same = list(rows), attrgetter("experiment", *_SETTING_BUT_FAULT)
+    rates = {same(row): row.events_per_s for row in rows if not row.fault}
+    return [
+        replace(row, cost_of_fault=1 - row.events_per_s / rate)
+        if row.fault and not row.problem and (rate := rates.get(same(row)))
+        else row
+        for row in rows
+    ]
 
 
-_FIGURES = (
-    "events_per_s", "mb_per_s", "pipe_frames_per_s", "pipe_mb_per_s", "ratio_to_pipe",
-    "p50_ms", "p99_ms", "mean_ms", "deviation_ms", "receipt_p50_ms", "best_pipe_frames_per_s",
-    "pipe_round_trip_ms", "p50_round_trips", "memory_mb_max",
-    "cost_of_fault",
-)  # fmt: skip
-_TOTALS = ("published", "delivered", "lost", "forged", "duplicated", "unacknowledged")
-
-
-def _median(values: list[float | None]) -> float | None:
+def _middle(values: list[Any]) -> Any:
+    """The median of figures, each by itself where there are several; of all else the first."""
     known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-def _middle_quantiles(rows: Sequence[Row]) -> list[float]:
-    measured = [row.latency_quantiles_ms for row in rows if row.latency_quantiles_ms]
-    return [median(column) for column in zip(*measured, strict=True)]
-
-
-def _setting_but_fault(row: Row) -> tuple[object, ...]:
-    return (
-        row.experiment, row.protocol, row.history_every, row.replicas, row.topics,
-        row.events_per_batch, row.event_bytes, row.link_security, row.fsync, row.publishers,
-        row.validated,
-    )  # fmt: skip
-
-
-def _with_cost(row: Row, without_fault: float | None) -> Row:
-    if not row.fault or not without_fault or row.problem:
-        return row
-    return replace(row, cost_of_fault=1 - row.events_per_s / without_fault)
+    match known:
+        case [float(), *_]:
+            return median(known)
+        case [list(), *_]:
+            return [median(column) for column in zip(*filter(None, known), strict=True)]
+        case [dict(), *_]:
+            return {name: median(each.get(name, 0.0) for each in known) for name in known[0]}
+    return values[0]

@@ -11,21 +11,20 @@ after the other, and says of each what it `Did`, until there is none any more.
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from quorate.bench.processes import BenchError, Parent
+from quorate.bench.processes import BenchError, Parent, play
 from quorate.pipeline.failures import cause_of
 from quorate.pipeline.jobs.job import Pipes
 from quorate.pipeline.running import has_read
-from quorate.runtime.loop import run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -94,27 +93,22 @@ class Jobs:
         self._begun: StreamingQuery | None = None
 
     def do(self, job: Job) -> Did:
-        watch = _Watch() if job.is_watched else None
-        watching: AbstractContextManager[object] = watch or nullcontext()
-        counts: dict[str, tuple[int, int]] = {}
-        began_s, start_s = time.perf_counter(), 0.0
-        with watching:
-            match job.kind:
-                case "keep":
-                    counts = self._keep(job)
-                case "stream":
-                    start_s = self._read_stream(job)
-                case "relay":
-                    self._relay(job)
-                case "portscan":
-                    self._look_for_scanners(job)
-                case "rest":
-                    self._rest()
-                case _:
-                    _drop(self._frame(job))
-        seconds = time.perf_counter() - began_s - start_s
-        memory_mb_max = watch.mb_max if watch else 0.0
-        return Did(seconds=seconds, start_s=start_s, memory_mb_max=memory_mb_max, **counts)
+        works: dict[str, Callable[[Job], dict[str, Any]]] = {
+            "keep": self._keep,
+            "stream": self._read_stream,
+            "relay": self._relay,
+            "portscan": self._look_for_scanners,
+            "rest": self._rest,
+        }
+        began_s = time.perf_counter()
+        with _watched() if job.is_watched else nullcontext([0.0]) as sizes_mb:
+            found = works.get(job.kind, self._drop)(job)
+        seconds = time.perf_counter() - began_s - found.get("start_s", 0.0)
+        return Did(seconds=seconds, memory_mb_max=max(sizes_mb, default=0.0), **found)
+
+    def _drop(self, job: Job) -> dict[str, Any]:
+        self._frame(job).write.format("noop").mode("overwrite").save()
+        return {}
 
     def _frame(self, job: Job) -> DataFrame:
         if job.kind == "parquet":
@@ -123,13 +117,13 @@ class Jobs:
         reader: DataFrameReader = self._from_topic(self._spark.read, job)
         return reader.option("verification", verification).load()
 
-    def _keep(self, job: Job) -> dict[str, tuple[int, int]]:
+    def _keep(self, job: Job) -> dict[str, Any]:
         frame = self._frame(job)
         frame.write.parquet(self._kept(job))
         kept = self._spark.read.parquet(self._kept(job))
         return {"from_topic": _counted(frame), "from_parquet": _counted(kept)}
 
-    def _read_stream(self, job: Job) -> float:
+    def _read_stream(self, job: Job) -> dict[str, Any]:
         """How long it took besides its batches: Spark starts a Python process for each query."""
         began_s = time.perf_counter()
         frame = self._from_topic(self._spark.readStream, job).load()
@@ -142,9 +136,9 @@ class Jobs:
         query.awaitTermination()
         whole_s = time.perf_counter() - began_s
         batches_ms = [int(each["durationMs"]["triggerExecution"]) for each in query.recentProgress]
-        return whole_s - sum(batches_ms) / 1000
+        return {"start_s": whole_s - sum(batches_ms) / 1000}
 
-    def _relay(self, job: Job) -> None:
+    def _relay(self, job: Job) -> dict[str, Any]:
         from pyspark.sql import functions
 
         frame = self._from_topic(self._spark.readStream, job).load()
@@ -159,8 +153,9 @@ class Jobs:
             .trigger(processingTime="0 seconds")
             .start()
         )
+        return {}
 
-    def _look_for_scanners(self, job: Job) -> None:
+    def _look_for_scanners(self, job: Job) -> dict[str, Any]:
         """As `quorate pipeline run portscan` does; its first batch takes longer than any other."""
         from quorate.pipeline.jobs.portscan import JOB, PortscanConfig
 
@@ -177,14 +172,16 @@ class Jobs:
             if time.monotonic() > deadline_s:
                 raise BenchError(f"Spark read nothing within {FIRST_BATCH_SECONDS_MAX:g} s")
             time.sleep(LOOK_EVERY_S)
+        return {}
 
-    def _rest(self) -> None:
+    def _rest(self, _: Job) -> dict[str, Any]:
         query = self._begun
         if query is None:
             raise BenchError("nothing was begun")
         if (error := query.exception()) is not None:
             raise BenchError(f"{query.name} ended early: {cause_of(error)}")
         query.stop()
+        return {}
 
     def _from_topic(self, reader: DataFrameReader | DataStreamReader, job: Job) -> Any:
         return reader.format("quorate").options(
@@ -199,38 +196,26 @@ class Jobs:
         return tempfile.mkdtemp(prefix="checkpoint-", dir=self._directory)
 
 
-class _Watch:
-    """Looks at the memory of Python's workers, as long as it is open."""
+@contextmanager
+def _watched() -> Iterator[list[float]]:
+    """The memory of Python's workers in MB, looked at as long as it is open."""
+    import psutil
 
-    def __init__(self) -> None:
-        self.mb_max = 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+    over, sizes_mb, this = threading.Event(), list[float](), psutil.Process()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        import psutil
-
-        this = psutil.Process()
-        while not self._over.wait(LOOK_EVERY_S):
+    def look() -> None:
+        while not over.wait(LOOK_EVERY_S):
             for process in this.children(recursive=True):
-                try:
+                # It may have ended since it was listed.
+                with suppress(psutil.NoSuchProcess):
                     if process.name().startswith("python"):
-                        self.mb_max = max(self.mb_max, process.memory_info().rss / 1e6)
-                except psutil.NoSuchProcess:
-                    # It has ended since it was listed.
-                    continue
+                        sizes_mb.append(process.memory_info().rss / 1e6)
 
-
-def _drop(frame: DataFrame) -> None:
-    frame.write.format("noop").mode("overwrite").save()
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    yield sizes_mb
+    over.set()
+    thread.join()
 
 
 def _counted(frame: DataFrame) -> tuple[int, int]:
@@ -244,23 +229,17 @@ def _counted(frame: DataFrame) -> tuple[int, int]:
     return row["rows"], int(row["hash"] or 0) % 2**53
 
 
-async def drive(task: SparkTask) -> None:
+async def drive(parent: Parent, task: SparkTask) -> None:
     from quorate.pipeline.session import session
 
-    parent = await Parent.connect()
     settings = {"spark.driver.memory": DRIVER_MEMORY}
     spark = await asyncio.to_thread(session, task.master, app_name="bench", settings=settings)
     parent.say("ready")
     jobs = Jobs(spark, task)
-    while (said := await parent.hear()) is not None:
-        did = await asyncio.to_thread(jobs.do, msgspec.convert(said, Job))
-        parent.say(msgspec.to_builtins(did))
+    while (job := await parent.hear(Job)) is not None:
+        parent.say(await asyncio.to_thread(jobs.do, job))
     spark.stop()
 
 
-def main() -> None:
-    run(drive(msgspec.json.decode(sys.argv[2], type=SparkTask)))
-
-
 if __name__ == "__main__":
-    main()
+    play(SparkTask, drive=drive)

@@ -6,15 +6,14 @@ not run is left out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
 
-from quorate.bench.rows import Row
-from quorate.bench.trial_rows import TrialRow
-from quorate.bench.trials import KAFKA, KAFKA_STORES, TARGET_SIZE, TOPICS, WHOLE, Trial
+from quorate.bench import report
+from quorate.bench.rows import Row, TrialRow
+from quorate.bench.trials import KAFKA, KAFKA_STORES, SIZES, TARGET_SIZE, TOPICS, WHOLE, Trial
 
 SOME = 2
 AHEAD_FROM_BYTES = 256
@@ -35,8 +34,7 @@ class Target(NamedTuple):
     is_reached: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(NamedTuple):
     """Producers, or the consumer: whose figures a target is about."""
 
     name: str
@@ -64,90 +62,59 @@ def targets_of(rows: Sequence[TrialRow], headlines: Sequence[Row]) -> list[Targe
 
 
 def table_of(targets: Sequence[Target]) -> Table:
-    table = Table(title="Targets")
-    table.add_column("target", ratio=1)
-    for heading in ("wanted", "seen", ""):
-        table.add_column(heading, justify="right")
-    for target in targets:
-        verdict = "reached" if target.is_reached else "missed"
-        table.add_row(target.words, target.wanted, target.seen, verdict)
-    return table
+    columns: report.Columns[Target] = (
+        ("target", lambda each: each.words),
+        ("wanted", lambda each: each.wanted),
+        ("seen", lambda each: each.seen),
+        ("", lambda each: "reached" if each.is_reached else "missed"),
+    )
+    return report.table("Targets", columns, targets)
 
 
 def _of_side(known: _Known, side: Side) -> Iterator[Target]:
-    rate = side.events_per_s
-    everything, nothing = (
-        Trial(validated=TOPICS, event_bytes=TARGET_SIZE),
-        Trial(event_bytes=TARGET_SIZE),
-    )
-    yield from _ratio(
-        known, rate, f"{side.name}: all validated over none", ALL_OF_NONE_MIN, everything, nothing
-    )
-    yield from _flat(known, side)
-    yield from _growing(known, side)
-    yield from _ahead_of_whole(known, side)
-    some = Trial(validated=SOME, event_bytes=TARGET_SIZE)
-    if some in known and nothing in known:
-        alone = side.basic_per_s(known[nothing]) * (TOPICS - SOME) / TOPICS
-        words = f"{side.name}: {TOPICS - SOME} basic topics beside {SOME} validated, over without"
-        yield _at_least(words, BASIC_BESIDE_SOME_MIN, _over(side.basic_per_s(known[some]), alone))
-    kafka = Trial(system=KAFKA, event_bytes=TARGET_SIZE)
-    yield from _ratio(
-        known, rate, f"{side.name}: all validated over plain Kafka", KAFKA_MIN, everything, kafka
-    )
-    on_kafka = Trial(validated=TOPICS, store=KAFKA_STORES, event_bytes=TARGET_SIZE)
-    yield from _ratio(
-        known, rate, f"{side.name}: all validated with Kafka stores over plain Kafka",
-        KAFKA_STORES_MIN, on_kafka, kafka,
-    )  # fmt: skip
+    def rate(**setting: Any) -> float | None:
+        """Events per second of such a trial, if there was one."""
+        row = known.get(Trial(**{"event_bytes": TARGET_SIZE, **setting}))
+        return side.events_per_s(row) if row is not None else None
+
+    def over(words: str, wanted: float, ours: float | None, theirs: float | None) -> list[Target]:
+        if ours is None or theirs is None:
+            return []
+        return [_at_least(f"{side.name}: {words}", wanted, _over(ours, theirs))]
+
+    everything, kafka = rate(validated=TOPICS), rate(system=KAFKA)
+    on_kafka = rate(validated=TOPICS, store=KAFKA_STORES)
+    curve = {size: each for size in SIZES if (each := rate(validated=TOPICS, event_bytes=size))}
+    yield from over("all validated over none", ALL_OF_NONE_MIN, everything, rate())
+    yield from _of_curve(side, curve)
+    for size, ours in curve.items():
+        words = f"all validated over whole payloads, {size:,} B"
+        whole = rate(system=WHOLE, event_bytes=size)
+        if size >= AHEAD_FROM_BYTES:
+            yield from over(words, 1.0, ours, whole)
+    some, nothing = known.get(Trial(validated=SOME)), known.get(Trial())
+    if some is not None and nothing is not None:
+        alone = side.basic_per_s(nothing) * (TOPICS - SOME) / TOPICS
+        words = f"{TOPICS - SOME} basic topics beside {SOME} validated, over without"
+        yield from over(words, BASIC_BESIDE_SOME_MIN, side.basic_per_s(some), alone)
+    yield from over("all validated over plain Kafka", KAFKA_MIN, everything, kafka)
+    words = "all validated with Kafka stores over plain Kafka"
+    yield from over(words, KAFKA_STORES_MIN, on_kafka, kafka)
 
 
-def _flat(known: _Known, side: Side) -> Iterator[Target]:
-    rates = {size: rate for size, rate in _curve(known, side).items() if size <= TARGET_SIZE}
-    if len(rates) > 1:
-        factor = _over(max(rates.values()), min(rates.values()))
-        words = f"{side.name}: events/s from {min(rates)} B to {max(rates):,} B, highest to lowest"
+def _of_curve(side: Side, curve: dict[int, float]) -> Iterator[Target]:
+    """Events per second stay up to a kilobyte, and megabytes grow from there on."""
+    small = {size: rate for size, rate in curve.items() if size <= TARGET_SIZE}
+    if len(small) > 1:
+        factor = _over(max(small.values()), min(small.values()))
+        words = f"{side.name}: events/s from {min(small)} B to {max(small):,} B, highest to lowest"
         is_flat = factor <= FLAT_FACTOR_MAX
         yield Target(words, f"≤ {FLAT_FACTOR_MAX:g}", f"{factor:.2f}", is_flat)
-
-
-def _growing(known: _Known, side: Side) -> Iterator[Target]:
-    sizes = [size for size in _curve(known, side) if size >= TARGET_SIZE]
-    if len(sizes) > 1:
-        rates = [_curve(known, side)[size] * size / 1e6 for size in sizes]
-        grows = all(after > before for before, after in pairwise(rates))
-        words = f"{side.name}: MB/s at {', '.join(f'{size:,}' for size in sizes)} B"
-        yield Target(words, "growing", ", ".join(f"{rate:.0f}" for rate in rates), grows)
-
-
-def _ahead_of_whole(known: _Known, side: Side) -> Iterator[Target]:
-    for size, rate in _curve(known, side).items():
-        whole = known.get(Trial(system=WHOLE, event_bytes=size))
-        if whole is not None and size >= AHEAD_FROM_BYTES:
-            words = f"{side.name}: all validated over whole payloads, {size:,} B"
-            yield _at_least(words, 1.0, _over(rate, side.events_per_s(whole)))
-
-
-def _curve(known: _Known, side: Side) -> dict[int, float]:
-    """Events per second by size, with all topics validated."""
-    everything = {
-        trial.event_bytes: side.events_per_s(row)
-        for trial, row in known.items()
-        if trial == Trial(validated=TOPICS, event_bytes=trial.event_bytes)
-    }
-    return dict(sorted(everything.items()))
-
-
-def _ratio(
-    known: _Known,
-    rate: Callable[[TrialRow], float],
-    words: str,
-    wanted: float,
-    ours: Trial,
-    theirs: Trial,
-) -> Iterator[Target]:
-    if ours in known and theirs in known:
-        yield _at_least(words, wanted, _over(rate(known[ours]), rate(known[theirs])))
+    large = {size: rate * size / 1e6 for size, rate in curve.items() if size >= TARGET_SIZE}
+    if len(large) > 1:
+        grows = all(after > before for before, after in pairwise(large.values()))
+        words = f"{side.name}: MB/s at {', '.join(f'{size:,}' for size in large)} B"
+        yield Target(words, "growing", ", ".join(f"{rate:.0f}" for rate in large.values()), grows)
 
 
 def _at_least(words: str, wanted: float, seen: float) -> Target:

@@ -4,17 +4,15 @@ Source: Kabis 2023, section 4.1: three producers and one consumer, ten topics of
 and 10 are validated, and events of growing size, against plain Kafka and against BFT-SMaRt,
 "modified to transmit the event in plain instead of its SID".
 
-    quorate    all topics can be validated, and clients choose with `update_topology` which are;
-               batches gather as they do for anybody who calls `submit`; payloads go to f + 1
-               replicas, which keep them themselves (embedded) or in a Kafka cluster each
-    whole      the ordering of whole payloads: a Byzantine log that is not validated, and every
-               batch goes whole to every replica
+    quorate    clients choose with `update_topology` which topics are validated; payloads go to
+               f + 1 replicas, which keep them themselves (embedded) or in a Kafka cluster each
+    whole      a Byzantine log that is not validated: every batch goes whole to every replica
     kafka      one broker, `acks=all`, through confluent-kafka, with its own batching
 
 The headline is an experiment of its own, with batches that are made by hand (`headline_plan`).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from quorate.bench.experiments import ORDERING, Experiment
@@ -35,10 +33,6 @@ QUORATE, WHOLE, KAFKA = "quorate", "whole payloads", "kafka"
 EMBEDDED, KAFKA_STORES = "embedded", "kafka"
 
 HEADLINE = "headline"
-HEADLINE_EVENTS = 1000
-HEADLINE_BYTES = 253
-
-_LOG = {"protection": "byzantine", "order": "total"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +64,11 @@ class Trial:
         return "embedded" if self.store == EMBEDDED else "kafka-stores"
 
     @property
+    def of_ten(self) -> int | None:
+        """How many topics are validated, where somebody chooses that."""
+        return self.validated if self.system == QUORATE else None
+
+    @property
     def topics(self) -> list[str]:
         """The validated ones first."""
         return [f"topic-{number}" for number in range(TOPICS)]
@@ -80,7 +79,8 @@ class Trial:
 
     def contracts(self) -> dict[str, Contract]:
         """All topics can be validated; which ones are, producers and consumer choose."""
-        log = {**_LOG, "validated": self.system == QUORATE}
+        validated = self.system == QUORATE
+        log = {"protection": "byzantine", "order": "total", "validated": validated}
         return {name: Contract.parse(name, log) for name in self.topics}
 
 
@@ -98,29 +98,11 @@ def headline_plan() -> list[Experiment]:
     one = Experiment(
         name=HEADLINE,
         protocol=ORDERING,
-        events_per_batch=HEADLINE_EVENTS,
-        event_bytes=HEADLINE_BYTES,
+        events_per_batch=1000,
         fsync="always",
         validated=True,
     )
     return [one, replace(one, topics=TOPICS)]
-
-
-def chosen(
-    plan: Iterable[Trial],
-    *,
-    parts: Collection[str] = (),
-    sizes: Collection[int] = (),
-    validated: Collection[int] = (),
-) -> list[Trial]:
-    """Those that were asked for; an empty choice means all."""
-    return [
-        trial
-        for trial in plan
-        if (not parts or trial.part in parts)
-        and (not sizes or trial.event_bytes in sizes)
-        and (not validated or trial.system != QUORATE or trial.validated in validated)
-    ]
 
 
 def _plan(

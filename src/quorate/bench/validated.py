@@ -15,38 +15,31 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Self
+from statistics import median
 
 import msgspec
 
 from quorate.bench import kafka_clients
-from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick
-from quorate.bench.clients import Window, frame_bytes
-from quorate.bench.clusters import free_port, look, made, running
-from quorate.bench.kafka import KafkaBroker, running_brokers
+from quorate.bench.broadcast import ANSWER_SECONDS_MAX, Timing, Yardstick, in_rounds
+from quorate.bench.clusters import made, pids_of, running
+from quorate.bench.kafka import KafkaBroker
+from quorate.bench.kafka import running as running_brokers
+from quorate.bench.latencies import Latencies
 from quorate.bench.pipe import PipeRate
-from quorate.bench.processes import Worker, started
-from quorate.bench.trial_clients import CONSUMER, Consumed, Produced, TrialTask
-from quorate.bench.trial_rows import TrialRow, failed_row, merged, row_of
-from quorate.bench.trials import (
-    KAFKA,
-    KAFKA_STORES,
-    PRODUCERS,
-    QUORATE,
-    REPLICAS,
-    WHOLE,
-    Trial,
-)
-from quorate.client import Admin
+from quorate.bench.processes import ready
+from quorate.bench.processor import processor_s, spent_since
+from quorate.bench.rows import TrialRow, beside, merged, setting_of_trial
+from quorate.bench.trials import KAFKA, KAFKA_STORES, PRODUCERS, QUORATE, REPLICAS, WHOLE, Trial
+from quorate.bench.workload import READER, Consumed, Produced, Task, Window, frame_bytes
 from quorate.client.producer import BATCH_BYTES, BATCH_EVENTS
 from quorate.core.errors import QuorateError
 from quorate.core.stores import KafkaStore
-from quorate.runtime.local import OPERATOR
+from quorate.runtime.ports import free_base_port
 
 BROKER_HEAP_MB = 1024
 # How long trials are that make brokers warm and do not count.
 BROKER_WARM_UP_S = 5.0
-_QUORATE_CLIENTS, _KAFKA_CLIENTS = "quorate.bench.trial_clients", "quorate.bench.kafka_clients"
+_QUORATE_CLIENTS, _KAFKA_CLIENTS = "quorate.bench.workload", "quorate.bench.kafka_clients"
 
 
 async def run_trials(
@@ -54,74 +47,63 @@ async def run_trials(
     timing: Timing,
     *,
     repeat: int = 1,
-    tell: Callable[[Trial], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> list[TrialRow]:
-    """Run every trial so many times, in rounds, so that all see the same weather."""
+    """Run every trial so many times; one that fails has a row that says why."""
     yardstick = Yardstick(timing.pipe_s)
-    rounds: list[list[TrialRow]] = []
-    with Brokers() as brokers:
-        for _ in range(repeat):
-            rows = []
-            for trial in plan:
-                tell(trial)
-                rows.append(await _attempt(trial, timing, yardstick, brokers))
-            rounds.append(rows)
+
+    async def attempt(trial: Trial) -> TrialRow:
+        events = min(BATCH_EVENTS, max(1, BATCH_BYTES // trial.event_bytes))
+        frame = frame_bytes(events, trial.event_bytes)
+        try:
+            found, pipe = await yardstick.around(frame, lambda: brokers.carry(trial, timing))
+        except QuorateError as error:
+            return TrialRow(**setting_of_trial(trial), problem=str(error))
+        return row_of(trial, found, pipe)
+
+    with ExitStack() as stack:
+        brokers = Brokers(stack)
+        rounds = await in_rounds(plan, repeat, tell, attempt)
     return [merged(runs) for runs in zip(*rounds, strict=True)]
-
-
-def batch_events(event_bytes: int) -> int:
-    """How many events fill a batch."""
-    return min(BATCH_EVENTS, max(1, BATCH_BYTES // event_bytes))
 
 
 class Brokers:
     """Kafka clusters of one broker each, from when they are first asked for."""
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
         self._running: list[KafkaBroker] = []
         # What they have carried already.
         self._carried: set[str] = set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    async def first(self, count: int) -> list[KafkaBroker]:
-        """So many of them, all of them warm."""
-        lacking = count - len(self._running)
-        if lacking > 0:
-            started = await asyncio.to_thread(self._start, lacking)
+    async def carry(self, trial: Trial, timing: Timing) -> "Found":
+        """Run a trial with as many of them as it needs, all of them warm."""
+        warming = Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0)
+        needed = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
+        if needed > len(self._running):
+            started = await asyncio.to_thread(self._start, needed - len(self._running))
             for broker in started:
-                await _once(Trial(system=KAFKA), _warming(), [broker])
+                await _once(Trial(system=KAFKA), warming, [broker])
             self._running += started
-        return self._running[:count]
-
-    def is_new(self, part: str) -> bool:
-        """Whether they have carried no trial of this part yet; from now on they have."""
-        is_new = part not in self._carried
-        self._carried.add(part)
-        return is_new
-
-    def processor_s(self) -> dict[str, float]:
-        """What each has spent so far."""
-        import psutil
-
-        spent = [psutil.Process(broker.pid).cpu_times() for broker in self._running]
-        return {f"broker {at}": float(each.user + each.system) for at, each in enumerate(spent)}
+        used = self._running[:needed]
+        if used and trial.part not in self._carried:
+            self._carried.add(trial.part)
+            await _once(trial, warming, used)
+        return await _once(trial, timing, used)
 
     def _start(self, count: int) -> list[KafkaBroker]:
         prefix = "quorate-bench-"
-        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
-        ports = [free_port(2) for _ in range(count)]
-        return self._stack.enter_context(
-            running_brokers(Path(directory), ports, heap_mb=BROKER_HEAP_MB)
-        )
+        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
+        first = free_base_port()
+        brokers = [
+            KafkaBroker(directory / str(port), port, port + 1, BROKER_HEAP_MB)
+            for port in range(first, first + 2 * count, 2)
+        ]
+        self._stack.enter_context(running_brokers(brokers))
+        return brokers
 
 
-class _Found(msgspec.Struct, frozen=True):
+class Found(msgspec.Struct, frozen=True):
     """What the parts of one run said, and the processor time that each spent."""
 
     window: Window
@@ -130,59 +112,23 @@ class _Found(msgspec.Struct, frozen=True):
     processor_s: dict[str, float]
 
 
-async def _attempt(
-    trial: Trial, timing: Timing, yardstick: Yardstick, brokers: Brokers
-) -> TrialRow:
-    """A benchmark of an hour does not end because one trial fails: its row says why."""
-    frame = frame_bytes(batch_events(trial.event_bytes), trial.event_bytes)
-    try:
-        before = await yardstick.before(frame)
-        found = await _measured(trial, timing, brokers)
-        after = await yardstick.after(frame)
-    except QuorateError as error:
-        return failed_row(trial, str(error))
-    pipe = PipeRate.median_of([before, after])
-    return row_of(trial, found.window, found.produced, found.consumed, pipe, found.processor_s)
-
-
-async def _measured(trial: Trial, timing: Timing, brokers: Brokers) -> _Found:
-    count = 1 if trial.system == KAFKA else REPLICAS if trial.store == KAFKA_STORES else 0
-    used = await brokers.first(count)
-    if used and brokers.is_new(trial.part):
-        await _once(trial, _warming(), used)
-    before_s = brokers.processor_s() if used else {}
-    found = await _once(trial, timing, used)
-    after_s = brokers.processor_s() if used else {}
-    spent = {name: after_s[name] - before_s[name] for name in list(before_s)[:count]}
-    return msgspec.structs.replace(found, processor_s={**found.processor_s, **spent})
-
-
-async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) -> _Found:
+async def _once(trial: Trial, timing: Timing, brokers: Sequence[KafkaBroker]) -> Found:
     if trial.system == KAFKA:
-        return await _through_broker(trial, timing, brokers[0].bootstrap)
+        return await _through_broker(trial, timing, brokers[0])
     return await _through_cluster(trial, timing, brokers)
 
 
-def _warming() -> Timing:
-    return Timing(warm_up_s=0, window_s=BROKER_WARM_UP_S, pipe_s=0)
-
-
-async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaBroker]) -> _Found:
+async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaBroker]) -> Found:
     names, run = [f"producer-{number}" for number in range(PRODUCERS)], secrets.token_hex(8)
     kafkas = [KafkaStore(bootstrap=broker.bootstrap, topic_prefix=f"{run}.") for broker in stores]
     local = made(
-        replicas=REPLICAS,
-        clients=[*names, CONSUMER],
-        link_security="mac",
-        topics=trial.contracts(),
-        kafkas=kafkas,
+        replicas=REPLICAS, clients=[*names, READER], topics=trial.contracts(), kafkas=kafkas
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, _empty, kafkas)
         launcher = await stack.enter_async_context(running(local))
-        admin = await stack.enter_async_context(Admin(launcher.directory, OPERATOR))
-        task = TrialTask(
-            place=str(launcher.directory),
+        task = Task(
+            cluster=str(launcher.directory),
             run=run,
             topics=trial.topics,
             validated=trial.validated_topics,
@@ -190,58 +136,97 @@ async def _through_cluster(trial: Trial, timing: Timing, stores: Sequence[KafkaB
             event_bytes=trial.event_bytes,
             stores=REPLICAS if trial.system == WHOLE else None,
         )
-        before = await _processor_s(admin)
-        found = await _run(_QUORATE_CLIENTS, task, names, timing)
-        after = await _processor_s(admin)
-    servers = {name: after[name] - spent for name, spent in before.items() if name in after}
-    return msgspec.structs.replace(found, processor_s={**found.processor_s, **servers})
+        servers = {**pids_of(launcher), **_pids_of(stores)}
+        return await _run(_QUORATE_CLIENTS, task, names, timing, servers)
 
 
 def _empty(kafkas: Sequence[KafkaStore]) -> None:
     """What stores of this run have been given goes: the next trial is to find idle disks."""
     for kafka in kafkas:
-        kafka_clients.remove_topics_behind(kafka.bootstrap, kafka.topic_prefix)
+        kafka_clients.remove_topics(kafka.bootstrap, kafka.topic_prefix)
 
 
-async def _through_broker(trial: Trial, timing: Timing, bootstrap: str) -> _Found:
-    run = secrets.token_hex(8)
-    topics = [f"{topic}-{run}" for topic in trial.topics]
+async def _through_broker(trial: Trial, timing: Timing, broker: KafkaBroker) -> Found:
+    bootstrap, run = broker.bootstrap, secrets.token_hex(8)
+    topics = [f"{run}-{topic}" for topic in trial.topics]
     await asyncio.to_thread(kafka_clients.make_topics, bootstrap, topics)
-    task = TrialTask(
-        place=bootstrap, run=run, topics=topics, validated=[], event_bytes=trial.event_bytes
-    )
+    task = Task(cluster=bootstrap, run=run, topics=topics, event_bytes=trial.event_bytes)
     try:
-        return await _run(_KAFKA_CLIENTS, task, [""] * PRODUCERS, timing)
+        return await _run(_KAFKA_CLIENTS, task, [""] * PRODUCERS, timing, _pids_of([broker]))
     finally:
-        await asyncio.to_thread(kafka_clients.remove_topics, bootstrap, topics)
+        await asyncio.to_thread(kafka_clients.remove_topics, bootstrap, run)
 
 
-async def _run(module: str, task: TrialTask, identities: list[str], timing: Timing) -> _Found:
+def _pids_of(brokers: Sequence[KafkaBroker]) -> dict[str, int]:
+    return {f"broker {at}": each.pid for at, each in enumerate(brokers) if each.pid is not None}
+
+
+async def _run(
+    module: str, task: Task, identities: list[str], timing: Timing, servers: dict[str, int]
+) -> Found:
     """Start the clients, warm up, let the window pass, and hear what they found."""
     async with AsyncExitStack() as stack:
-        consumer = await started(stack, module, "subscribe", task)
-        producers: list[Worker] = []
-        for number, identity in enumerate(identities):
-            own = msgspec.structs.replace(task, producer=number, identity=identity)
-            producers.append(await started(stack, module, "publish", own))
-        for worker in (consumer, *producers):
-            await worker.hear(ANSWER_SECONDS_MAX)
-        began_ns = time.monotonic_ns() + int(timing.warm_up_s * 1e9)
+        own = [
+            msgspec.structs.replace(task, producer=number, identity=identity)
+            for number, identity in enumerate(identities)
+        ]
+        roles = ("consume", task), *(("produce", each) for each in own)
+        consumer, *producers = await ready(stack, module, *roles)
+        before_s, began_ns = processor_s(), time.monotonic_ns() + int(timing.warm_up_s * 1e9)
         window = Window(began_ns, began_ns + int(timing.window_s * 1e9))
         for worker in (consumer, *producers):
-            worker.say(msgspec.to_builtins(window))
+            worker.say(window)
         await asyncio.sleep(timing.warm_up_s + timing.window_s)
         for producer in producers:
             producer.say("stop")
-        produced = [
-            msgspec.convert(await producer.hear(ANSWER_SECONDS_MAX), Produced)
-            for producer in producers
+        produced: list[Produced] = [
+            await producer.hear(ANSWER_SECONDS_MAX, Produced) for producer in producers
         ]
         consumer.say(sum(each.acknowledged for each in produced))
-        consumed = msgspec.convert(await consumer.hear(ANSWER_SECONDS_MAX), Consumed)
-    spent = {f"producer {at}": each.processor_s for at, each in enumerate(produced)}
-    return _Found(window, produced, consumed, {**spent, "consumer": consumed.processor_s})
+        consumed: Consumed = await consumer.hear(ANSWER_SECONDS_MAX, Consumed)
+        spent_s = spent_since(before_s)
+    pids = {f"producer {at}": each.pid for at, each in enumerate(producers)}
+    pids |= {"consumer": consumer.pid, **servers}
+    return Found(window, produced, consumed, {name: spent_s[pid] for name, pid in pids.items()})
 
 
-async def _processor_s(admin: Admin) -> dict[str, float]:
-    return {name: standing.processor_s for name, standing in (await look(admin)).items()}
+def row_of(trial: Trial, found: Found, pipe: PipeRate) -> TrialRow:
+    """What the clients of one run said, beside the pipe of the same run."""
+    produced, consumed, seconds = found.produced, found.consumed, found.window.seconds
+    acknowledged = sum(each.acknowledged for each in produced)
+    batches = sum(each.batches for each in produced)
+    produced_per_s = sum(each.validated + each.basic for each in produced) / seconds
+    events_per_s = (consumed.validated + consumed.basic) / consumed.seconds
+    theirs = beside(pipe, produced_per_s, trial.event_bytes)
+    spent_us = {name: 1e6 * s / max(1, acknowledged) for name, s in found.processor_s.items()}
+    return TrialRow(
+        **setting_of_trial(trial),
+        **beside(pipe, events_per_s, trial.event_bytes),
+        **consumed.latencies.figures,
+        events_per_batch=acknowledged / batches if batches else None,
+        seconds=seconds,
+        produced_per_s=produced_per_s,
+        produced_mb_per_s=theirs["mb_per_s"],
+        produced_ratio_to_pipe=theirs["ratio_to_pipe"],
+        receipt_p50_ms=median(each.receipt.p50_ms for each in produced),
+        signed_receipt_p50_ms=_p50_ms([each.signed_receipt for each in produced]),
+        basic_receipt_p50_ms=_p50_ms([each.basic_receipt for each in produced]),
+        basic_per_s=consumed.basic / consumed.seconds,
+        basic_produced_per_s=sum(each.basic for each in produced) / seconds,
+        processor_us_per_event=sum(spent_us.values()),
+        processor_us_by_process=spent_us,
+        published=acknowledged,
+        unacknowledged=sum(each.submitted for each in produced) - acknowledged,
+        delivered=consumed.taken,
+        lost=max(0, acknowledged - consumed.taken) + consumed.gaps,
+        forged=consumed.wrong,
+        duplicated=consumed.doubled,
+        spread=(events_per_s, events_per_s),
+        produced_spread=(produced_per_s, produced_per_s),
+    )
+
+
+def _p50_ms(receipts: Sequence[Latencies]) -> float | None:
+    """The median of the producers that have such receipts, if any has."""
+    known = [each.p50_ms for each in receipts if each.quantiles_ms]
+    return median(known) if known else None

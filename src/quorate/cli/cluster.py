@@ -38,7 +38,7 @@ from quorate.core.cluster import (
     parse_topics,
 )
 from quorate.core.errors import ConfigError, RefusedError
-from quorate.crypto.digests import payload_digest
+from quorate.crypto.digests import digest
 from quorate.protocol.control.machine import NOT_YET
 from quorate.runtime.files import (
     CLUSTER_FILE,
@@ -305,7 +305,7 @@ def _port(text: str, port: str) -> int:
 
 def _digest(shown: Cluster) -> str:
     """Comments and layout do not count: two files with one digest say the same."""
-    return payload_digest(shown.render().encode()).hex()
+    return digest(shown.render().encode()).hex()
 
 
 def _replica_table(shown: Cluster) -> Table:
@@ -339,7 +339,7 @@ def _topic_table(shown: Cluster) -> Table:
 
 
 def _short(member: Member) -> str:
-    return payload_digest(member.sign_key).hex()[:16]
+    return digest(member.sign_key).hex()[:16]
 
 
 def _as_json(shown: Cluster) -> dict[str, object]:

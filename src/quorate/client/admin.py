@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
 from quorate.client.session import ClusterLike, IdentityLike, Session
-from quorate.core.cluster import Client, Cluster, Member, Replica
+from quorate.core.cluster import Client, Member, Replica
 from quorate.core.control import (
-    CONTROL_TOPIC,
     AddReplica,
     AlterGroup,
     AlterTopic,
@@ -25,13 +24,12 @@ from quorate.core.control import (
 from quorate.core.errors import QuorumError, RefusedError
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message, Misbehave, Reply, StatusQuery, StatusReport
-from quorate.protocol.control.client import Commands
-from quorate.protocol.machine import Answered, Outcome, Topology
 from quorate.protocol.source import Source
-from quorate.runtime.driver import Handler
 from quorate.runtime.topics import topics_of
 
 TIMEOUT_S = 3.0
+
+_Command = TypeVar("_Command", ReplaceReplica, AddReplica, PutClient)
 
 
 class Admin(Session):
@@ -46,7 +44,8 @@ class Admin(Session):
     def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
         super().__init__(cluster, identity)
         self._waiting: dict[int, asyncio.Future[str | dict[str, object]]] = {}
-        self._source = Source(self.node, topics_of(self.cluster), self._macs, session=1)
+        self._handlers = {StatusReport: self._on_status, Reply: self._on_reply}
+        self._machine = Source(self.node, topics_of(self.cluster), self._macs, session=1)
 
     async def create_topic(self, topic: str, contract: Mapping[str, Setting]) -> None:
         """Let there be a topic; `contract` is what the cluster file would say of it."""
@@ -56,30 +55,20 @@ class Admin(Session):
         """Change keys of a topic's contract, those that can be changed."""
         await self.command(AlterTopic(topic, dict(changes)))
 
-    async def founding(self) -> Cluster:
-        """The cluster as it was when it began, which a replica with an empty disk has to know."""
-        commands = self._commands()
-        number = commands.ask_founding()
-        self.driver.wake()
-        await self._answer(number, CONTROL_TOPIC, "how the cluster began")
-        assert commands.founding is not None
-        return commands.founding
-
     async def replace_replica(self, replica: Replica) -> None:
         """From now on the replica of this name has these keys and this address."""
-        await self.command(ReplaceReplica(**_place_and_keys(replica)))
+        await self.command(_about(ReplaceReplica, replica))
 
     async def add_replica(self, replica: Replica) -> None:
         """Let there be one more replica; operators of other parties may have to ask for it, too."""
-        await self.command(AddReplica(party=replica.party, **_place_and_keys(replica)))
+        await self.command(_about(AddReplica, replica))
 
     async def put_client(self, client: Client) -> None:
         """Let there be this client, or let the one of this name have these keys and rights.
 
         Its number is the cluster's to give.
         """
-        keys = _name_and_keys(client)
-        await self.command(PutClient(party=client.party, operator=client.operator, **keys))
+        await self.command(_about(PutClient, client))
 
     async def remove_client(self, name: str) -> None:
         """The client of this name is none any more; what it published stays."""
@@ -171,24 +160,6 @@ class Admin(Session):
         self._number += 1
         return self._number
 
-    # Session
-
-    def _machine(self) -> Source:
-        return self._source
-
-    def _commands(self) -> Commands:
-        return self._source.commands
-
-    def _handlers(self) -> dict[type, Handler]:
-        return {StatusReport: self._on_status, Reply: self._on_reply}
-
-    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            if isinstance(outcome, Answered):
-                self._on_answered(outcome)
-            elif isinstance(outcome, Topology):
-                self._adopt(outcome.cluster)
-
     def _on_status(self, sender: NodeId, report: StatusReport) -> None:
         future = self._waiting.get(report.number)
         if future is None or future.done():
@@ -206,19 +177,6 @@ class Admin(Session):
             future.set_result(reply.sentence)
 
 
-def _place_and_keys(replica: Replica) -> dict[str, Any]:
-    return {
-        "host": replica.host,
-        "port": replica.port,
-        "metrics_port": replica.metrics_port,
-        **_name_and_keys(replica),
-    }
-
-
-def _name_and_keys(member: Member) -> dict[str, Any]:
-    return {
-        "name": member.name,
-        "sign_key": member.sign_key,
-        "mac_key": member.mac_key,
-        "certificate": member.certificate,
-    }
+def _about(kind: type[_Command], member: Member) -> _Command:
+    """A command that says of a member what there is to say in it."""
+    return kind(**{field: getattr(member, field) for field in kind.__struct_fields__})

@@ -42,17 +42,10 @@ from quorate.core.ordering import (
 )
 from quorate.crypto.checkpoint import Cosigner
 from quorate.protocol.auditing.findings import Findings
-from quorate.protocol.auditing.history import (
-    History,
-    Judgement,
-    Ledger,
-    Orderers,
-    credible_end,
-)
+from quorate.protocol.auditing.history import History, Ledger, Orderers, credible_end
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
-from quorate.protocol.control.client import Commands
+from quorate.protocol.auditing.ranges import Judgement, judge
 from quorate.protocol.listener import Listener
-from quorate.protocol.machine import Answered, Outcome, Topology
 from quorate.protocol.ordering.placement import GroupKind, group_of, rules_of
 from quorate.protocol.topic import Topic
 from quorate.runtime.signing import origin_of
@@ -66,7 +59,6 @@ ASK_AGAIN_S = 2.0
 SILENT_S = 15.0
 # Nobody may have a receipt, and whoever is about to get a batch from others does not refuse it.
 RECEIPTS_S = 2.0
-TICK_EVERY_US = 50_000
 # So many partitions are read from a replica at a time.
 PARTITIONS_AT_ONCE = 4
 
@@ -215,7 +207,7 @@ class Auditor(Session):
         self._readings: dict[tuple[NodeId, Partition], _Reading] = {}
         self._waiting: dict[tuple[Partition, int], _Waiting] = {}
         control = next((t for t in topics_of(self.cluster) if t.name == CONTROL_TOPIC), None)
-        self._listening_machine = Listener(self.node, control, self._hear)
+        self._machine = Listener(self.node, control, self._hear)
 
     async def audit(self) -> Report:
         """Walk, read and judge all of it."""
@@ -228,20 +220,22 @@ class Auditor(Session):
         for orderers in self.groups(topics):
             history = History(orderers, self._findings)
             await self.walk(history)
-            judgement = history.judge()
+            judgement = judge(history)
             groups.append(self._group_report(history, judgement))
             if judgement.trusted is not None:
                 ledgers |= judgement.trusted.ledgers()
         audits = [
             self.partition_audit(topic, ledgers[partition], keys, self._findings)
             for topic in topics
-            for partition in _partitions(topic)
-            if partition in ledgers
+            for number in range(topic.contract.partitions)
+            if (partition := Partition(topic.id, number)) in ledgers
         ]
         # Commands first: they tell whose key is whose.
-        for part in (_of_control(audits, is_control=True), _of_control(audits, is_control=False)):
+        for is_control in (True, False):
+            part = [each for each in audits if (each.topic.name == CONTROL_TOPIC) is is_control]
             await self.read([each for each in part if self.may_read(each.topic)])
-            keys.are_all = (bool(founding) and any(map(_has_all_commands, part))) or keys.are_all
+            if founding and is_control and any(each.is_whole for each in part):
+                keys.are_all = True
         return Report(
             self.cluster.name,
             tuple(groups),
@@ -299,8 +293,12 @@ class Auditor(Session):
 
     async def read(self, audits: list[PartitionAudit]) -> None:
         """All payloads of these, from every replica; and stores are held to their receipts."""
-        await self._read_all(audits)
-        await self._challenge_all(audits)
+        self._tell("reading payloads")
+        nodes = dict.fromkeys(node for audit in audits for node in audit.sources)
+        await asyncio.gather(*(self._read_from(node, audits) for node in nodes))
+        # Whoever signed for a batch and did not give it shall sign that, too.
+        self._tell("asking for receipts")
+        await asyncio.gather(*map(self._challenge_stores, audits))
 
     # What there is
 
@@ -308,15 +306,12 @@ class Auditor(Session):
         """What the cluster is now, and how it began, if replicas say so."""
         if self.cluster.control is None:
             return []
-        commands = self._commands()
         try:
             await self.learn_topology()
-            number = commands.ask_founding()
-            self.driver.wake()
-            await self._answer(number, CONTROL_TOPIC, "how the cluster began")
+            return [await self.founding()]
         except QuorumError as error:
             self._notes[f"the cluster is taken to be what its file says: {error}"] = None
-        return [] if commands.founding is None else [commands.founding]
+            return []
 
     def audited(self) -> list[Topic]:
         """The topics that are audited; commands too, which say whose key is whose."""
@@ -479,12 +474,6 @@ class Auditor(Session):
 
     # Reading
 
-    async def _read_all(self, audits: list[PartitionAudit]) -> None:
-        """All partitions, from all replicas at once."""
-        self._tell("reading payloads")
-        nodes = dict.fromkeys(node for audit in audits for node in audit.sources)
-        await asyncio.gather(*(self._read_from(node, audits) for node in nodes))
-
     async def _read_from(self, node: NodeId, audits: list[PartitionAudit]) -> None:
         waiting = iter([audit for audit in audits if node in audit.sources])
 
@@ -539,11 +528,6 @@ class Auditor(Session):
 
     # Holding stores to their receipts
 
-    async def _challenge_all(self, audits: list[PartitionAudit]) -> None:
-        """Whoever signed for a batch and did not give it shall sign that, too."""
-        self._tell("asking for receipts")
-        await asyncio.gather(*map(self._challenge_stores, audits))
-
     async def _challenge_stores(self, audit: PartitionAudit) -> None:
         proved: set[NodeId] = set()
         for store, offset in audit.suspects():
@@ -582,11 +566,11 @@ class Auditor(Session):
             if future is not None and not future.done():
                 future.set_result(message)
         elif isinstance(message, Receipts | Refusal):
-            place = Partition(message.topic, message.partition), message.offset
+            place = message.partition_of, message.offset
             if place in self._waiting:
                 self._waiting[place].hear(sender, message)
         elif isinstance(message, Entries | Absent | Chained):
-            partition = Partition(message.topic, message.partition)
+            partition = message.partition_of
             reading = self._readings.get((sender, partition))
             if reading is not None:
                 self._hear_of(sender, message, reading)
@@ -646,30 +630,3 @@ class Auditor(Session):
     def _tell(self, doing: str) -> None:
         self._progress.doing = doing
         self._on_progress(self._progress)
-
-    # Session
-
-    def _machine(self) -> Listener:
-        return self._listening_machine
-
-    def _commands(self) -> Commands:
-        return self._listening_machine.commands
-
-    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            if isinstance(outcome, Answered):
-                self._on_answered(outcome)
-            elif isinstance(outcome, Topology):
-                self._adopt(outcome.cluster)
-
-
-def _partitions(topic: Topic) -> Iterable[Partition]:
-    return (Partition(topic.id, number) for number in range(topic.contract.partitions))
-
-
-def _of_control(audits: Iterable[PartitionAudit], *, is_control: bool) -> list[PartitionAudit]:
-    return [audit for audit in audits if (audit.topic.name == CONTROL_TOPIC) is is_control]
-
-
-def _has_all_commands(audit: PartitionAudit) -> bool:
-    return audit.topic.name == CONTROL_TOPIC and audit.is_whole

@@ -18,28 +18,40 @@ import asyncio
 import concurrent.futures
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from quorate.client.consumer import AUTO_COMMIT_S, Committed, Consumer, Record, Start
 from quorate.client.producer import Producer, Receipt
 from quorate.client.proving import Prover
 from quorate.client.queue import QUEUE_EVENTS
-from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
+from quorate.client.session import ClusterLike, IdentityLike, Session
 from quorate.core.cluster import Cluster
 from quorate.core.errors import ClosedError
 from quorate.core.event import Event
-from quorate.crypto.proofs import Proof
 from quorate.runtime.loop import loop_factory
-
-if TYPE_CHECKING:
-    import pyarrow
 
 READ_AHEAD = 1000
 
 _Client = TypeVar("_Client", bound=Session)
 _Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
+
+
+def _blocking(
+    method: Callable[Concatenate[Any, _Arguments], Coroutine[Any, Any, _Result]],
+) -> Callable[Concatenate["_Blocking[Any]", _Arguments], _Result]:
+    """A method of a client for programs without an event loop: it returns when that one is done."""
+
+    @wraps(method)
+    def call(
+        self: "_Blocking[Any]", /, *given: _Arguments.args, **named: _Arguments.kwargs
+    ) -> _Result:
+        return self._call(method(self._client, *given, **named))
+
+    return call
 
 
 class _Blocking(Generic[_Client]):
@@ -58,9 +70,7 @@ class _Blocking(Generic[_Client]):
     def cluster(self) -> Cluster:
         return self._client.cluster
 
-    def reach(self, within_s: float) -> None:
-        """Wait until a replica is connected; raise if nobody was at any address for so long."""
-        self._call(self._client.reach(within_s))
+    reach = _blocking(Session.reach)
 
     def close(self) -> None:
         """Disconnect and end the thread. Whoever still waits in another thread is told."""
@@ -112,62 +122,19 @@ class BlockingProducer(_Blocking[Producer]):
             lambda: Producer(cluster, identity, compression=compression, timeout_s=timeout_s)
         )
 
-    def register(self, topic: str) -> None:
-        """Ask to publish on a topic. `send` does it by itself; this shows a refusal early."""
-        self._call(self._client.register(topic))
-
-    def unregister(self, topic: str) -> None:
-        self._call(self._client.unregister(topic))
-
-    def update_topology(self, topics: Collection[str]) -> None:
-        """From now on these topics are validated and all others are not."""
-        self._call(self._client.update_topology(topics))
-
-    def send(
-        self,
-        topic: str,
-        value: bytes,
-        *,
-        key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes]] = (),
-        urgent: bool = False,
-        timestamp_us: int | None = None,
-        partition: int | None = None,
-    ) -> Receipt:
-        """Publish one event."""
-        return self._call(
-            self._client.send(
-                topic,
-                value,
-                key=key,
-                headers=headers,
-                urgent=urgent,
-                timestamp_us=timestamp_us,
-                partition=partition,
-            )
-        )
+    register = _blocking(Producer.register)
+    unregister = _blocking(Producer.unregister)
+    update_topology = _blocking(Producer.update_topology)
+    send = _blocking(Producer.send)
+    send_values = _blocking(Producer.send_values)
+    send_table = _blocking(Producer.send_table)
+    flush = _blocking(Producer.flush)
 
     def send_batch(
         self, topic: str, events: Iterable[Event], *, partition: int | None = None
     ) -> Receipt:
         """Publish these events as one batch, which is far quicker than one by one."""
         return self._call(self._client.send_batch(topic, list(events), partition=partition))
-
-    def send_values(
-        self, topic: str, values: Sequence[bytes], *, partition: int | None = None
-    ) -> Receipt:
-        """Publish plain values as one batch, stamped with the time of now."""
-        return self._call(self._client.send_values(topic, values, partition=partition))
-
-    def send_table(
-        self, topic: str, table: "pyarrow.Table", *, rows_max: int = 100_000
-    ) -> list[Receipt]:
-        """Publish a table, with no Python per event; large ones as several batches."""
-        return self._call(self._client.send_table(topic, table, rows_max=rows_max))
-
-    def flush(self, topic: str | None = None) -> None:
-        """Wait until everything published so far, by other threads too, has its receipt."""
-        self._call(self._client.flush(topic))
 
     def __exit__(
         self,
@@ -184,7 +151,8 @@ class BlockingConsumer(_Blocking[Consumer]):
     """Subscribes to any number of topics of one cluster.
 
     `poll`, `poll_many` and iteration read a little ahead and share what they read;
-    `poll_table` does not see that, so use either the ones or the other.
+    `poll_table` does not see that, so use either the ones or the other. What was read ahead when
+    `update_topology` is called comes first, as it was read: `Record.validated` says how.
     """
 
     def __init__(
@@ -209,6 +177,11 @@ class BlockingConsumer(_Blocking[Consumer]):
             )
         )
 
+    unsubscribe = _blocking(Consumer.unsubscribe)
+    update_topology = _blocking(Consumer.update_topology)
+    commit = _blocking(Consumer.commit)
+    poll_table = _blocking(Consumer.poll_table)
+
     def subscribe(
         self,
         topics: Iterable[str],
@@ -228,20 +201,6 @@ class BlockingConsumer(_Blocking[Consumer]):
         kept = [r for r in self._ahead if (r.topic, r.partition) != (topic, partition)]
         self._ahead = deque(kept)
         self._call(self._seek(topic, partition, start))
-
-    def unsubscribe(self, topic: str) -> None:
-        self._call(self._client.unsubscribe(topic))
-
-    def update_topology(self, topics: Collection[str]) -> None:
-        """From now on these topics are validated and all others are not.
-
-        What was read ahead by then comes first, as it was read: `Record.validated` says how.
-        """
-        self._call(self._client.update_topology(topics))
-
-    def commit(self, *, metadata: str = "", epoch: int = -1) -> None:
-        """Have the cluster remember how far this member of its group is."""
-        self._call(self._client.commit(metadata=metadata, epoch=epoch))
 
     def committed(self, topic: str, partition: int) -> Committed | None:
         """What was committed last of a partition of this member, if anything was."""
@@ -263,12 +222,6 @@ class BlockingConsumer(_Blocking[Consumer]):
         while self._ahead and len(found) < count:
             found.append(self._ahead.popleft())
         return found
-
-    def poll_table(
-        self, timeout_s: float | None = None, *, events_max: int = 1_000_000
-    ) -> "pyarrow.Table | None":
-        """Everything that is here as one table, with no Python per event."""
-        return self._call(self._client.poll_table(timeout_s, events_max=events_max))
 
     def __iter__(self) -> Iterator[Record]:
         while True:
@@ -303,19 +256,7 @@ class BlockingProver(_Blocking[Prover]):
     def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
         super().__init__(lambda: Prover(cluster, identity))
 
-    def prove(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        *,
-        whole: bool = False,
-        timeout_s: float = ANSWER_TIMEOUT_S,
-    ) -> Proof:
-        """A proof of what stands there: the event, or all of the batch that it is in."""
-        return self._call(
-            self._client.prove(topic, partition, offset, whole=whole, timeout_s=timeout_s)
-        )
+    prove = _blocking(Prover.prove)
 
 
 class _LoopThread:

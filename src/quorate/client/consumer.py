@@ -36,7 +36,13 @@ import msgspec
 
 from quorate.client.modes import Modes, checked_names
 from quorate.client.queue import QUEUE_EVENTS, Arrival, Queue
-from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
+from quorate.client.session import (
+    ANSWER_TIMEOUT_S,
+    ClusterLike,
+    IdentityLike,
+    Session,
+    check_partition,
+)
 from quorate.client.sharing import Member, Progress, refuse_without
 from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
@@ -61,7 +67,6 @@ from quorate.core.errors import (
 from quorate.core.filter import Filter
 from quorate.core.ids import MemberId, NodeId, TopicId, member_of, topic_id
 from quorate.core.ordering import BEGIN_US, END_US, Partition
-from quorate.protocol.control.client import Commands
 from quorate.protocol.destination import Destination
 from quorate.protocol.machine import (
     Answered,
@@ -177,7 +182,7 @@ class Consumer(Session):
         self.counters: Counter[str] = Counter()
         self._queue = Queue(queue_events)
         topics = topics_of(self.cluster)
-        self._destination = Destination(
+        self._destination = self._machine = Destination(
             self.node, topics, self._macs, client_names(self.cluster),
             Validation.of(self.cluster, topics),
         )  # fmt: skip
@@ -367,7 +372,6 @@ class Consumer(Session):
             self._read(*place, self._starts[place[0]])
         else:
             self._read(*place, offset, is_committed=True)
-        if offset is not None:
             # Its group has been there.
             self._named.pop(place, None)
         self._begun.set()
@@ -409,11 +413,7 @@ class Consumer(Session):
             raise LocalProtocolError(f"subscribe to topic '{topic}' before seeking in it")
         if not contract.is_log:
             raise LocalProtocolError(f"'{topic}' is no log topic, and cannot be read from anywhere")
-        if not 0 <= partition < contract.partitions:
-            raise LocalProtocolError(
-                f"topic '{topic}' has no partition {partition}; "
-                f"it has partitions 0 to {contract.partitions - 1}"
-            )
+        check_partition(topic, contract, partition)
         _check_start(start)
         if topic not in self._wanted:
             raise LocalProtocolError(f"subscribe to topic '{topic}' before seeking in it")
@@ -504,7 +504,6 @@ class Consumer(Session):
                 self._drop_queued(topic, partition)
                 self._unbegun.discard(_partition((topic, partition)))
         number = self._destination.unsubscribe(topic)
-        self.driver.wake()
         await self._answer(number, topic, f"to unsubscribe from '{topic}'")
 
     # Reading
@@ -630,15 +629,6 @@ class Consumer(Session):
         self._begun.set()
 
     # Machine
-
-    def _machine(self) -> Destination:
-        return self._destination
-
-    def _commands(self) -> Commands:
-        return self._destination.commands
-
-    def _replies(self, number: int) -> Mapping[NodeId, str]:
-        return self._destination.replies(number)
 
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:

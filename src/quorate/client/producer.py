@@ -18,7 +18,9 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +28,7 @@ import msgspec
 from quorate.client.modes import Modes, checked_names
 from quorate.client.session import ClusterLike, IdentityLike, Session, fail
 from quorate.core import batch
+from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC, LEASE_US, Register, Unregister
 from quorate.core.errors import (
     BusyError,
@@ -37,14 +40,12 @@ from quorate.core.errors import (
 )
 from quorate.core.event import Event
 from quorate.core.header import SALT_BYTES, count_of, is_signed
-from quorate.core.ids import Lane, NodeId, TopicId, topic_id
+from quorate.core.ids import Lane, TopicId, topic_id
 from quorate.core.limits import BATCH_BYTES_MAX
 from quorate.core.messages import Status
 from quorate.core.table import from_table
-from quorate.crypto.digests import payload_digest
+from quorate.crypto.digests import digest
 from quorate.protocol import machine
-from quorate.protocol.control.client import Commands
-from quorate.protocol.machine import Answered, Outcome
 from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.ordering.validation import Sealer
 from quorate.protocol.outgoing import Outgoing
@@ -94,50 +95,38 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, events=1, offset=offset)
 
 
+@dataclass(slots=True, eq=False)
 class Closed:
     """A batch that is complete and waits for its turn, or for its receipt."""
 
-    __slots__ = ("deadline", "events", "future", "payload", "sign", "urgent")
-
-    def __init__(
-        self,
-        payload: bytes,
-        events: int,
-        urgent: bool,
-        future: "asyncio.Future[Receipt]",
-        deadline: float,
-        sign: bool,
-    ) -> None:
-        self.payload = payload
-        self.events = events
-        self.urgent = urgent
-        self.future = future
-        self.deadline = deadline
-        self.sign = sign
+    payload: bytes
+    events: int
+    urgent: bool
+    future: "asyncio.Future[Receipt]"
+    deadline: float
+    sign: bool
 
 
+@dataclass(slots=True, eq=False)
 class Outlet:
     """The producer's side of one topic, or of one partition of a log topic."""
 
-    def __init__(
-        self, name: str, stream: Outgoing | LineOutgoing, partition: int = 0, sign: bool = False
-    ) -> None:
-        self.name = name
-        self.stream = stream
-        self.partition = partition
-        # Whether what is published from now on is signed.
-        self.sign = sign
-        self.open = batch.Gathering()
-        self.open_bytes = 0
-        self.open_future: asyncio.Future[Receipt] | None = None
-        self.linger: asyncio.Handle | None = None
-        # Its linger is over since then, and it waits for its turn while it goes on gathering.
-        self.is_overdue = False
-        self.overdue_since = 0.0
-        self.closed: deque[Closed] = deque()
-        self.sent: dict[int, Closed] = {}
-        self.is_full = False
-        self.room = asyncio.Event()
+    name: str
+    stream: Outgoing | LineOutgoing
+    partition: int = 0
+    # Whether what is published from now on is signed.
+    sign: bool = False
+    open: batch.Gathering = field(default_factory=batch.Gathering)
+    open_bytes: int = 0
+    open_future: "asyncio.Future[Receipt] | None" = None
+    linger: asyncio.Handle | None = None
+    # Its linger is over since then, and it waits for its turn while it goes on gathering.
+    is_overdue: bool = False
+    overdue_since: float = 0.0
+    closed: deque[Closed] = field(default_factory=deque)
+    sent: dict[int, Closed] = field(default_factory=dict)
+    is_full: bool = False
+    room: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def takes_unfilled(self) -> bool:
@@ -203,10 +192,16 @@ class Producer(Session):
         self._modes = Modes()
         # Which one of its batch the event is that `submit` took last, from 0.
         self.place = 0
-        self._source = Source(
+        self._source = self._machine = Source(
             self.node, topics_of(self.cluster), self._macs, session=1, sealer=self._make_sealer(),
             stores=stores,
         )  # fmt: skip
+        self._outcomes |= {
+            machine.Receipt: self._on_receipt,
+            machine.Recorded: self._on_recorded,
+            machine.Refused: self._on_refused,
+            machine.Room: self._on_room,
+        }
         self._checker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -232,7 +227,6 @@ class Producer(Session):
     async def _register(self, topic: str) -> None:
         await self._know([topic])
         number = self._source.register(topic)
-        self.driver.wake()
         await self._answer(number, topic, f"to register on '{topic}'")
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Register(topic))
@@ -247,23 +241,14 @@ class Producer(Session):
             # Nobody may be waiting any more, and that is fine.
             done.exception()
 
-    def _make_outlets(self, topic: str) -> list[Outlet]:
+    def _make_outlets(self, topic: str, first: int = 0) -> list[Outlet]:
+        """Those of a live topic, or of a log topic those of its partitions from `first` on."""
         contract = self.cluster.topics[topic]
         if not contract.is_log:
             return [Outlet(topic, self._source.stream(topic))]
-        return [self._make_outlet(topic, number) for number in range(contract.partitions)]
-
-    def _make_outlet(self, topic: str, partition: int) -> Outlet:
-        line = self._source.line(topic, partition)
-        return Outlet(topic, line, partition, self._modes.validates(self.cluster, topic))
-
-    def _use_new_partitions(self) -> None:
-        """Topics that we publish on may have got more partitions."""
-        for topic, outlets in self._outlets.items():
-            contract = self.cluster.topics[topic]
-            if contract.is_log:
-                for number in range(len(outlets), contract.partitions):
-                    outlets.append(self._make_outlet(topic, number))
+        sign = self._modes.validates(self.cluster, topic)
+        numbers = range(first, contract.partitions)
+        return [Outlet(topic, self._source.line(topic, each), each, sign) for each in numbers]
 
     async def unregister(self, topic: str) -> None:
         """Stop publishing on a topic, after what is under way has its receipts."""
@@ -271,7 +256,6 @@ class Producer(Session):
         self._outlets.pop(topic, None)
         self._by_id.pop(topic_id(topic), None)
         number = self._source.unregister(topic)
-        self.driver.wake()
         await self._answer(number, topic, f"to unregister from '{topic}'")
         if self.cluster.topics[topic].is_log and self.cluster.control is not None:
             await self.command(Unregister(topic))
@@ -483,47 +467,26 @@ class Producer(Session):
             salt=lambda _, __: secrets.token_bytes(SALT_BYTES),
         )  # fmt: skip
 
-    def _machine(self) -> Source:
-        return self._source
-
-    def _commands(self) -> Commands:
-        return self._source.commands
-
     async def _take_again(self) -> None:
         for topic in self._logs():
             await self.command(Register(topic))
 
-    def _replies(self, number: int) -> Mapping[NodeId, str]:
-        return self._source.replies(number)
-
-    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            if isinstance(outcome, machine.Receipt):
-                self._on_receipt(outcome)
-            elif isinstance(outcome, machine.Recorded):
-                self._on_recorded(outcome)
-            elif isinstance(outcome, machine.Refused):
-                self._on_refused(outcome)
-            elif isinstance(outcome, machine.Room):
-                self._on_room(outcome)
-            elif isinstance(outcome, Answered):
-                self._on_answered(outcome)
-            elif isinstance(outcome, machine.Topology) and self._adopt(outcome.cluster):
-                self._source.adopt(outcome.cluster)
-                self._use_new_partitions()
+    def _adopt(self, cluster: Cluster) -> bool:
+        is_news = super()._adopt(cluster)
+        if is_news:
+            self._source.adopt(cluster)
+            # Topics that we publish on may have got more partitions.
+            for topic, outlets in self._outlets.items():
+                if self.cluster.topics[topic].is_log:
+                    outlets += self._make_outlets(topic, len(outlets))
+        return is_news
 
     def _on_receipt(self, receipt: machine.Receipt) -> None:
         outlets = self._by_id.get(receipt.stream.topic)
         if outlets is None or receipt.stream.lane is not Lane.EVENTS:
             return
         (outlet,) = outlets
-        names = tuple(self.cluster.member(replica).name for replica in receipt.replicas)
-        for sequence in range(receipt.first, receipt.last + 1):
-            closed = outlet.sent.pop(sequence, None)
-            if closed is not None and not closed.future.done():
-                closed.future.set_result(
-                    Receipt(outlet.name, sequence, closed.events, names, receipt.guarantee)
-                )
+        self._settle(outlet, range(receipt.first, receipt.last + 1), repeat(None), receipt)
         self._pump(outlet)
 
     def _on_recorded(self, recorded: machine.Recorded) -> None:
@@ -531,18 +494,27 @@ class Producer(Session):
         if outlets is None:
             return
         outlet = outlets[recorded.line.partition]
-        names = tuple(self.cluster.member(replica).name for replica in recorded.replicas)
-        for at in range(recorded.count):
-            sequence = recorded.first + at
+        sequences = range(recorded.first, recorded.first + recorded.count)
+        self._settle(outlet, sequences, recorded.offsets, recorded)
+        self._pump_lines(outlet)
+
+    def _settle(
+        self,
+        outlet: Outlet,
+        sequences: range,
+        offsets: Iterable[int | None],
+        said: machine.Receipt | machine.Recorded,
+    ) -> None:
+        names = tuple(self.cluster.member(replica).name for replica in said.replicas)
+        for sequence, offset in zip(sequences, offsets, strict=False):
             closed = outlet.sent.pop(sequence, None)
             if closed is not None and not closed.future.done():
                 closed.future.set_result(
                     Receipt(
-                        outlet.name, sequence, closed.events, names, recorded.guarantee,
-                        outlet.partition, recorded.offsets[at],
+                        outlet.name, sequence, closed.events, names, said.guarantee,
+                        outlet.partition, offset,
                     )
                 )  # fmt: skip
-        self._pump_lines(outlet)
 
     def _on_refused(self, refused: machine.Refused) -> None:
         """Replicas will not order what this line has under way, nor what follows."""
@@ -717,7 +689,7 @@ class Producer(Session):
 
 def partition_of(key: bytes, partitions: int) -> int:
     """Where events with this key go, of so many partitions."""
-    return int.from_bytes(payload_digest(key)[:8], "little") % partitions
+    return int.from_bytes(digest(key)[:8], "little") % partitions
 
 
 def _check_batch(outlet: Outlet, payload: bytes, events: int) -> None:

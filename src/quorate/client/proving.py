@@ -6,64 +6,39 @@
 The proof is of the event at this offset where the topic has `event_proofs`, and else of the batch
 that covers the offset. If its producer did not sign the batch, the proof says so.
 
-Replicas are asked one after the other for where the batch stands, and for the batch itself. Nothing
-that they say is believed: it has to verify, with the keys of the cluster (`crypto/proofs.py`).
-Whoever says something that does not is passed over and reported. So one correct replica is enough
-for the position, and one correct store for the batch.
+The batch is read like any stretch (`ranges.py`), with what leads from its leaf to a checkpoint
+that a quorum signed. So nothing that replicas say is believed: whoever sends what does not lead
+there is passed over and reported, and one correct replica that stores the batch is enough.
 """
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Mapping
 
 import msgspec
 
-from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
+from quorate.client.ranges import RangeReader
+from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, check_partition
 from quorate.core.errors import (
     LocalProtocolError,
-    QuorateError,
     QuorumError,
     RefusedError,
     RemoteProtocolError,
 )
-from quorate.core.header import are_possible, count_of
-from quorate.core.ids import NodeId, member_of, session_of, topic_id
-from quorate.core.ordering import (
-    Absent,
-    Chained,
-    Entries,
-    Follow,
-    Partition,
-    Prove,
-    Proven,
-    Wants,
-)
-from quorate.core.quorum import Quorum
-from quorate.crypto.proofs import (
-    FORMAT,
-    EventProof,
-    Keys,
-    Proof,
-    ProofError,
-    enough_of,
-    parts_of,
-    verify,
-)
-from quorate.crypto.sids import Seal
-from quorate.protocol.control.client import Commands
-from quorate.protocol.machine import Answered, Outcome, Report, Topology
-from quorate.protocol.ordering.placement import GroupKind, group_of, stores_of
-from quorate.protocol.source import Source
-from quorate.runtime.driver import Handler
-from quorate.runtime.topics import topics_of
+from quorate.core.header import count_of
+from quorate.core.ids import NodeId
+from quorate.core.messages import Message
+from quorate.core.ordering import ProvenRange, ProveRange
+from quorate.crypto.merkle import inclusion_in_runs
+from quorate.crypto.proofs import EventProof, Keys, Proof, ProofError, verify
+from quorate.crypto.sids import Place, Seal
+from quorate.protocol.ordering.placement import GroupKind, group_of
+from quorate.protocol.ordering.ranges import Settled
+from quorate.protocol.topic import Topic
 
-# A replica that has not answered for so long is passed over, and asked again in its turn.
-REPLICA_TIMEOUT_S = 1.0
-# A head is signed within some tens of milliseconds.
-ASK_AGAIN_S = 0.05
+# After so long without the batch, replicas are asked whether they can prove it at all.
+DOUBT_AFTER_S = 0.05
 # How long to wait for what the cluster is now, where its file has the topic anyway.
 TOPOLOGY_TIMEOUT_S = 2.0
 
@@ -86,15 +61,18 @@ async def prove(
         return await prover.prove(topic, partition, offset, whole=whole, timeout_s=timeout_s)
 
 
-class Prover(Session):
+class Prover(RangeReader):
     """Makes any number of proofs, one after the other."""
 
     def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
         super().__init__(cluster, identity)
-        self._source = Source(self.node, topics_of(self.cluster), self._macs, session=1)
-        self._numbers = count(1)
-        self._search: _Search | None = None
         self._turn = asyncio.Lock()
+        # What replicas answered last when they were asked, under this number, whether there is
+        # anything to be proved.
+        self._number = 0
+        self._said: dict[NodeId, ProvenRange] = {}
+        # Why none of them was of any help.
+        self._causes: dict[NodeId, str] = {}
 
     async def prove(
         self,
@@ -109,22 +87,26 @@ class Prover(Session):
         if not 0 <= offset < 2**63:
             raise LocalProtocolError(f"offset {offset}; allowed are 0 to {2**63 - 1}")
         await self._learn(topic)
-        self._check_place(topic, partition)
+        contract = self.cluster.contract(topic)
+        if not contract.is_log or group_of(contract) is not GroupKind.BYZANTINE:
+            raise LocalProtocolError(
+                f"topic '{topic}' is not ordered by replicas that bear liars, and there is nothing "
+                f'to show to others; that takes order = "total" and protection = "byzantine"'
+            )
+        check_partition(topic, contract, partition)
         async with self._turn:
-            search = _Search(topic, Partition(topic_id(topic), partition), offset)
-            self._search = search
-            try:
-                proof = await self._find(search, timeout_s)
-            finally:
-                self._search = None
+            batch = await self._find(topic, partition, offset, timeout_s)
+        keys = Keys.of(self.cluster)
+        proof = proof_of(batch, Place.of(keys.cluster, topic, partition, batch.publisher))
+        verify(proof, keys)
         has_neighbours = proof.header is not None and count_of(proof.header) > 1
-        if has_neighbours and self.cluster.contract(topic).event_proofs and not whole:
+        if has_neighbours and contract.event_proofs and not whole:
             raise LocalProtocolError(
                 f"the producer did not sign the batch that has offset {offset} of '{topic}', so "
                 f"that its {count_of(proof.payload)} events are proved together or not at all; ask "
                 "for the whole batch (--whole)"
             )
-        return shown(proof, offset, Keys.of(self.cluster), whole=whole)
+        return shown(proof, offset, keys, whole=whole)
 
     # Parts
 
@@ -138,241 +120,69 @@ class Prover(Session):
         else:
             await self._know([topic])
 
-    def _check_place(self, topic: str, partition: int) -> None:
-        contract = self.cluster.contract(topic)
-        if not contract.is_log or group_of(contract) is not GroupKind.BYZANTINE:
-            raise LocalProtocolError(
-                f"topic '{topic}' is not ordered by replicas that bear liars, and there is nothing "
-                f'to show to others; that takes order = "total" and protection = "byzantine"'
-            )
-        if not 0 <= partition < contract.partitions:
-            raise LocalProtocolError(
-                f"topic '{topic}' has no partition {partition}; "
-                f"it has partitions 0 to {contract.partitions - 1}"
-            )
-
-    async def _find(self, search: "_Search", timeout_s: float) -> Proof:
-        """Ask one replica after the other, again and again, until something verifies."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
-        order = stores_of(self.cluster.placement(search.topic), search.partition)
-        while loop.time() < deadline_s:
-            for replica in [each for each in order if each in self.driver.connected_peers]:
-                await self._ask(replica, search)
-                proof = search.fitting(replica, Keys.of(self.cluster))
-                if proof is not None:
-                    self._report_others(search, proof)
-                    return proof
-            self._raise_if_refused(search, order)
-            await asyncio.sleep(ASK_AGAIN_S)
+    async def _find(self, topic: str, partition: int, offset: int, timeout_s: float) -> Settled:
+        """The batch that has this offset, from the first replica that gives it with its place."""
+        known = self._topics[topic]
+        self._number, self._said = next(self._numbers), {}
+        question = ProveRange(known.id, partition, self._number, offset, 1)
+        stretch = range(offset, offset + 1)
+        with self._opened(
+            topic, partition, stretch, self._checks, validate=False, patience_s=timeout_s
+        ) as opened:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    found = await asyncio.wait_for(opened.next(), DOUBT_AFTER_S)
+                    break
+                self._raise_if_refused(known)
+                self._listener.outbox.send_all(self._there(known), question)
+                self.driver.wake()
+        if isinstance(found, list):
+            return found[0]
+        assert found is not None
+        said = {replica: each.sentence for replica, each in self._said.items() if each.sentence}
+        self._causes = found.causes | said
         raise self._too_few(
-            f"no replica could prove what stands at offset {search.offset} of partition "
-            f"{search.partition.number} of '{search.topic}'",
-            search.topic,
+            f"no replica could prove what stands at offset {offset} of partition {partition} of "
+            f"'{topic}'",
+            topic,
             needed=1,
         )
 
-    async def _ask(self, replica: NodeId, search: "_Search") -> None:
-        number = next(self._numbers)
-        search.begin(replica, number)
-        place, offset = search.partition, search.offset
-        self.driver.send(replica, Prove(*place, number, offset))
-        self.driver.send(replica, Follow(*place, number, offset, offset + 1, Wants.ALL))
-        try:
-            await asyncio.wait_for(search.answered.wait(), REPLICA_TIMEOUT_S)
-        except TimeoutError:
-            search.said.setdefault(replica, f"no answer within {REPLICA_TIMEOUT_S:g} s")
-
-    def _raise_if_refused(self, search: "_Search", members: Collection[NodeId]) -> None:
+    def _raise_if_refused(self, topic: Topic) -> None:
         """Nobody has it, if all say so who are there, and so many as can be waited for."""
-        there = [replica for replica in members if replica in self.driver.connected_peers]
-        needed = Quorum(len(members), self.cluster.f).reachable
-        if len(search.final) >= needed and all(replica in search.final for replica in there):
-            ((sentence, _),) = Counter(search.final.values()).most_common(1)
-            raise RefusedError(f"'{search.topic}': {sentence}")
+        final = {replica: each.sentence for replica, each in self._said.items() if each.is_final}
+        if len(final) >= topic.quorum.reachable and final.keys() >= {*self._there(topic)}:
+            ((sentence, _),) = Counter(final.values()).most_common(1)
+            raise RefusedError(f"'{topic.name}': {sentence}")
 
-    def _report_others(self, search: "_Search", proof: Proof) -> None:
-        for replica, why in search.others_than(proof, Keys.of(self.cluster)):
-            self._on_report(Report(replica, "bad-proof", why))
+    def _there(self, topic: Topic) -> list[NodeId]:
+        return [replica for replica in topic.members if replica in self._listener.connected_peers]
 
     # Session
 
-    def _machine(self) -> Source:
-        return self._source
-
-    def _commands(self) -> Commands:
-        return self._source.commands
-
-    def _replies(self, number: int) -> dict[NodeId, str]:
-        return {} if self._search is None else self._search.said
-
-    def _handlers(self) -> dict[type, Handler]:
-        return {
-            Proven: self._on_proven,
-            Entries: self._on_entries,
-            Absent: self._on_absent,
-            Chained: _on_chained,
-        }
-
-    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            if isinstance(outcome, Answered):
-                self._on_answered(outcome)
-            elif isinstance(outcome, Topology):
-                self._adopt(outcome.cluster)
-
-    def _on_proven(self, sender: NodeId, proven: Proven) -> None:
-        if self._search is not None:
-            self._search.on_proven(sender, proven)
-
-    def _on_entries(self, sender: NodeId, entries: Entries) -> None:
-        if self._search is not None:
-            self._search.on_entries(sender, entries)
-
-    def _on_absent(self, sender: NodeId, absent: Absent) -> None:
-        if self._search is not None:
-            self._search.on_absent(sender, absent)
-
-
-@dataclass(slots=True)
-class _Search:
-    """What replicas said of one place: each has one word on where it is, and one on what it is."""
-
-    topic: str
-    partition: Partition
-    offset: int
-    # Why a replica is of no help, as far as it said so, and who need not be asked again.
-    said: dict[NodeId, str] = field(default_factory=dict)
-    final: dict[NodeId, str] = field(default_factory=dict)
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
-    _positions: dict[NodeId, Proven] = field(default_factory=dict)
-    _batches: dict[NodeId, Entries] = field(default_factory=dict)
-    # Whom we ask now, by which number, and what we have yet to hear.
-    _asked: NodeId = -1
-    _number: int = 0
-    _lacks_position: bool = True
-    _lacks_batch: bool = True
-
-    def begin(self, replica: NodeId, number: int) -> None:
-        self._asked, self._number = replica, number
-        self._lacks_position = self._lacks_batch = True
-        for known in (self.said, self.final, self._positions, self._batches):
-            known.pop(replica, None)
-        self.answered.clear()
-
-    def on_proven(self, sender: NodeId, proven: Proven) -> None:
-        place = (proven.topic, proven.partition, proven.number, proven.offset)
-        if sender != self._asked or place != (*self.partition, self._number, self.offset):
-            return
-        self._lacks_position = False
-        if proven.sentence:
-            self.said[sender] = proven.sentence
-            if proven.is_final:
-                self.final[sender] = proven.sentence
-                # There is no batch to be had from it, either.
-                self._lacks_batch = False
+    def _hear(self, sender: NodeId, message: Message) -> None:
+        if isinstance(message, ProvenRange) and message.number == self._number:
+            self._said[sender] = message
         else:
-            self._positions[sender] = proven
-        self._note()
+            super()._hear(sender, message)
 
-    def on_entries(self, sender: NodeId, entries: Entries) -> None:
-        if sender != self._asked or entries.partition_of != self.partition:
-            return
-        first = msgspec.structs.replace(entries, payloads=entries.payloads[:1])
-        if are_possible(first.payloads) and self.offset in range(*first.offsets):
-            self._lacks_batch = False
-            self._batches[sender] = first
-            self._note()
-
-    def on_absent(self, sender: NodeId, absent: Absent) -> None:
-        place = (absent.topic, absent.partition, absent.offset)
-        if sender == self._asked and place == (*self.partition, self.offset):
-            self._lacks_batch = False
-            self._note()
-
-    def fitting(self, latest: NodeId, keys: Keys) -> Proof | None:
-        """A proof that verifies, of a position and a batch of which one is the latest word."""
-        for place, proven in self._positions.items():
-            for source, entries in self._batches.items():
-                if latest not in (place, source):
-                    continue
-                try:
-                    return _proof(self.topic, proven, entries, keys)
-                except QuorateError as error:
-                    self.said.setdefault(latest, str(error))
-        self._forget_some(keys)
-        return None
-
-    def others_than(self, proof: Proof, keys: Keys) -> list[tuple[NodeId, str]]:
-        """Who said something that does not go with what was proved."""
-        found: list[tuple[NodeId, str]] = []
-        right = proof.publisher, proof.offset, proof.sequence, [proof.payload]
-        for replica, entries in self._batches.items():
-            if (entries.publisher, entries.offset, entries.first, entries.payloads) != right:
-                found.append((replica, f"sent another batch than the one at offset {self.offset}"))
-        for replica, proven in self._positions.items():
-            try:
-                verify(_with_position(proof, proven, keys), keys)
-            except QuorateError as error:
-                found.append((replica, str(error)))
-        return found
-
-    def _forget_some(self, keys: Keys) -> None:
-        """Of the batches that did not fit, as many are kept as replicas may lie, and one."""
-        liars = len(keys.cosigners) - keys.needed
-        for replica in list(self._batches)[: -(liars + 1)]:
-            del self._batches[replica]
-
-    def _note(self) -> None:
-        if not self._lacks_position and not self._lacks_batch:
-            self.answered.set()
+    def _replies(self, number: int) -> Mapping[NodeId, str]:
+        return super()._replies(number) if number else self._causes
 
 
-def _proof(topic: str, proven: Proven, entries: Entries, keys: Keys) -> Proof:
-    """What a position and a batch make together, if that verifies."""
-    (payload,) = entries.payloads
-    if (entries.publisher, entries.offset, entries.first, entries.time_us) != (
-        proven.publisher, proven.start, proven.sequence, proven.time_us,
-    ):  # fmt: skip
-        raise RemoteProtocolError("it tells of another batch than it, or others, sent")
-    checkpoint, size = enough_of(proven.checkpoint, keys)
-    seal, header, body = parts_of(payload)
-    proof = Proof(
-        format=FORMAT,
-        cluster=keys.cluster,
-        topic=topic,
-        partition=proven.partition,
-        offset=proven.start,
-        producer=member_of(proven.publisher),
-        session=session_of(proven.publisher),
-        sequence=proven.sequence,
-        time_us=proven.time_us,
-        seal=seal,
-        header=header,
-        body=body,
-        leaf=proven.leaf,
-        tree_size=size,
-        path=proven.path,
-        checkpoint=checkpoint,
-    )
-    verify(proof, keys)
-    return proof
-
-
-def _with_position(proof: Proof, proven: Proven, keys: Keys) -> Proof:
-    checkpoint, size = enough_of(proven.checkpoint, keys)
-    return msgspec.structs.replace(
-        proof,
-        offset=proven.start,
-        producer=member_of(proven.publisher),
-        session=session_of(proven.publisher),
-        sequence=proven.sequence,
-        time_us=proven.time_us,
-        leaf=proven.leaf,
-        path=proven.path,
-        tree_size=size,
-        checkpoint=checkpoint,
-    )
+def proof_of(batch: Settled, place: Place) -> Proof:
+    """That of a batch which was proved alone, or together with those behind it."""
+    proof, leaf = batch.proof, batch.leaf
+    assert batch.payload is not None
+    assert proof is not None
+    assert leaf is not None
+    return Proof.of(
+        place, batch.offset, batch.sequence, batch.time_us, batch.payload,
+        leaf=leaf,
+        tree_size=proof.size,
+        path=inclusion_in_runs(leaf, proof.leaves, proof.runs, proof.size, proof.path),
+        checkpoint=proof.checkpoint,
+    )  # fmt: skip
 
 
 def shown(proof: Proof, offset: int, keys: Keys, *, whole: bool) -> Proof:
@@ -390,7 +200,3 @@ def shown(proof: Proof, offset: int, keys: Keys, *, whole: bool) -> Proof:
             f"only the whole batch is proved ({error})"
         ) from None
     return alone
-
-
-def _on_chained(_: NodeId, __: Chained) -> None:
-    """How the partition goes on is of no interest here."""

@@ -15,11 +15,16 @@ a quorum signed, or another replica is asked (`protocol/ordering/ranges.py`).
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
-from typing import Any
 
-from quorate.client.session import ANSWER_TIMEOUT_S, ClusterLike, IdentityLike, Session
+from quorate.client.session import (
+    ANSWER_TIMEOUT_S,
+    ClusterLike,
+    IdentityLike,
+    Session,
+    check_partition,
+)
 from quorate.core.cluster import Cluster
 from quorate.core.contract import Contract
 from quorate.core.control import CONTROL_TOPIC
@@ -36,13 +41,11 @@ from quorate.core.ordering import (
     ProvenRange,
 )
 from quorate.crypto.proofs import Keys
-from quorate.protocol.control.client import Commands
 from quorate.protocol.listener import Listener
-from quorate.protocol.machine import Answered, Outcome, Topology
 from quorate.protocol.ordering.ranges import Checks, RangeReading, Settled, Unsettled
 from quorate.protocol.ordering.reading import Search
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.topic import Topic, topics_of
+from quorate.protocol.topic import topics_of
 
 TICK_EVERY_US = 20_000
 # Who hears nothing for so long may not be allowed to read any more.
@@ -77,7 +80,7 @@ class RangeReader(Session):
         super().__init__(cluster, identity)
         self._topics = {topic.name: topic for topic in topics_of(self.cluster)}
         self._validation = Validation.of(self.cluster, self._topics.values())
-        self._listener = Listener(
+        self._listener = self._machine = Listener(
             self.node, self._topics.get(CONTROL_TOPIC), self._hear,
             on_tick=self._tick, tick_every_us=TICK_EVERY_US,
         )  # fmt: skip
@@ -104,16 +107,40 @@ class RangeReader(Session):
 
     async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""
-        begin = await self._locate(topic, partition, BEGIN_US)
+        begin = await self.offset_at(topic, partition, BEGIN_US)
         return begin, await self.end(topic, partition)
 
     async def end(self, topic: str, partition: int) -> int:
         """The offset after the last."""
-        return await self._locate(topic, partition, END_US)
+        return await self.offset_at(topic, partition, END_US)
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """The first offset that was decided at this time or later."""
-        return await self._locate(topic, partition, time_us)
+        check_partition(topic, await self.contract(topic), partition)
+        number = next(self._numbers)
+        known = self._topics[topic]
+        search = Search(
+            known, Partition(known.id, partition), time_us, self._listener.outbox, number
+        )
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._searches[number] = search, future
+        search.ask(known.members)
+        self.driver.wake()
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                while True:
+                    with contextlib.suppress(TimeoutError):
+                        return await asyncio.wait_for(asyncio.shield(future), DOUBT_AFTER_S)
+                    # While nothing is answered, find out whether we are still answered at all.
+                    await self._require_permission(topic)
+        except TimeoutError:
+            raise self._too_few(
+                f"too few replicas say where partition {partition} of '{topic}' begins or ends",
+                topic,
+                needed=known.quorum.reachable,
+            ) from None
+        finally:
+            del self._searches[number]
 
     # Reading
 
@@ -137,43 +164,61 @@ class RangeReader(Session):
         and left out. Without `is_checked` the first replica is believed.
         """
         await self.contract(topic)
-        target = Partition(self._topic(topic).id, partition)
-        if target in self._stretches:
-            raise LocalProtocolError(
-                f"partition {partition} of '{topic}' is being read by this client already"
-            )
         checks = self._checks if is_checked else None
-        stretch = self._stretches[target] = _Stretch()
-        reading = RangeReading(
-            self._topic(topic), target, range(start, end), self._listener.outbox, self._numbers,
-            checks, stretch.put, validate=validate, patience_us=int(patience_s * 1e6),
-        )  # fmt: skip
-        stretch.reading = reading
-        try:
-            reading.taken(start, self._listener.connected_peers)
-            while True:
-                self.driver.wake()
-                found = await stretch.next()
-                if found is None:
-                    return
+        stretch = range(start, end)
+        with self._opened(
+            topic, partition, stretch, checks, validate=validate, patience_s=patience_s
+        ) as opened:
+            while (found := await opened.next()) is not None:
                 if isinstance(found, Unsettled):
-                    self._raise_if_nobody_is_there(topic)
+                    members = self.cluster.placement(topic)
+                    if self._is_nobody_there(members):
+                        raise self._unreached(f"no replica that serves '{topic}'", members)
                     await self._require_permission(topic)
                     error = self._unverified(topic, partition, found)
                     if on_unverified is None:
                         raise error
                     on_unverified(error)
-                    reading.skip(self._listener.connected_peers)
-                    continue
-                yield found
-                reading.taken(found[-1].end, self._listener.connected_peers)
-        finally:
-            del self._stretches[target]
-            if not self._closed:
-                reading.stop()
+                    opened.reading.skip()
+                else:
+                    yield found
+                    opened.reading.taken(found[-1].end)
                 self.driver.wake()
 
     # Parts
+
+    @contextlib.contextmanager
+    def _opened(
+        self,
+        topic: str,
+        partition: int,
+        stretch: range,
+        checks: Checks | None,
+        *,
+        validate: bool,
+        patience_s: float,
+    ) -> "Iterator[_Stretch]":
+        """A stretch that is being read."""
+        target = Partition(self._topics[topic].id, partition)
+        if target in self._stretches:
+            raise LocalProtocolError(
+                f"partition {partition} of '{topic}' is being read by this client already"
+            )
+        opened = self._stretches[target] = _Stretch()
+        opened.reading = RangeReading(
+            self._topics[topic], target, stretch, self._listener.outbox,
+            self._listener.connected_peers, self._numbers, checks, opened.put,
+            validate=validate, patience_us=int(patience_s * 1e6),
+        )  # fmt: skip
+        try:
+            opened.reading.taken(stretch.start)
+            self.driver.wake()
+            yield opened
+        finally:
+            del self._stretches[target]
+            if not self._closed:
+                opened.reading.stop()
+                self.driver.wake()
 
     def _make_checks(self) -> Checks:
         try:
@@ -183,67 +228,18 @@ class RangeReader(Session):
             keys = None
         return Checks(keys, self._validation)
 
-    def _topic(self, name: str) -> Topic:
-        return self._topics[name]
-
-    async def _locate(self, topic: str, partition: int, time_us: int) -> int:
-        contract = await self.contract(topic)
-        if not 0 <= partition < contract.partitions:
-            raise LocalProtocolError(
-                f"topic '{topic}' has no partition {partition}; "
-                f"it has partitions 0 to {contract.partitions - 1}"
-            )
-        number = next(self._numbers)
-        known = self._topic(topic)
-        search = Search(
-            known, Partition(known.id, partition), time_us, self._listener.outbox, number
-        )
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._searches[number] = search, future
-        search.ask(known.members)
-        self.driver.wake()
-        what = f"too few replicas say where partition {partition} of '{topic}' begins or ends"
-        try:
-            async with self._answers_in_time(what, topic):
-                return await self._or_doubt(topic, future)
-        finally:
-            del self._searches[number]
-
     async def _require_permission(self, topic: str) -> None:
         """Ask whether we may read a topic; raise what is refused.
 
         Replicas that let us read no more say nothing to whatever else we ask.
         """
-        standing = self._listener.requests.ask(self._topic(topic), Operation.SUBSCRIBE)
-        self.driver.wake()
+        standing = self._listener.requests.ask(self._topics[topic], Operation.SUBSCRIBE)
         try:
             await self._answer(standing.number, topic, f"to read '{topic}'")
         finally:
             self._listener.requests.withdraw(standing)
             self._answers.pop(standing.number, None)
         self._allowed.add(topic)
-
-    async def _or_doubt(self, topic: str, future: "asyncio.Future[int]") -> int:
-        """What is answered; while nothing is, find out whether we are still answered at all."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(asyncio.shield(future), DOUBT_AFTER_S)
-            await self._require_permission(topic)
-
-    @contextlib.asynccontextmanager
-    async def _answers_in_time(self, sentence: str, topic: str) -> AsyncIterator[None]:
-        """Raises this sentence, with what is known of replicas, when it takes too long."""
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                yield
-        except TimeoutError:
-            needed = self._topic(topic).quorum.reachable
-            raise self._too_few(sentence, topic, needed=needed) from None
-
-    def _raise_if_nobody_is_there(self, topic: str) -> None:
-        members = self.cluster.placement(topic)
-        if self._is_nobody_there(members):
-            raise self._unreached(f"no replica that serves '{topic}'", members)
 
     def _unverified(self, topic: str, partition: int, found: Unsettled) -> UnverifiedError:
         names = {self.cluster.name_of(each): why for each, why in found.causes.items()}
@@ -260,35 +256,25 @@ class RangeReader(Session):
 
     # Session
 
-    def _machine(self) -> Listener:
-        return self._listener
-
-    def _commands(self) -> Commands:
-        return self._listener.commands
-
-    def _replies(self, number: int) -> Any:
-        return self._listener.requests.replies(number)
-
     def _tick(self) -> None:
         for search, _ in list(self._searches.values()):
             search.tick()
         for stretch in list(self._stretches.values()):
-            stretch.reading.tick(self._listener.connected_peers)
+            stretch.reading.tick()
 
     def _hear(self, sender: NodeId, message: Message) -> None:
-        connected = self._listener.connected_peers
         if isinstance(message, Located):
             self._on_located(sender, message)
         elif isinstance(message, Entries | Absent | ProvenRange):
-            stretch = self._stretches.get(Partition(message.topic, message.partition))
+            stretch = self._stretches.get(message.partition_of)
             if stretch is None:
                 return
             if isinstance(message, Entries):
-                stretch.reading.on_entries(sender, message, connected)
+                stretch.reading.on_entries(sender, message)
             elif isinstance(message, Absent):
-                stretch.reading.on_absent(sender, message, connected)
+                stretch.reading.on_absent(sender, message)
             else:
-                stretch.reading.on_proven(sender, message, connected)
+                stretch.reading.on_proven(sender, message)
 
     def _on_located(self, sender: NodeId, located: Located) -> None:
         search, future = self._searches.get(located.number, (None, None))
@@ -297,13 +283,6 @@ class RangeReader(Session):
         offset = search.on_located(sender, located)
         if offset is not None and not future.done():
             future.set_result(offset)
-
-    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            if isinstance(outcome, Answered):
-                self._on_answered(outcome)
-            elif isinstance(outcome, Topology):
-                self._adopt(outcome.cluster)
 
     def _adopt(self, cluster: Cluster) -> bool:
         is_news = super()._adopt(cluster)

@@ -5,20 +5,21 @@ import contextlib
 import logging
 import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import msgspec
 
 from quorate.core.cluster import Client, Cluster
+from quorate.core.contract import Contract
 from quorate.core.control import CONTROL_TOPIC, Command, Renew
 from quorate.core.errors import (
     ClosedError,
     ConfigError,
+    LocalProtocolError,
     QuorumError,
     RefusedError,
     UnreachedError,
@@ -27,7 +28,7 @@ from quorate.core.ids import SESSION_MAX, NodeId, node_of
 from quorate.core.quorum import Quorum
 from quorate.crypto.identity import Identity
 from quorate.protocol.control.client import Commands
-from quorate.protocol.machine import Answered, Outcome, Report
+from quorate.protocol.machine import Answered, Outcome, Report, Topology
 from quorate.protocol.ordering.placement import group_of, rules_of
 from quorate.runtime.driver import Driver, Handler, Paced
 from quorate.runtime.files import cluster_file, key_file, read_cluster, read_identity
@@ -78,8 +79,19 @@ def resolve(cluster: ClusterLike, identity: IdentityLike) -> tuple[Cluster, Iden
     return cluster, read_identity(path)
 
 
-class Session(ABC):
-    """Connects when entered, disconnects when left. Producer and Consumer build on it."""
+class ClientMachine(Paced, Protocol):
+    """What a session needs of its client's machine."""
+
+    commands: Commands
+
+    def replies(self, number: int) -> Mapping[NodeId, str]: ...
+
+
+class Session:
+    """Connects when entered, disconnects when left. All clients build on it."""
+
+    # The machine that this client runs, which its constructor makes.
+    _machine: ClientMachine
 
     def __init__(self, cluster: ClusterLike, identity: IdentityLike) -> None:
         self.cluster, self._identity = resolve(cluster, identity)
@@ -92,6 +104,13 @@ class Session(ABC):
         self.node = node_of(member.number, self.session)
         self.reports: dict[str, int] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
+        # What is done with what the machine delivers, by its kind, and with messages that are not
+        # for the machine.
+        self._outcomes: dict[type, Callable[[Any], object]] = {
+            Answered: self._on_answered,
+            Topology: lambda said: self._adopt(said.cluster),
+        }
+        self._handlers: dict[type, Handler] = {}
         self._driver: Driver | None = None
         self._transport: Transport | None = None
         self._closed = False
@@ -118,10 +137,10 @@ class Session(ABC):
         if self._driver is not None:
             return
         self._driver = Driver(
-            self._machine(),
+            self._machine,
             on_outcomes=self._on_outcomes,
             on_report=self._on_report,
-            handlers=self._handlers(),
+            handlers=self._handlers,
             name_of=self.cluster.name_of,
         )
         self._transport = Transport(
@@ -166,8 +185,7 @@ class Session(ABC):
 
     async def command(self, command: Command) -> None:
         """Have the cluster carry this out; raise what it refuses."""
-        number = self._commands().give(command, time.time_ns() // 1000)
-        self.driver.wake()
+        number = self._machine.commands.give(command, time.time_ns() // 1000)
         # What to do, and with what topic, group or replica.
         words = " ".join(map(str, islice(msgspec.to_builtins(command).values(), 2)))
         what = f"to '{words}', which may still be carried out"
@@ -183,14 +201,20 @@ class Session(ABC):
 
         Where one lags behind and f lie, that may be what was so before, unless one asks patiently.
         """
-        number = self._commands().ask_topology(patient=patiently)
-        self.driver.wake()
+        number = self._machine.commands.ask_topology(patient=patiently)
         try:
             await self._answer(number, CONTROL_TOPIC, "which topics there are", timeout_s)
         finally:
             self._forget_answer(number)
         self._is_current = True
         return self.cluster
+
+    async def founding(self) -> Cluster:
+        """The cluster as it was when it began, which a replica with an empty disk has to know."""
+        commands = self._machine.commands
+        await self._answer(commands.ask_founding(), CONTROL_TOPIC, "how the cluster began")
+        assert commands.founding is not None
+        return commands.founding
 
     async def _watch_topology(self) -> None:
         while not self._closed:
@@ -251,27 +275,19 @@ class Session(ABC):
         """Which session of its client this is; no two are the same at a time."""
         return 1 + secrets.randbelow(SESSION_MAX)
 
-    async def _take_again(self) -> None:  # noqa: B027
+    async def _take_again(self) -> None:
         """Ask again for all that a lease was for. Some clients hold nothing."""
-
-    def _commands(self) -> Commands:
-        """The machine's end of the control plane."""
-        raise ClosedError(f"a {type(self).__name__} gives no commands")
-
-    @abstractmethod
-    def _machine(self) -> Paced:
-        """The machine that this client runs."""
-
-    def _handlers(self) -> dict[type, Handler]:
-        return {}
 
     def _replies(self, number: int) -> Mapping[NodeId, str]:
         """Who has answered a request of the machine so far, and what."""
-        return {}
+        return self._machine.replies(number)
 
-    @abstractmethod
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         """What the machine delivered in one turn."""
+        for outcome in outcomes:
+            handle = self._outcomes.get(type(outcome))
+            if handle is not None:
+                handle(outcome)
 
     @property
     def driver(self) -> Driver:
@@ -317,7 +333,8 @@ class Session(ABC):
         *,
         needed: int | None = None,
     ) -> None:
-        """Wait for the voted answer to a request; raise what it refuses."""
+        """Have a request sent, and wait for the voted answer; raise what it refuses."""
+        self.driver.wake()
         timeout_s = ANSWER_TIMEOUT_S if timeout_s is None else timeout_s
         future = self._expect_answer(number)
         try:
@@ -382,6 +399,14 @@ class Session(ABC):
             # Whoever lies does so a thousand times a second: once is enough to read.
             _log.info("%s (%s)", key, report.detail)
         self.reports[key] = self.reports.get(key, 0) + 1
+
+
+def check_partition(topic: str, contract: Contract, partition: int) -> None:
+    if not 0 <= partition < contract.partitions:
+        raise LocalProtocolError(
+            f"topic '{topic}' has no partition {partition}; "
+            f"it has partitions 0 to {contract.partitions - 1}"
+        )
 
 
 def fail(future: "asyncio.Future[Any]", error: Exception) -> None:

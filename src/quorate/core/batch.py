@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from quorate.core import table
 from quorate.core.columns import (
-    COMPRESSIONS,
     KEYS,
     MISUSES,
     URGENT,
     Columns,
     Parts,
-    beginning_of,
     bitmap,
     booleans,
     checked_head,
@@ -151,21 +149,6 @@ class Gathering:
     def _events(self) -> Iterable[Event]:
         for place, (value, time) in enumerate(zip(self.values, self.times, strict=True)):
             yield Event(self._keys.get(place), value, self._headers.get(place, ()), time)
-
-
-def urgent_of(payload: Payload) -> bool:
-    """Whether any event of a payload is urgent."""
-    return beginning_of(payload)[0] & URGENT != 0
-
-
-def compression_of(payload: Payload) -> str:
-    """How the columns of a payload are compressed."""
-    return COMPRESSIONS[beginning_of(payload)[1]]
-
-
-def oldest_us_of(payload: Payload) -> int:
-    """The time of a payload's oldest event."""
-    return beginning_of(payload)[2]
 
 
 class Batch:

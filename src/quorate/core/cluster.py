@@ -19,14 +19,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from blake3 import blake3
 
 from quorate.core.contract import EVERYONE, Contract
 from quorate.core.control import CONTROL_TOPIC, RESERVED_PREFIX, control_contract
 from quorate.core.errors import ConfigError
-from quorate.core.ids import MEMBER_ID_MAX, MemberId, NodeId, TopicId, member_of, topic_id
+from quorate.core.ids import MEMBER_ID_MAX, MemberId, NodeId, member_of, topic_id
 from quorate.core.limits import SLOTS_KEPT, SNAPSHOT_EVERY
 from quorate.core.names import MAC_ALGORITHMS, check_name
 from quorate.core.stores import KafkaStore, check_stores, read_stores, render_stores
@@ -100,13 +100,11 @@ class Replica(Member):
         return Replica(
             number=number,
             name=pinned.name,
-            sign_key=pinned.sign_key,
-            mac_key=pinned.mac_key,
-            certificate=pinned.certificate,
             party=pinned.name if party is None else party,
             host=host,
             port=port,
             metrics_port=metrics_port,
+            **pins_of(pinned),
         )
 
 
@@ -124,11 +122,9 @@ class Client(Member):
         return Client(
             number=CLIENT_NUMBER_MIN + index,
             name=pinned.name,
-            sign_key=pinned.sign_key,
-            mac_key=pinned.mac_key,
-            certificate=pinned.certificate,
             party=pinned.name if party is None else party,
             operator=operator,
+            **pins_of(pinned),
         )
 
 
@@ -177,7 +173,6 @@ class Cluster:
     _names: dict[MemberId, str] = field(init=False, repr=False, compare=False)
     # The contract of the topic that every cluster has; None if it has too few replicas for one.
     control: Contract | None = field(init=False, repr=False, compare=False)
-    _topic_names: dict[TopicId, str] = field(init=False, repr=False, compare=False)
     identity: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -198,7 +193,6 @@ class Cluster:
         ever: tuple[Member | Former, ...] = (*self.formers, *self.members)
         names = {each.number: each.name for each in ever}
         object.__setattr__(self, "_names", names)
-        object.__setattr__(self, "_topic_names", {topic_id(name): name for name in self.topics})
 
     @staticmethod
     def parse(text: str) -> "Cluster":
@@ -259,10 +253,6 @@ class Cluster:
     def knows(self, node: NodeId) -> bool:
         """Whether this is a node of somebody who is or was a member."""
         return member_of(node) in self._names
-
-    def topic_by_id(self, number: TopicId) -> tuple[str, Contract] | None:
-        name = self._topic_names.get(number)
-        return None if name is None else (name, self.topics[name])
 
     def placement(self, topic: str) -> tuple[MemberId, ...]:
         """The replicas that serve this topic: as many as its contract needs, in order.
@@ -391,8 +381,8 @@ def _read(top: Table) -> Cluster:
         orderers=head.number("orderers", 1, REPLICAS_MAX) if head.has("orderers") else 0,
         revision=head.number("revision", 1, REVISION_MAX) if head.has("revision") else 0,
         founders=head.hex_bytes("founders", IDENTITY_BYTES) if head.has("founders") else b"",
-        snapshot_every=_slots(head, "snapshot_every", SNAPSHOT_EVERY),
-        slots_kept=_slots(head, "slots_kept", SLOTS_KEPT),
+        snapshot_every=head.number("snapshot_every", 1, SLOTS_MAX, SNAPSHOT_EVERY),
+        slots_kept=head.number("slots_kept", 1, SLOTS_MAX, SLOTS_KEPT),
         replicas=tuple(_read_replica(table) for table in top.tables("replica")),
         clients=tuple(_read_client(table) for table in top.tables("client")),
         formers=tuple(_read_former(table) for table in top.tables("former")),
@@ -405,60 +395,59 @@ def _read(top: Table) -> Cluster:
     return cluster
 
 
-def _slots(head: Table, key: str, usual: int) -> int:
-    return head.number(key, 1, SLOTS_MAX) if head.has(key) else usual
-
-
 def _read_replica(table: Table) -> Replica:
-    name = _read_member_name(table, "replica")
     replica = Replica(
-        number=table.number("number", 0, REPLICAS_MAX - 1),
-        name=name,
-        party=table.text("party", name),
+        **_read_heading(table, "replica", 0, REPLICAS_MAX - 1),
         host=table.text("host"),
         port=table.number("port", 1, PORT_MAX),
         metrics_port=table.number("metrics_port", 1, PORT_MAX)
         if table.has("metrics_port")
         else None,
-        sign_key=table.key_bytes("sign_key", PUBLIC_KEY_BYTES),
-        mac_key=table.key_bytes("mac_key", PUBLIC_KEY_BYTES),
-        certificate=table.text("certificate"),
+        **read_pins(table),
     )
     table.end()
     return replica
 
 
 def _read_client(table: Table) -> Client:
-    name = _read_member_name(table, "client")
     client = Client(
-        number=table.number("number", CLIENT_NUMBER_MIN, MEMBER_ID_MAX),
-        name=name,
-        party=table.text("party", name),
+        **_read_heading(table, "client", CLIENT_NUMBER_MIN, MEMBER_ID_MAX),
         operator=table.flag("operator", False),
-        sign_key=table.key_bytes("sign_key", PUBLIC_KEY_BYTES),
-        mac_key=table.key_bytes("mac_key", PUBLIC_KEY_BYTES),
-        certificate=table.text("certificate"),
+        **read_pins(table),
     )
     table.end()
     return client
 
 
 def _read_former(table: Table) -> Former:
-    name = _read_member_name(table, "former client")
-    former = Former(
-        number=table.number("number", CLIENT_NUMBER_MIN, MEMBER_ID_MAX),
-        name=name,
-        party=table.text("party", name),
-    )
+    former = Former(**_read_heading(table, "former client", CLIENT_NUMBER_MIN, MEMBER_ID_MAX))
     table.end()
     return former
 
 
-def _read_member_name(table: Table, role: str) -> str:
+def _read_heading(table: Table, role: str, low: int, high: int) -> dict[str, Any]:
     name = check_name(f"{table.where}: name", table.text("name"))
     # From here on, sentences about this table can say who it is about.
     table.where = f"{role} {name}"
-    return name
+    number = table.number("number", low, high)
+    return {"number": number, "name": name, "party": table.text("party", name)}
+
+
+def read_pins(table: Table) -> dict[str, Any]:
+    return {
+        "sign_key": table.key_bytes("sign_key", PUBLIC_KEY_BYTES),
+        "mac_key": table.key_bytes("mac_key", PUBLIC_KEY_BYTES),
+        "certificate": table.text("certificate"),
+    }
+
+
+def pins_of(pinned: Pinned) -> dict[str, Any]:
+    """What is pinned of a member beside its name, by the names in files."""
+    return {
+        "sign_key": pinned.sign_key,
+        "mac_key": pinned.mac_key,
+        "certificate": pinned.certificate,
+    }
 
 
 def _read_topics(top: Table, placed_over: dict[str, int] | None = None) -> dict[str, Contract]:
@@ -687,24 +676,16 @@ def _render_slots(cluster: Cluster) -> str:
 def _render_replica(replica: Replica) -> str:
     metrics = {} if replica.metrics_port is None else {"metrics_port": replica.metrics_port}
     address = {"host": replica.host, "port": replica.port, **metrics}
-    return "[[replica]]\n" + render_pairs({**_heading(replica), **address, **_pins(replica)})
+    return "[[replica]]\n" + render_pairs({**_heading(replica), **address, **pins_of(replica)})
 
 
 def _render_client(client: Client) -> str:
     rights = {"operator": True} if client.operator else {}
-    return "[[client]]\n" + render_pairs({**_heading(client), **rights, **_pins(client)})
+    return "[[client]]\n" + render_pairs({**_heading(client), **rights, **pins_of(client)})
 
 
 def _heading(member: Member | Former) -> dict[str, object]:
     return {"number": member.number, "name": member.name, "party": member.party}
-
-
-def _pins(member: Member) -> dict[str, object]:
-    return {
-        "sign_key": member.sign_key,
-        "mac_key": member.mac_key,
-        "certificate": member.certificate,
-    }
 
 
 _HEAD = """\

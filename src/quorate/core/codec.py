@@ -18,7 +18,7 @@ import msgspec
 
 from quorate.core.bulk import Bulk, encode_bulk, is_bulky
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.core.ids import Lane
+from quorate.core.ids import DIGEST_BYTES, Lane
 from quorate.core.limits import (
     AUTHENTICATORS_MAX,
     BATCH_BYTES_MAX,
@@ -42,11 +42,11 @@ from quorate.core.messages import (
     Status,
     Supply,
     Taken,
+    Votes,
     Vouch,
 )
 from quorate.core.ordering import OrderMessage
 
-DIGEST_BYTES = 32
 TAG_BYTES = 16
 LENGTH = Struct("<I")
 
@@ -173,8 +173,8 @@ def _encode_forward(m: Forward) -> bytes:
     return _frame(_FORWARD, head, _pack_payloads(m.payloads), *m.payloads)
 
 
-def _vote_encoder(kind: int) -> Callable[[Vouch | Echo | ReadyVote], bytes]:
-    def encode_votes(m: Vouch | Echo | ReadyVote) -> bytes:
+def _vote_encoder(kind: int) -> Callable[[Votes], bytes]:
+    def encode_votes(m: Votes) -> bytes:
         head = _HEAD.pack(m.publisher, m.topic, m.lane, 0, len(m.digests), m.first, 0)
         return _frame(kind, head, *m.digests)
 

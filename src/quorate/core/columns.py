@@ -32,7 +32,7 @@ What is wrong in a payload raises `RemoteProtocolError`, what a caller got wrong
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from struct import Struct
@@ -275,24 +275,6 @@ class Parts(NamedTuple):
     mixed: memoryview | None = None
 
 
-class _Reader:
-    """Takes a body apart from front to back. Its length has been checked."""
-
-    __slots__ = ("_at", "_body")
-
-    def __init__(self, body: memoryview) -> None:
-        self._body = body
-        self._at = 0
-
-    def take(self, size: int) -> memoryview:
-        start = self._at
-        self._at = end = start + size
-        return self._body[start:end]
-
-
-_Take: TypeAlias = Callable[[int], memoryview]
-
-
 def checked_head(payload: Payload) -> Head:
     _, events, headers, plain_bytes = words_of(payload)
     start = columns_at(payload)
@@ -331,20 +313,20 @@ def checked_head(payload: Payload) -> Head:
     )  # fmt: skip
 
 
-def beginning_of(payload: Payload) -> tuple[int, int, int]:
-    """Flags, compression and oldest time, as a payload says before its columns."""
+def compression_of(payload: Payload) -> str:
+    """How the columns of a payload are compressed, as it says before them."""
     count_of(payload)
     start = columns_at(payload)
     if len(payload) < start + BEGINNING_BYTES:
         raise RemoteProtocolError(
             f"a batch of {len(payload)} bytes; allowed are {start + BEGINNING_BYTES} and more"
         )
-    flags, compression, _, oldest_us, *_ = _BEGINNING.unpack_from(payload, start)
+    compression = payload[start + 1]
     if compression >= len(COMPRESSIONS):
         raise RemoteProtocolError(
             f"a batch with compression {compression}; allowed are 0 to {len(COMPRESSIONS) - 1}"
         )
-    return flags, compression, oldest_us
+    return COMPRESSIONS[compression]
 
 
 def is_even(payload: Payload, head: Head) -> bool:
@@ -371,7 +353,8 @@ def _ready_offsets(count: int, size: int) -> bytes:
 def read(payload: Payload, head: Head) -> Parts:
     """The columns of a payload whose header has been checked."""
     if head.flags > URGENT or head.compression:
-        parts = _taken_apart(head, _Reader(_body(payload, head)).take)
+        body = _decompressed(payload, head) if head.compression else memoryview(payload)[head.at :]
+        parts = _taken_apart(head, body)
         _check_parts(head, parts)
         return parts
     # Values and nothing else is what most batches are, and they are worth a short way.
@@ -380,17 +363,29 @@ def read(payload: Payload, head: Head) -> Parts:
     return Parts(_checked("value", view[head.at : split].cast("i"), view[split:]))
 
 
-def _taken_apart(head: Head, take: _Take) -> Parts:
-    flags, count = head.flags, head.events
+def _taken_apart(head: Head, body: memoryview) -> Parts:
+    """The columns of a body, from front to back. Its length has been checked."""
+    at = 0
+
+    def take(size: int) -> memoryview:
+        nonlocal at
+        start, at = at, at + size
+        return body[start:at]
+
+    def take_offsets(count: int) -> memoryview:
+        return take(4 * count + 4).cast("i")
+
+    flags, count, entries = head.flags, head.events, head.headers
     times = take(8 * count).cast("q") if flags & TIMES else None
-    key_offsets = take(4 * count + 4).cast("i") if flags & KEYS else None
-    value_offsets = take(4 * count + 4).cast("i")
-    header_offsets = _header_offsets(take, head) if flags & HEADERS else None
+    key_offsets = take_offsets(count) if flags & KEYS else None
+    value_offsets = take_offsets(count)
+    header_offsets = [*map(take_offsets, (count, entries, entries))] if flags & HEADERS else []
     validity = take(count + 7 >> 3) if flags & NULLS else None
     mixed = take(count + 7 >> 3) if flags & MIXED else None
     keys = None if key_offsets is None else _checked("key", key_offsets, take(head.key_bytes))
     values = _checked("value", value_offsets, take(head.value_bytes))
-    headers = None if header_offsets is None else _checked_headers(header_offsets, take, head)
+    header_columns = [*header_offsets, take(head.name_bytes), take(head.header_bytes)]
+    headers = _checked_headers(*header_columns) if header_offsets else None
     return Parts(values, times, keys, validity, headers, mixed)
 
 
@@ -404,12 +399,6 @@ def _check_parts(head: Head, parts: Parts) -> None:
     for bits in (parts.validity, parts.mixed):
         if bits is not None and spare and bits[-1] >> spare:
             raise RemoteProtocolError("a batch with flags of events that it does not have")
-
-
-def _body(payload: Payload, head: Head) -> memoryview:
-    if head.compression:
-        return _decompressed(payload, head)
-    return memoryview(payload)[head.at :]
 
 
 def _decompressed(payload: Payload, head: Head) -> memoryview:
@@ -432,21 +421,16 @@ def _decompressed(payload: Payload, head: Head) -> memoryview:
     return memoryview(body)
 
 
-def _header_offsets(take: _Take, head: Head) -> tuple[memoryview, memoryview, memoryview]:
-    return (
-        take(4 * head.events + 4).cast("i"),
-        take(4 * head.headers + 4).cast("i"),
-        take(4 * head.headers + 4).cast("i"),
-    )
-
-
 def _checked_headers(
-    offsets: tuple[memoryview, memoryview, memoryview], take: _Take, head: Head
+    lists: memoryview,
+    name_offsets: memoryview,
+    value_offsets: memoryview,
+    name_data: memoryview,
+    value_data: memoryview,
 ) -> Headers:
-    lists, name_offsets, value_offsets = offsets
-    _check_offsets("headers", lists, head.headers)
-    names = _checked("header name", name_offsets, take(head.name_bytes))
-    values = _checked("header value", value_offsets, take(head.header_bytes))
+    _check_offsets("headers", lists, len(name_offsets) - 1)
+    names = _checked("header name", name_offsets, name_data)
+    values = _checked("header value", value_offsets, value_data)
     try:
         # A name may not start or end inside a character, so each one is decoded by itself.
         if not bytes(names.data).isascii():

@@ -137,19 +137,22 @@ class Contract:
     @property
     def keys(self) -> list[str]:
         """Every key that means something to such a topic."""
-        settings = {key: getattr(self, _FIELDS.get(key, key)) for key in _READERS}
+        settings = self._settings
         senseless = {rule.key for rule in _RULES if not rule.holds(settings)}
         return [key for key in KEYS if key not in senseless]
 
     def table(self) -> dict[str, Any]:
         """Every key that applies, as `parse` reads it: a contract stays what it is when a
         later release changes a default."""
-        settings = {key: getattr(self, _FIELDS.get(key, key)) for key in _READERS}
         return {
-            key: _RENDERERS.get(key, _same)(settings[key])
-            for key in _READERS
-            if settings[key] != _NEUTRAL.get(key, _ALWAYS)
+            key: _RENDERERS[key](value) if key in _RENDERERS else value
+            for key, value in self._settings.items()
+            if key not in _NEUTRAL or value != _NEUTRAL[key]
         }
+
+    @property
+    def _settings(self) -> "_Settings":
+        return {key: getattr(self, _FIELDS.get(key, key)) for key in _READERS}
 
 
 # Reading one key
@@ -415,13 +418,6 @@ def _check_combination(given: Mapping[str, object], settings: _Settings) -> None
 
 
 # Writing
-
-_ALWAYS = object()
-
-
-def _same(value: object) -> object:
-    return value
-
 
 _RENDERERS: dict[str, Callable[[Any], object]] = {
     "expires_after": durations.render,

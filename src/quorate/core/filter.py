@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quorate.core.batch import Batch, compression_of
+from quorate.core.batch import Batch
+from quorate.core.columns import compression_of
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.core.event import Event
 from quorate.core.header import count_of
 
 # A replica holds every event of a batch against a filter, so a filter may not be long.
@@ -72,8 +72,3 @@ class Filter:
             return any(map(self.matches, Batch(payload).events()))
         except RemoteProtocolError:
             return True
-
-    def select(self, batch: Batch) -> list[Event]:
-        """The events of the batch that match, in their order."""
-        events = batch.events()
-        return events if self.is_empty else list(filter(self.matches, events))

@@ -21,9 +21,9 @@ Sequence: TypeAlias = int
 Digest: TypeAlias = bytes
 
 MEMBER_ID_MAX = 2**32 - 1
-NODE_ID_MAX = 2**64 - 1
 SESSION_MAX = 2**32 - 1
 SEQUENCE_MAX = 2**64 - 1
+DIGEST_BYTES = 32
 
 
 class Lane(IntEnum):

@@ -18,6 +18,21 @@ from quorate.core.ids import Digest, Lane, NodeId, Sequence, TopicId
 from quorate.core.ordering import OrderMessage
 
 
+class OfStream(msgspec.Struct, frozen=True, gc=False):
+    """What messages about one stream begin with."""
+
+    publisher: NodeId
+    topic: TopicId
+    lane: Lane
+
+
+class Votes(OfStream, frozen=True):
+    """What one replica says of a run of batches."""
+
+    first: Sequence
+    digests: list[Digest]
+
+
 class Publish(msgspec.Struct, frozen=True, gc=False):
     """Source to replica: disseminate these batches.
 
@@ -32,45 +47,24 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     payloads: list[bytes]
 
 
-class Forward(msgspec.Struct, frozen=True, gc=False):
+class Forward(OfStream, frozen=True):
     """Replica to destination: copies of batches. Counts as this replica's voice for each."""
 
-    publisher: NodeId
-    topic: TopicId
-    lane: Lane
     urgent: bool
     first: Sequence
     payloads: list[bytes]
 
 
-class Vouch(msgspec.Struct, frozen=True, gc=False):
+class Vouch(Votes, frozen=True):
     """Replica to destination: as `Forward`, but with digests in place of payloads."""
 
-    publisher: NodeId
-    topic: TopicId
-    lane: Lane
-    first: Sequence
-    digests: list[Digest]
 
-
-class Echo(msgspec.Struct, frozen=True, gc=False):
+class Echo(Votes, frozen=True):
     """Replica to replica: Bracha's ECHO for each batch of the run."""
 
-    publisher: NodeId
-    topic: TopicId
-    lane: Lane
-    first: Sequence
-    digests: list[Digest]
 
-
-class ReadyVote(msgspec.Struct, frozen=True, gc=False):
+class ReadyVote(Votes, frozen=True):
     """Replica to replica: Bracha's READY for each batch of the run."""
-
-    publisher: NodeId
-    topic: TopicId
-    lane: Lane
-    first: Sequence
-    digests: list[Digest]
 
 
 class Authenticator(msgspec.Struct, frozen=True, gc=False):
@@ -94,55 +88,40 @@ class Link(msgspec.Struct, frozen=True, gc=False):
     authenticators: list[Authenticator]
 
 
-class Fetch(msgspec.Struct, frozen=True, gc=False):
+class Fetch(OfStream, frozen=True):
     """Give me again what you have of these batches: payloads, or only your votes."""
 
-    publisher: NodeId
-    topic: TopicId
-    lane: Lane
     payload: bool
     sequences: list[Sequence]
 
 
-class Supply(msgspec.Struct, frozen=True, gc=False):
+class Supply(OfStream, frozen=True):
     """The payloads asked for. They prove nothing by themselves: their digests must match."""
 
-    publisher: NodeId
-    topic: TopicId
-    lane: Lane
     sequences: list[Sequence]
     payloads: list[bytes]
 
 
-class Frontier(msgspec.Struct, frozen=True, gc=False):
+class Frontier(OfStream, frozen=True):
     """Replica to destination, now and then: I have vouched from here to here on this stream."""
 
-    publisher: NodeId
-    topic: TopicId
-    lane: Lane
     lowest: Sequence
     highest: Sequence
 
 
-class Taken(msgspec.Struct, frozen=True, gc=False):
+class Taken(OfStream, frozen=True):
     """Destination to replica: up to `through` I need nothing more of this stream.
 
     A replica sends only so far beyond this. Replicas that send digests would otherwise run
     ahead of the one that sends payloads, and nobody would slow the source.
     """
 
-    publisher: NodeId
-    topic: TopicId
-    lane: Lane
     through: Sequence
 
 
-class Omitted(msgspec.Struct, frozen=True, gc=False):
+class Omitted(OfStream, frozen=True):
     """Replica to destination: I shall not send you these, by your filter or your queue's bound."""
 
-    publisher: NodeId
-    topic: TopicId
-    lane: Lane
     first: Sequence
     count: int
 
@@ -241,10 +220,6 @@ Message: TypeAlias = (
     | Taken
     | Omitted
     | Ack
-    | Request
-    | Reply
-    | StatusQuery
-    | StatusReport
-    | Misbehave
+    | Control
     | OrderMessage
 )

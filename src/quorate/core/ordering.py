@@ -22,10 +22,9 @@ import msgspec
 from msgspec import Meta
 
 from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, events_in
-from quorate.core.ids import NodeId, TopicId
+from quorate.core.ids import DIGEST_BYTES, NodeId, TopicId
 from quorate.core.limits import RUN_BATCHES_MAX, SEALED_BYTES_MAX
 
-DIGEST_BYTES = 32
 SIGNATURE_BYTES_MAX = 64
 VALUE_BYTES_MAX = 1024 * 1024
 STATE_BYTES_MAX = 1024 * 1024
@@ -103,105 +102,115 @@ class Line(NamedTuple):
         return Partition(self.topic, self.partition)
 
 
+# What messages begin with
+
+
+class OfPartition(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    topic: _Topic
+    partition: _PartitionNumber
+
+    @property
+    def partition_of(self) -> Partition:
+        return Partition(self.topic, self.partition)
+
+
+class OfLine(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    publisher: _Node
+    topic: _Topic
+    partition: _PartitionNumber
+
+    @property
+    def partition_of(self) -> Partition:
+        return Partition(self.topic, self.partition)
+
+
+class OfRegency(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    group: _Number
+    regency: _Number
+
+
+class OfSlot(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    group: _Number
+    slot: _Number
+
+
 # Handing in
 
 
-class Append(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
+class Append(OfPartition, frozen=True, tag=1):
     """Publisher to replica: order these batches, and keep them.
 
     Large ones come with their digests, and prove themselves (`bulk.py`).
     """
 
-    topic: _Topic
-    partition: _PartitionNumber
     first: _Number
     payloads: _Payloads
     digests: Annotated[list[_Digest], Meta(max_length=RUN_BATCHES_MAX)] = []
 
 
-class Announce(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
+class Announce(OfPartition, frozen=True, tag=2):
     """Publisher to replica: others keep these basic batches; help to order them."""
 
-    topic: _Topic
-    partition: _PartitionNumber
     first: _Number
     descriptors: _Descriptors
 
 
-class AnnounceSealed(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=49):
+class AnnounceSealed(OfPartition, frozen=True, tag=49):
     """The same of signed batches: seals say what batches hash to, and who signed them."""
 
-    topic: _Topic
-    partition: _PartitionNumber
     first: _Number
     seals: Annotated[list[_Seal], Meta(min_length=1, max_length=RUN_BATCHES_MAX)]
 
 
-class Received(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
+class Received(OfLine, frozen=True, tag=3):
     """Replica to replica: the publisher itself gave me its line up to and including `through`.
 
     Whoever has decided it says the same, when asked: a quorum found it authentic.
     """
 
-    publisher: _Node
-    topic: _Topic
-    partition: _PartitionNumber
     through: _Number
     chain: _Digest
 
 
-class Stored(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
+class Stored(OfLine, frozen=True, tag=4):
     """Replica to replica: I keep the payloads of these batches; the chain is that of the last.
 
     Of a validated topic it is signed (`crypto/receipts.py`).
     """
 
-    publisher: _Node
-    topic: _Topic
-    partition: _PartitionNumber
     first: _Number
     count: _Number
     chain: _Digest
     signature: _Signature = b""
 
 
-class Retrieve(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
+class Retrieve(OfLine, frozen=True, tag=5):
     """Replica to replica: give me what you have of a line from here on."""
 
-    publisher: _Node
-    topic: _Topic
-    partition: _PartitionNumber
     first: _Number
     count: _Number
 
 
-class Retrieved(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=6):
+class Retrieved(OfLine, frozen=True, tag=6):
     """The answer; a payload that the sender would not or could not add is empty."""
 
-    publisher: _Node
-    topic: _Topic
-    partition: _PartitionNumber
     first: _Number
     descriptors: _Descriptors
     payloads: Annotated[list[_Perhaps], Meta(max_length=RUN_BATCHES_MAX)]
 
 
-class Ordered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=7):
+class Ordered(OfPartition, frozen=True, tag=7):
     """Replica to publisher: the events of these batches have the offsets from `offset` on."""
 
-    topic: _Topic
-    partition: _PartitionNumber
     first: _Number
     count: _Number
     offset: _Number
     time_us: _Time
 
 
-class Unordered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=60):
+class Unordered(OfPartition, frozen=True, tag=60):
     """Replica to publisher: this is why your batches from `first` on are not ordered."""
 
-    topic: _Topic
-    partition: _PartitionNumber
     first: _Number
     sentence: _Sentence
 
@@ -209,54 +218,44 @@ class Unordered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=60):
 # Agreeing
 
 
-class Propose(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=8):
+class Propose(OfRegency, frozen=True, tag=8):
     """Leader to replica: let this be the value of the slot."""
 
-    group: _Number
-    regency: _Number
     slot: _Number
     value: _Value
 
 
-class Write(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=9):
+class Write(OfRegency, frozen=True, tag=9):
     """Replica to replica: I find this value acceptable."""
 
-    group: _Number
-    regency: _Number
     slot: _Number
     digest: _Digest
 
 
-class Accept(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=10):
+class Accept(OfRegency, frozen=True, tag=10):
     """Replica to replica: a quorum finds this value acceptable."""
 
-    group: _Number
-    regency: _Number
     slot: _Number
     digest: _Digest
 
 
-class Standing(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=11):
+class Standing(OfRegency, frozen=True, tag=11):
     """Replica to replica, now and then, and when nothing moves: this is how far I am.
 
     Whoever is further helps. `clock_us` is the sender's time of day.
     """
 
-    group: _Number
-    regency: _Number
     slot: _Number
     is_synced: bool
     clock_us: _Time
 
 
-class Decision(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=12):
+class Decision(OfSlot, frozen=True, tag=12):
     """Replica to replica: this slot was decided so. `descriptors` are those of its batches.
 
     `commands` are the payloads of those that are commands of the control plane.
     """
 
-    group: _Number
-    slot: _Number
     value: _Value
     descriptors: bytes
     commands: Annotated[list[_Payload], Meta(max_length=COMMANDS_MAX)] = []
@@ -278,30 +277,24 @@ class Cosign(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=23):
 # Starting over
 
 
-class OfferSnapshot(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=30):
+class OfferSnapshot(OfSlot, frozen=True, tag=30):
     """Replica to replica: I keep no slots as early as yours, but the whole state after this one.
 
     The checkpoint proves what that state is.
     """
 
-    group: _Number
-    slot: _Number
     checkpoint: _Checkpoint
 
 
-class AskPart(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=31):
+class AskPart(OfSlot, frozen=True, tag=31):
     """Replica to replica: give me the state after this slot, from this byte on."""
 
-    group: _Number
-    slot: _Number
     at: _Number
 
 
-class SnapshotPart(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=32):
+class SnapshotPart(OfSlot, frozen=True, tag=32):
     """The answer: the bytes of the state that begin there."""
 
-    group: _Number
-    slot: _Number
     at: _Number
     data: _Part
 
@@ -309,11 +302,8 @@ class SnapshotPart(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3
 # Changing the leader
 
 
-class Stop(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=13):
+class Stop(OfRegency, frozen=True, tag=13):
     """Replica to replica: I want this regency, since the one before does not get on."""
-
-    group: _Number
-    regency: _Number
 
 
 class Promised(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -325,20 +315,16 @@ class Promised(msgspec.Struct, frozen=True, gc=False, array_like=True):
     written: dict[bytes, int]
 
 
-class State(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class State(OfRegency, frozen=True):
     """What a replica carries into a regency: its slot, and what it said there and before."""
 
-    group: _Number
-    regency: _Number
     slot: _Number
     promised: list[Promised]
 
 
-class StopData(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=14):
+class StopData(OfRegency, frozen=True, tag=14):
     """Replica to the leader of a new regency: a signed `State`, and the values it speaks of."""
 
-    group: _Number
-    regency: _Number
     state: _State
     signature: _Signature
     values: _Values
@@ -352,11 +338,9 @@ class Signed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     signature: _Signature
 
 
-class Sync(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=15):
+class Sync(OfRegency, frozen=True, tag=15):
     """The leader of a new regency to all: this is what I heard, and so this is what I may do."""
 
-    group: _Number
-    regency: _Number
     states: Annotated[list[Signed], Meta(max_length=STATES_MAX)]
     values: _Values
 
@@ -364,23 +348,19 @@ class Sync(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=15):
 # Reading
 
 
-class Locate(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=21):
+class Locate(OfPartition, frozen=True, tag=21):
     """Reader to replica: which is the first offset of this time or later?
 
     `BEGIN_US` asks for the first that is kept, `END_US` for the one after the last.
     """
 
-    topic: _Topic
-    partition: _PartitionNumber
     number: _Number
     time_us: _Time
 
 
-class Located(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=22):
+class Located(OfPartition, frozen=True, tag=22):
     """Replica to reader: this one."""
 
-    topic: _Topic
-    partition: _PartitionNumber
     number: _Number
     offset: _Number
 
@@ -394,44 +374,38 @@ class Wants(IntEnum):
     SIGNED = 2
 
 
-class Follow(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=16):
+class Follow(OfPartition, frozen=True, tag=16):
     """Reader to replica: tell me of this partition, from the batch that has `offset` on, as far as
     batches begin before `limit`.
 
     Of several, the one with the highest number holds.
     """
 
-    topic: _Topic
-    partition: _PartitionNumber
     number: _Number
     offset: _Number
     limit: _Number
     wants: Wants
 
 
-class Allow(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=17):
+class Allow(OfPartition, frozen=True, tag=17):
     """Reader to replica: of what I follow, you may send what begins before this limit now."""
 
-    topic: _Topic
-    partition: _PartitionNumber
     limit: _Number
 
 
-class Fill(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=24):
+class Fill(OfPartition, frozen=True, tag=24):
     """Replica to replica: I should have the payloads from `offset` up to but without `end`; `large`
     says that I want large ones too.
 
     The answer is `Entries`, or `Absent`.
     """
 
-    topic: _Topic
-    partition: _PartitionNumber
     offset: _Number
     end: _Number
     large: bool
 
 
-class Entries(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=18):
+class Entries(OfLine, frozen=True, tag=18):
     """Replica to reader: consecutive batches of one line; the first begins at this offset.
 
     `before` is the partition's chain before the first of them, and `after` behind the last: they
@@ -439,9 +413,6 @@ class Entries(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=18):
     descriptor.
     """
 
-    publisher: _Node
-    topic: _Topic
-    partition: _PartitionNumber
     offset: _Number
     first: _Number
     time_us: _Time
@@ -451,24 +422,18 @@ class Entries(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=18):
     bare: Annotated[list[_Number], Meta(max_length=RUN_BATCHES_MAX)] = []
 
     @property
-    def partition_of(self) -> Partition:
-        return Partition(self.topic, self.partition)
-
-    @property
     def offsets(self) -> list[int]:
         """Where each batch begins, by its header, and the offset after the last."""
         return list(accumulate(map(events_in, self.payloads), initial=self.offset))
 
 
-class Chained(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=19):
+class Chained(OfPartition, frozen=True, tag=19):
     """Replica to reader: the partition's chain before the batch that begins at `offset`; below
     `start` nothing is here.
 
     Below `taken` that is so because retention took it. A replica that started over lacks more.
     """
 
-    topic: _Topic
-    partition: _PartitionNumber
     offset: _Number
     chain: _Digest
     start: _Number
@@ -476,12 +441,10 @@ class Chained(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=19):
     end: _Number
 
 
-class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=20):
+class Absent(OfPartition, frozen=True, tag=20):
     """Replica to reader: I do not have the payload of the batch that has this offset, or it is not
     for you. The same is true of all up to `end`."""
 
-    topic: _Topic
-    partition: _PartitionNumber
     offset: _Number
     end: _Number
 
@@ -489,27 +452,21 @@ class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=20):
 # Holding stores to their receipts
 
 
-class Challenge(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=41):
+class Challenge(OfLine, frozen=True, tag=41):
     """To a replica: you signed that you store this batch, and did not give it.
 
     The answer is `Entries`, or a `Refusal`.
     """
 
-    publisher: _Node
-    topic: _Topic
-    partition: _PartitionNumber
     offset: _Number
     sequence: _Number
     time_us: _Time
     descriptor: _Descriptor
 
 
-class Refusal(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=42):
+class Refusal(OfLine, frozen=True, tag=42):
     """The answer: I do not have it, and keep the partition from `start` on. I sign that."""
 
-    publisher: _Node
-    topic: _Topic
-    partition: _PartitionNumber
     offset: _Number
     sequence: _Number
     digest: _Digest
@@ -518,14 +475,12 @@ class Refusal(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=42):
     signature: _Signature
 
 
-class AskReceipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=43):
+class AskReceipts(OfPartition, frozen=True, tag=43):
     """To a replica: who signed that they store the batch that has this offset?
 
     Whoever names a store says that it did not give it, and gets no answer: the replica sees to it.
     """
 
-    topic: _Topic
-    partition: _PartitionNumber
     offset: _Number
     store: _Node | None = None
 
@@ -541,15 +496,12 @@ class SignedReceipt(msgspec.Struct, frozen=True, gc=False, array_like=True):
     behind: Annotated[bytes, Meta(max_length=RUN_BATCHES_MAX * DIGEST_BYTES)]
 
 
-class Receipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=44):
+class Receipts(OfLine, frozen=True, tag=44):
     """The answer: these did. `before` is the chain of the line before the batch.
 
     `evidence` is against those of them that were asked for it and refused (`crypto/evidence.py`).
     """
 
-    publisher: _Node
-    topic: _Topic
-    partition: _PartitionNumber
     offset: _Number
     sequence: _Number
     time_us: _Time
@@ -562,43 +514,10 @@ class Receipts(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=44):
 # Proving
 
 
-class Prove(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=33):
-    """Reader to replica: show me that the batch which has this offset stands there."""
-
-    topic: _Topic
-    partition: _PartitionNumber
-    number: _Number
-    offset: _Number
-
-
-class Proven(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=34):
-    """Replica to reader: whose batch that is, where it begins, its leaf, and how that leads to a
-    checkpoint's root.
-
-    With a sentence it says why not; `is_final` then means that asking again does not help.
-    """
-
-    topic: _Topic
-    partition: _PartitionNumber
-    number: _Number
-    offset: _Number
-    publisher: _Node
-    sequence: _Number
-    time_us: _Time
-    leaf: _Number
-    start: _Number
-    path: Annotated[list[_Digest], Meta(max_length=PATH_HASHES_MAX)]
-    checkpoint: _Checkpoint
-    sentence: _Sentence = ""
-    is_final: bool = False
-
-
-class ProveRange(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=50):
+class ProveRange(OfPartition, frozen=True, tag=50):
     """Reader to replica: show me where the batches stand, from that of this offset on, up to so
     many."""
 
-    topic: _Topic
-    partition: _PartitionNumber
     number: _Number
     offset: _Number
     count: Annotated[int, Meta(ge=1, le=PROVEN_BATCHES_MAX)]
@@ -614,7 +533,7 @@ class ProvenRun(msgspec.Struct, frozen=True, gc=False, array_like=True):
     leaf: _Number
 
 
-class ProvenRange(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=51):
+class ProvenRange(OfPartition, frozen=True, tag=51):
     """Replica to reader: whose batches these are, in their order, and how their leaves lead
     together to a checkpoint's root. They may be fewer than were asked for.
 
@@ -622,8 +541,6 @@ class ProvenRange(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=51
     help.
     """
 
-    topic: _Topic
-    partition: _PartitionNumber
     number: _Number
     offset: _Number
     runs: Annotated[list[ProvenRun], Meta(max_length=PROVEN_RUNS_MAX)]
@@ -757,8 +674,6 @@ OrderMessage: TypeAlias = (
     | Entries
     | Chained
     | Absent
-    | Prove
-    | Proven
     | ProveRange
     | ProvenRange
     | Challenge

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 
 from quorate.core.errors import ConfigError
 
+# What needs no escapes: printable ASCII but for quotes and backslashes, and ends of lines.
+_PLAIN = re.compile(r"[\n -!#-\[\]-~]*")
+
 
 class Table:
     """One TOML table on its way into a value; `where` is how sentences call it."""
@@ -148,13 +151,9 @@ def render_pairs(pairs: Mapping[str, object]) -> str:
 
 
 def _render_long(value: object) -> str:
-    if isinstance(value, str) and "\n" in value and _is_plain(value):
+    if isinstance(value, str) and "\n" in value and _PLAIN.fullmatch(value):
         return f'"""\n{value}"""'
     return render_value(value)
-
-
-def _is_plain(text: str) -> bool:
-    return all(c == "\n" or (c.isascii() and c.isprintable() and c not in '"\\') for c in text)
 
 
 def _render_text(text: str) -> str:

@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 
+from quorate.core.cluster import PUBLIC_KEY_BYTES
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
-from quorate.crypto.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, is_signed
+from quorate.crypto.identity import SIGNATURE_BYTES, is_signed
 from quorate.crypto.merkle import HASH_BYTES
 
 SIZE_MAX = 2**63 - 1
@@ -82,7 +83,12 @@ class Head:
     @staticmethod
     def parse(body: bytes) -> "Head":
         """Read what `body` wrote."""
-        lines = _text_of(body).split("\n")
+        if len(body) > NOTE_BYTES_MAX:
+            raise RemoteProtocolError(f"a checkpoint of more than {NOTE_BYTES_MAX} bytes")
+        try:
+            lines = body.decode().split("\n")
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("a checkpoint that is not valid UTF-8") from None
         if len(lines) < 4 or lines.pop():
             raise RemoteProtocolError(
                 "a checkpoint without its three lines, each ended: origin, size and root"
@@ -239,14 +245,22 @@ def _verified(
     """The cosignatures by known cosigners, one of each."""
     found: dict[str, Cosignature] = {}
     for line in lines:
-        cosignature = _known_cosignature(known, *_parse_line(line))
-        if cosignature is None:
+        name, key_id, signature = _parse_line(line)
+        cosigner = known.get(name)
+        if cosigner is None or cosigner.key_id != key_id:
             continue
-        verify_cosignature(head, known[cosignature.name], cosignature)
+        if len(signature) != _TIME_BYTES + SIGNATURE_BYTES:
+            raise RemoteProtocolError(
+                f"a cosignature of {name} of {len(signature)} bytes, "
+                f"not {_TIME_BYTES + SIGNATURE_BYTES}"
+            )
+        time_s = int.from_bytes(signature[:_TIME_BYTES], "big")
+        cosignature = Cosignature(name, time_s, signature[_TIME_BYTES:])
+        verify_cosignature(head, cosigner, cosignature)
         # A cosigner may sign one head at several times: the last of them says most.
-        earlier = found.get(cosignature.name)
-        if earlier is None or earlier.time_s < cosignature.time_s:
-            found[cosignature.name] = cosignature
+        earlier = found.get(name)
+        if earlier is None or earlier.time_s < time_s:
+            found[name] = cosignature
     return found
 
 
@@ -266,7 +280,13 @@ def _signature_line(known: dict[str, Cosigner], cosignature: Cosignature) -> str
 
 def _parts(text: str) -> tuple[bytes, Sequence[str]]:
     """The body of a note and its signature lines: the last empty line stands between them."""
-    _check_note_bytes(text)
+    try:
+        # Whoever sends a long note must not make us copy it first.
+        too_long = len(text) > NOTE_BYTES_MAX or len(text.encode()) > NOTE_BYTES_MAX
+    except UnicodeEncodeError:
+        raise RemoteProtocolError("a note with surrogates, which is no Unicode text") from None
+    if too_long:
+        raise RemoteProtocolError(f"a note of more than {NOTE_BYTES_MAX} bytes")
     body, separator, signatures = text.rpartition("\n\n")
     if not separator:
         raise RemoteProtocolError("a note without an empty line before its signatures")
@@ -292,41 +312,6 @@ def _parse_line(line: str) -> tuple[str, bytes, bytes]:
     if len(decoded) <= _KEY_ID_BYTES:
         raise RemoteProtocolError(f"a signature line of {_shown(name)} without a signature")
     return name, decoded[:_KEY_ID_BYTES], decoded[_KEY_ID_BYTES:]
-
-
-def _known_cosignature(
-    known: dict[str, Cosigner], name: str, key_id: bytes, signature: bytes
-) -> Cosignature | None:
-    """The cosignature, or None when the line is not by a known key."""
-    cosigner = known.get(name)
-    if cosigner is None or cosigner.key_id != key_id:
-        return None
-    if len(signature) != _TIME_BYTES + SIGNATURE_BYTES:
-        raise RemoteProtocolError(
-            f"a cosignature of {name} of {len(signature)} bytes, "
-            f"not {_TIME_BYTES + SIGNATURE_BYTES}"
-        )
-    time_s = int.from_bytes(signature[:_TIME_BYTES], "big")
-    return Cosignature(name, time_s, signature[_TIME_BYTES:])
-
-
-def _check_note_bytes(text: str) -> None:
-    try:
-        # Whoever sends a long note must not make us copy it first.
-        too_long = len(text) > NOTE_BYTES_MAX or len(text.encode()) > NOTE_BYTES_MAX
-    except UnicodeEncodeError:
-        raise RemoteProtocolError("a note with surrogates, which is no Unicode text") from None
-    if too_long:
-        raise RemoteProtocolError(f"a note of more than {NOTE_BYTES_MAX} bytes")
-
-
-def _text_of(body: bytes) -> str:
-    if len(body) > NOTE_BYTES_MAX:
-        raise RemoteProtocolError(f"a checkpoint of more than {NOTE_BYTES_MAX} bytes")
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        raise RemoteProtocolError("a checkpoint that is not valid UTF-8") from None
 
 
 def _base64(data: bytes) -> str:

@@ -1,14 +1,16 @@
-"""The digest of a batch: 32 bytes that stand for its content.
+"""Digests: 32 bytes that stand for a content.
 
 BLAKE3 is collision resistant, so whoever vouches for a digest vouches for one content; that is
-why a digest counts as a copy, and why payloads travel once.
+why a digest counts as a copy, and why payloads travel once. On live topics it is the hash of the
+whole payload (`digest`).
 
-The digest is a hash, in a mode of BLAKE3 of its own, over the batch's *descriptor*: its header
-(`core/header.py`) and the digest of what follows. Of a basic batch that is the body as it is; of a
-signed one it is the signature block, which names the digest of the body behind it (`sids.py`). So
-a descriptor says how many events a batch has without its payload, and a seal (header and signature
-block) leads to the descriptor of the whole. The header says which of both a batch is, and signature
-blocks are hashed in a mode of their own, so no batch of one kind has the digest of the other.
+In a log it is a hash, in a mode of BLAKE3 of its own, over the batch's *descriptor*: its header
+(`core/header.py`) and the digest of what follows (`batch_digest`). Of a basic batch that is the
+body as it is; of a signed one it is the signature block, which names the digest of the body behind
+it (`sids.py`). So a descriptor says how many events a batch has without its payload, and a seal
+(header and signature block) leads to the descriptor of the whole. The header says which of both a
+batch is, and signature blocks are hashed in a mode of their own, so no batch of one kind has the
+digest of the other.
 """
 
 from functools import lru_cache
@@ -16,9 +18,8 @@ from functools import lru_cache
 from blake3 import blake3
 
 from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, is_signed
-from quorate.core.ids import Digest
+from quorate.core.ids import DIGEST_BYTES, Digest
 
-DIGEST_BYTES = 32
 # A descriptor is hashed when its batch comes in, and looked up when that gets its place.
 DIGESTS_KEPT = 8192
 # Copying a hasher takes half as long as setting one up in its mode.
@@ -29,8 +30,13 @@ _OTHER = blake3(derive_key_context="quorate 2026-11-19 a signed batch with anoth
 _NAMED = slice(HEADER_BYTES + 8, HEADER_BYTES + 8 + DIGEST_BYTES)
 
 
-def digest(payload: bytes | memoryview) -> Digest:
-    """What stands for this batch."""
+def digest(data: bytes | memoryview) -> Digest:
+    """The digest of these bytes, whatever they are."""
+    return blake3(data).digest()
+
+
+def batch_digest(payload: bytes | memoryview) -> Digest:
+    """What stands for this batch in a log."""
     return digest_of(descriptor(payload))
 
 
@@ -53,7 +59,7 @@ def descriptor(payload: bytes | memoryview) -> bytes:
         if not is_signed(header):
             return header + blake3(memoryview(payload)[HEADER_BYTES:]).digest()
         seal = bytes(payload[:SEAL_BYTES])
-        if payload_digest(memoryview(payload)[SEAL_BYTES:]) == seal[_NAMED]:
+        if digest(memoryview(payload)[SEAL_BYTES:]) == seal[_NAMED]:
             return seal_descriptor(seal)
     return header.ljust(HEADER_BYTES, b"\0") + _hashed(_OTHER, payload)
 
@@ -66,11 +72,6 @@ def seal_descriptor(seal: bytes) -> bytes:
 def seal_digest(seal: bytes) -> Digest:
     """What the batch behind this seal hashes to."""
     return digest_of(seal_descriptor(seal))
-
-
-def payload_digest(data: bytes | memoryview) -> Digest:
-    """The digest of these bytes, whatever they are."""
-    return blake3(data).digest()
 
 
 def cut(descriptors: bytes) -> list[bytes]:

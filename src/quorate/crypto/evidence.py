@@ -32,10 +32,10 @@ Rules:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -44,11 +44,11 @@ from quorate.core.cluster import Cluster, other_cluster
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.header import SEAL_BYTES
 from quorate.core.header import is_signed as is_signed_batch
-from quorate.core.ids import MEMBER_ID_MAX, SESSION_MAX, MemberId
+from quorate.core.ids import DIGEST_BYTES, MEMBER_ID_MAX, SESSION_MAX, MemberId
 from quorate.core.limits import RUN_BATCHES_MAX
-from quorate.core.ordering import DIGEST_BYTES, EVIDENCE_CHARACTERS_MAX
+from quorate.core.ordering import EVIDENCE_CHARACTERS_MAX
 from quorate.crypto.checkpoint import SIZE_MAX, TIME_S_MAX, Checkpoint, Head, cosigned_bytes
-from quorate.crypto.digests import link, payload_digest
+from quorate.crypto.digests import digest, link
 from quorate.crypto.events import check_events
 from quorate.crypto.identity import SIGNATURE_BYTES, is_signed
 from quorate.crypto.receipts import Receipt, Refusal
@@ -79,17 +79,25 @@ _Digests = Annotated[tuple[_Digest, ...], Meta(max_length=RUN_BATCHES_MAX)]
 _Extensions = Annotated[tuple[_Line, ...], Meta(max_length=_EXTENSIONS_MAX)]
 
 
-class TwoSeals(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT, tag="two-seals"
-):
-    """What a producer signed for one number of one line, twice; the seals are in order."""
-
+class _Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT):
     cluster: _Name
+
+
+class _AboutBatch(_Evidence, frozen=True):
     topic: _Name
     partition: _Partition
     producer: _Member
     session: _Session
     sequence: _Number
+
+    @property
+    def place(self) -> Place:
+        return Place(self.cluster, self.topic, self.partition, self.producer, self.session)
+
+
+class TwoSeals(_AboutBatch, frozen=True, tag="two-seals"):
+    """What a producer signed for one number of one line, twice; the seals are in order."""
+
     one: _Seal
     other: _Seal
 
@@ -97,22 +105,10 @@ class TwoSeals(
     def of(place: Place, sequence: int, one: Seal, other: Seal) -> "TwoSeals":
         return TwoSeals(*place, sequence, *sorted((one.encode(), other.encode())))
 
-    @property
-    def place(self) -> Place:
-        return Place(self.cluster, self.topic, self.partition, self.producer, self.session)
 
-
-class Malformed(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT, tag="malformed"
-):
+class Malformed(_AboutBatch, frozen=True, tag="malformed"):
     """A seal, and the body under it, which is not what header and seal say."""
 
-    cluster: _Name
-    topic: _Name
-    partition: _Partition
-    producer: _Member
-    session: _Session
-    sequence: _Number
     seal: _Seal
     body: _Body
 
@@ -122,10 +118,6 @@ class Malformed(
         seal, body = payload[:SEAL_BYTES], body_of(payload)
         has_room = is_signed_batch(payload) and len(body) <= BODY_BYTES_MAX
         return Malformed(*place, sequence, seal, body) if has_room else None
-
-    @property
-    def place(self) -> Place:
-        return Place(self.cluster, self.topic, self.partition, self.producer, self.session)
 
 
 class SignedHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,12 +129,9 @@ class SignedHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: _Signature
 
 
-class TwoHeads(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=_FORMAT, tag="two-heads"
-):
+class TwoHeads(_Evidence, frozen=True, tag="two-heads"):
     """What a replica signed as the head of one log at one size, twice; in the order of roots."""
 
-    cluster: _Name
     replica: _Member
     origin: _Line
     size: Annotated[int, Meta(ge=0, le=SIZE_MAX)]
@@ -153,20 +142,13 @@ class TwoHeads(
         return Head(self.origin, self.size, signed.root, signed.extensions)
 
 
-class FalseReceipt(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    tag_field=_FORMAT,
-    tag="false-receipt",
-):
+class FalseReceipt(_Evidence, frozen=True, tag="false-receipt"):
     """A store's receipt, and its refusal of one of the batches that the receipt covers.
 
     `before` is the line's chain before the batch that was refused, and `behind` are the digests of
     those after it that the receipt covers.
     """
 
-    cluster: _Name
     store: _Member
     topic: _Name
     partition: _Partition
@@ -294,13 +276,11 @@ def verify_evidence(evidence: Evidence, keys: Keys) -> Proved:
     """What this evidence proves to whoever has these keys, or `RemoteProtocolError`."""
     if evidence.cluster != keys.cluster:
         raise RemoteProtocolError(other_cluster("evidence", evidence.cluster, keys.cluster))
-    if isinstance(evidence, TwoSeals):
-        return _two_seals(evidence, keys)
-    if isinstance(evidence, Malformed):
-        return _malformed(evidence, keys)
-    if isinstance(evidence, TwoHeads):
-        return _two_heads(evidence, keys)
-    return _false_receipt(evidence, keys)
+    party, judge = _JUDGES[type(evidence)]
+    what = judge(evidence, keys)
+    number: MemberId = getattr(evidence, party)
+    name, kind = keys.names[number], str(evidence.__struct_config__.tag)
+    return Proved(kind, party, number, name, f"{name} {what}")
 
 
 def heads_in_conflict(
@@ -334,7 +314,10 @@ def heads_in_conflict(
     ]
 
 
-def _two_seals(evidence: TwoSeals, keys: Keys) -> Proved:
+# What the party did of which a piece of evidence is, if it proves that
+
+
+def _two_seals(evidence: TwoSeals, keys: Keys) -> str:
     if not evidence.one < evidence.other:
         raise RemoteProtocolError("evidence with two seals that are not different and in order")
     place, sequence = evidence.place, evidence.sequence
@@ -345,29 +328,25 @@ def _two_seals(evidence: TwoSeals, keys: Keys) -> Proved:
         raise RemoteProtocolError("evidence with two signatures of the same, which is no lie")
     for seal in seals:
         _check_sealed(keys, place, sequence, seal)
-    name = keys.names[evidence.producer]
-    return Proved(
-        "two-seals", "producer", evidence.producer, name,
-        f"{name} signed two different batches as number {sequence} of session {evidence.session} "
-        f"on partition {evidence.partition} of {evidence.topic!a}",
-    )  # fmt: skip
+    return (
+        f"signed two different batches as number {sequence} of session {evidence.session} on "
+        f"partition {evidence.partition} of {evidence.topic!a}"
+    )
 
 
-def _malformed(evidence: Malformed, keys: Keys) -> Proved:
+def _malformed(evidence: Malformed, keys: Keys) -> str:
     place, sequence, payload = evidence.place, evidence.sequence, evidence.seal + evidence.body
     seal = Seal.decode(payload)
     _check_sealed(keys, place, sequence, seal)
-    if payload_digest(evidence.body) != seal.digest:
+    if digest(evidence.body) != seal.digest:
         raise RemoteProtocolError("a seal, and a body that is not the one that it names")
     try:
         check_events(payload)
     except RemoteProtocolError as error:
-        name = keys.names[evidence.producer]
-        return Proved(
-            "malformed", "producer", evidence.producer, name,
-            f"{name} signed {error}, as number {sequence} of session {evidence.session} on "
-            f"partition {evidence.partition} of {evidence.topic!a}",
-        )  # fmt: skip
+        return (
+            f"signed {error}, as number {sequence} of session {evidence.session} on partition "
+            f"{evidence.partition} of {evidence.topic!a}"
+        )
     raise RemoteProtocolError("a seal that is true of its batch, which is no lie")
 
 
@@ -380,7 +359,7 @@ def _check_sealed(keys: Keys, place: Place, sequence: int, seal: Seal) -> None:
     check_seal(place, sequence, seal)
 
 
-def _two_heads(evidence: TwoHeads, keys: Keys) -> Proved:
+def _two_heads(evidence: TwoHeads, keys: Keys) -> str:
     if not evidence.one.root < evidence.other.root:
         raise RemoteProtocolError("evidence with two roots that are not different and in order")
     if not evidence.origin.startswith(f"quorate/{evidence.cluster}/"):
@@ -399,12 +378,10 @@ def _two_heads(evidence: TwoHeads, keys: Keys) -> Proved:
         except LocalProtocolError as error:
             raise RemoteProtocolError(str(error)) from None
         _check_signed(keys, evidence.replica, data, signed.signature, "a head")
-    name = keys.names[evidence.replica]
-    return Proved(
-        "two-heads", "replica", evidence.replica, name,
-        f"{name} signed two heads of the log {evidence.origin!a} with {evidence.size} batches: "
-        f"{evidence.one.root.hex()} and {evidence.other.root.hex()}",
-    )  # fmt: skip
+    return (
+        f"signed two heads of the log {evidence.origin!a} with {evidence.size} batches: "
+        f"{evidence.one.root.hex()} and {evidence.other.root.hex()}"
+    )
 
 
 def _bears_liars(origin: str) -> bool:
@@ -412,7 +389,7 @@ def _bears_liars(origin: str) -> bool:
     return origin.endswith("/byzantine")
 
 
-def _false_receipt(evidence: FalseReceipt, keys: Keys) -> Proved:
+def _false_receipt(evidence: FalseReceipt, keys: Keys) -> str:
     sequence, end = evidence.sequence, evidence.first + evidence.batches
     if not evidence.first <= sequence < end:
         raise RemoteProtocolError(
@@ -435,17 +412,24 @@ def _false_receipt(evidence: FalseReceipt, keys: Keys) -> Proved:
     receipt, refusal = evidence.receipt.encode(), evidence.refusal.encode()
     _check_signed(keys, evidence.store, receipt, evidence.receipt_signature, "a receipt")
     _check_signed(keys, evidence.store, refusal, evidence.refusal_signature, "a refusal")
-    name = keys.names[evidence.store]
     producer = keys.names.get(evidence.producer, f"client {evidence.producer}")
-    return Proved(
-        "false-receipt", "store", evidence.store, name,
-        f"{name} signed that it stores batch {sequence} of {producer}, session {evidence.session}, "
-        f"on partition {evidence.partition} of {evidence.topic!a}, and then that it does not have "
-        f"it, at offset {evidence.offset}, although it keeps {evidence.start} and later",
-    )  # fmt: skip
+    return (
+        f"signed that it stores batch {sequence} of {producer}, session {evidence.session}, on "
+        f"partition {evidence.partition} of {evidence.topic!a}, and then that it does not have it, "
+        f"at offset {evidence.offset}, although it keeps {evidence.start} and later"
+    )
 
 
 def _check_signed(keys: Keys, member: MemberId, data: bytes, signature: bytes, what: str) -> None:
     known = keys.keys.get(member, ())
     if not any(is_signed(key, data, signature) for key in known):
         raise RemoteProtocolError(f"{what} that replica {member} did not sign with any known key")
+
+
+# By the kind of evidence: the field with the party that it is against, and what decides on it.
+_JUDGES: dict[type, tuple[str, Callable[[Any, Keys], str]]] = {
+    TwoSeals: ("producer", _two_seals),
+    Malformed: ("producer", _malformed),
+    TwoHeads: ("replica", _two_heads),
+    FalseReceipt: ("store", _false_receipt),
+}

@@ -32,12 +32,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nacl.bindings import crypto_sign, crypto_sign_open
 from nacl.exceptions import CryptoError
 
-from quorate.core.cluster import Pinned
-from quorate.core.errors import AuthenticationError, ConfigError
+from quorate.core.cluster import PUBLIC_KEY_BYTES, Pinned, pins_of, read_pins
+from quorate.core.errors import ConfigError
 from quorate.core.names import check_name
 from quorate.core.toml import Table, render_pairs
 
-PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 
 # RFC 5280 reserves the last second of the year 9999 for "no expiration date". Both ends are
@@ -83,7 +82,9 @@ class Identity:
         """New keys, and a certificate in this name."""
         check_name("the name of an identity", name)
         signing = Ed25519PrivateKey.generate()
-        return Identity(signing, X25519PrivateKey.generate(), _self_signed(name, signing), name)
+        unsigned = _unsigned(name, signing.public_key(), x509.random_serial_number())
+        certificate = _pem_of(unsigned.sign(signing, algorithm=None))
+        return Identity(signing, X25519PrivateKey.generate(), certificate, name)
 
     @staticmethod
     def from_pem(text: str) -> "Identity":
@@ -130,12 +131,6 @@ class Identity:
         raise TypeError("an identity is never pickled: it would carry its private keys along")
 
 
-def verify(public: PublicIdentity, data: bytes, signature: bytes) -> None:
-    """Returns when `public` signed exactly this data, and raises otherwise."""
-    if not is_signed(public.sign_key, data, signature):
-        raise AuthenticationError(f"this is not a signature of {public.name}")
-
-
 def is_signed(public_key: bytes, data: bytes, signature: bytes) -> bool:
     """Whether the owner of this Ed25519 key signed exactly this."""
     if len(signature) != SIGNATURE_BYTES:
@@ -150,19 +145,12 @@ def is_signed(public_key: bytes, data: bytes, signature: bytes) -> bool:
 
 def public_of(member: Pinned) -> PublicIdentity:
     """The identity that a cluster file pins for a member, its parts checked to agree."""
-    return checked(PublicIdentity(member.name, member.sign_key, member.mac_key, member.certificate))
+    return checked(PublicIdentity(name=member.name, **pins_of(member)))
 
 
 def render_public(public: PublicIdentity) -> str:
     """The small file that a member hands out, so that others can pin it."""
-    return _PUBLIC_HEAD + render_pairs(
-        {
-            "name": public.name,
-            "sign_key": public.sign_key,
-            "mac_key": public.mac_key,
-            "certificate": public.certificate,
-        }
-    )
+    return _PUBLIC_HEAD + render_pairs({"name": public.name, **pins_of(public)})
 
 
 def parse_public(text: str) -> PublicIdentity:
@@ -173,12 +161,7 @@ def parse_public(text: str) -> PublicIdentity:
             "ask for the public file, NAME.pub, and treat the private key as known to others"
         )
     table = Table.read("a public identity", text)
-    public = PublicIdentity(
-        name=table.text("name"),
-        sign_key=table.key_bytes("sign_key", PUBLIC_KEY_BYTES),
-        mac_key=table.key_bytes("mac_key", PUBLIC_KEY_BYTES),
-        certificate=table.text("certificate"),
-    )
+    public = PublicIdentity(name=table.text("name"), **read_pins(table))
     table.end()
     return checked(public)
 
@@ -233,13 +216,9 @@ def _is_as_made_here(
     except (InvalidSignature, ValueError):
         return False
     # The signature stands at the end.
-    found, expected = (_der(each)[:-SIGNATURE_BYTES] for each in (certificate, made))
+    der = serialization.Encoding.DER
+    found, expected = (each.public_bytes(der)[:-SIGNATURE_BYTES] for each in (certificate, made))
     return found == expected and _pem_of(certificate) == public.certificate
-
-
-def _self_signed(name: str, signing: Ed25519PrivateKey) -> str:
-    unsigned = _unsigned(name, signing.public_key(), x509.random_serial_number())
-    return _pem_of(unsigned.sign(signing, algorithm=None))
 
 
 def _unsigned(name: str, public: Ed25519PublicKey, serial: int) -> x509.CertificateBuilder:
@@ -273,10 +252,6 @@ def _signatures_only() -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _der(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.DER)
 
 
 def _pem_of(certificate: x509.Certificate) -> str:

@@ -28,17 +28,6 @@ from quorate.core.ids import MemberId, NodeId, member_of
 from quorate.core.names import MAC_ALGORITHMS
 from quorate.crypto.identity import Identity, PublicIdentity
 
-__all__ = [
-    "KEY_BYTES",
-    "MAC_ALGORITHMS",
-    "TAG_BYTES",
-    "Mac",
-    "NumberedMac",
-    "PairwiseMacs",
-    "derive_key",
-    "numbered_mac",
-]
-
 KEY_BYTES = 32
 TAG_BYTES = 16
 _NONCE_BYTES = 12

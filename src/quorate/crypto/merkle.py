@@ -1,6 +1,6 @@
-"""The order log as a Merkle tree: roots, and proofs of inclusion and consistency.
+"""The order log as a Merkle tree: roots, and proofs that leaves are in it.
 
-Source: RFC 6962, section 2.1; the checks are those of RFC 9162, sections 2.1.3.2 and 2.1.4.2.
+Source: RFC 6962, section 2.1; what is checked is what RFC 9162 checks in section 2.1.3.2.
 
 A tree of n leaves splits at the largest power of two below n, so that its left half is perfect
 and never changes again. What grows is the right edge: a list of perfect trees, from large to
@@ -77,11 +77,6 @@ class Tree:
         return _joined(self.edge) if self.edge else EMPTY_ROOT
 
 
-def root_of(nodes: Nodes, size: int) -> Hash:
-    """The root of the first `size` leaves."""
-    return Tree(size, edge_of(nodes, size)).root()
-
-
 def edge_of(nodes: Nodes, size: int) -> list[Hash]:
     """The right edge of the first `size` leaves: with it, a tree can go on from there."""
     return [nodes(level, number) for level, number in _perfect_trees(0, size)]
@@ -110,20 +105,16 @@ def runs_proof(nodes: Nodes, runs: Sequence[range], size: int) -> list[Hash]:
     return [_subtree(nodes, start, end) for start, end in _beside(runs, 0, size)]
 
 
-def consistency_proof(nodes: Nodes, old_size: int, size: int) -> list[Hash]:
-    """The hashes that show that a tree is the start of another."""
-    if not 0 < old_size <= size:
-        raise LocalProtocolError(f"a tree of {old_size} leaves as the start of one of {size}")
-    return [_subtree(nodes, start, end) for start, end in _common(old_size, 0, size, whole=True)]
-
-
 def check_inclusion(leaf: Hash, index: int, size: int, path: Sequence[Hash], root: Hash) -> None:
     """The leaf is number `index` of the `size` under this root, or `RemoteProtocolError`."""
     if not 0 <= index < size:
         raise RemoteProtocolError(f"a proof for leaf {index} of a tree of {size} leaves")
     _check_hashes((leaf, *path))
-    node = leaf
-    for is_left, sibling in _climb("an inclusion proof", index, size - 1, path):
+    node, way = leaf, way_up(index, size)
+    if len(path) != len(way):
+        kind = "long" if len(path) > len(way) else "short"
+        raise RemoteProtocolError(f"an inclusion proof that is too {kind}")
+    for is_left, sibling in zip(way, path, strict=True):
         node = node_hash(sibling, node) if is_left else node_hash(node, sibling)
     if node != root:
         raise RemoteProtocolError(f"an inclusion proof of leaf {index} that leads to another root")
@@ -178,58 +169,10 @@ def inclusion_in_runs(
     return found
 
 
-def check_consistency(
-    old_size: int, size: int, old_root: Hash, root: Hash, path: Sequence[Hash]
-) -> None:
-    """The tree of `old_size` leaves is the start of the one of `size`, or `RemoteProtocolError`."""
-    if not 0 < old_size <= size:
-        raise RemoteProtocolError(f"a proof that {old_size} leaves are the start of {size}")
-    if old_size == size:
-        if path or old_root != root:
-            raise RemoteProtocolError("two roots, or a proof, for trees of one size")
-        return
-    if not path:
-        raise RemoteProtocolError("a consistency proof that is too short")
-    _check_hashes((old_root, *path))
-    # A perfect old tree is itself the first node; its own root is not sent.
-    first, *rest = (old_root, *path) if old_size.bit_count() == 1 else path
-    at, last = old_size - 1, size - 1
-    while at & 1:
-        at, last = at >> 1, last >> 1
-    old_node = node = first
-    for is_left, sibling in _climb("a consistency proof", at, last, rest):
-        # What lies to the left is in both trees, what lies to the right in the new one only.
-        if is_left:
-            old_node, node = node_hash(sibling, old_node), node_hash(sibling, node)
-        else:
-            node = node_hash(node, sibling)
-    if old_node != old_root or node != root:
-        raise RemoteProtocolError(f"trees of {old_size} and {size} leaves that do not fit")
-
-
 def _check_hashes(hashes: Iterable[Hash]) -> None:
     for one in hashes:
         if len(one) != HASH_BYTES:
             raise RemoteProtocolError(f"a proof with a hash of {len(one)} bytes, not {HASH_BYTES}")
-
-
-def _climb(what: str, at: int, last: int, path: Sequence[Hash]) -> Iterator[tuple[bool, Hash]]:
-    """Each hash of a path with whether it lies to the left, from node `at` of a level on.
-
-    `last` is the number of the last node of that level. A node that is last and even has no
-    sibling: it rises unchanged until it is a right child.
-    """
-    for sibling in path:
-        if last == 0:
-            raise RemoteProtocolError(f"{what} that is too long")
-        is_left = at & 1 == 1 or at == last
-        if is_left:
-            while at and not at & 1:
-                at, last = at >> 1, last >> 1
-        yield is_left, sibling
-        at, last = at >> 1, last >> 1
-    if last:
-        raise RemoteProtocolError(f"{what} that is too short")
 
 
 def _split(start: int, end: int) -> int:
@@ -348,21 +291,6 @@ def _within(runs: Sequence[range], start: int, end: int) -> Sequence[range]:
 
 def _covers(run: range, start: int, end: int) -> bool:
     return run.start <= start and end <= run.stop
-
-
-def _common(old_end: int, start: int, end: int, *, whole: bool) -> Iterator[tuple[int, int]]:
-    """The ranges of a consistency proof (RFC 6962, SUBPROOF)."""
-    if old_end == end:
-        if not whole:
-            yield start, end
-        return
-    middle = _split(start, end)
-    if old_end <= middle:
-        yield from _common(old_end, start, middle, whole=whole)
-        yield middle, end
-    else:
-        yield from _common(old_end, middle, end, whole=False)
-        yield start, middle
 
 
 def _subtree(nodes: Nodes, start: int, end: int) -> Hash:

@@ -74,15 +74,14 @@ from quorate.crypto.checkpoint import (
     read,
     render,
 )
-from quorate.crypto.digests import digest, payload_digest, seal_digest
+from quorate.crypto.digests import batch_digest, digest, seal_digest
 from quorate.crypto.events import check_events, event_leaf, event_leaves, event_salt
 from quorate.crypto.leaves import LEAF, LEAF_VERSION
 from quorate.crypto.merkle import (
     HASH_BYTES,
     Hash,
-    Tree,
     check_inclusion,
-    inclusion_proof,
+    inclusion_in_runs,
     leaf_hash,
 )
 from quorate.crypto.sids import Place, Seal, check_seal
@@ -134,7 +133,7 @@ class EventProof(
             raise LocalProtocolError(
                 f"there is no event {index} in this batch; it has events 0 to {len(events) - 1}"
             )
-        event = events[index]
+        event, leaves = events[index], event_leaves(salt, events)
         return EventProof(
             index=index,
             salt=event_salt(salt, index),
@@ -143,7 +142,7 @@ class EventProof(
             headers=list(event.headers),
             timestamp_us=event.timestamp_us,
             urgent=event.urgent,
-            path=_event_path(salt, events, index),
+            path=inclusion_in_runs(index, leaves, [range(len(leaves))], len(leaves), []),
         )
 
     @property
@@ -177,6 +176,41 @@ class Proof(
     tree_size: _Number
     path: _Path
     checkpoint: Annotated[str, Meta(max_length=NOTE_BYTES_MAX)]
+
+    @staticmethod
+    def of(
+        place: Place,
+        offset: int,
+        sequence: int,
+        time_us: int,
+        payload: bytes,
+        *,
+        leaf: int,
+        tree_size: int,
+        path: list[Hash],
+        checkpoint: str,
+    ) -> "Proof":
+        """That of a whole batch."""
+        has_seal = is_signed(payload)
+        begin = SEAL_BYTES if has_seal else HEADER_BYTES
+        return Proof(
+            format=FORMAT,
+            cluster=place.cluster,
+            topic=place.topic,
+            partition=place.partition,
+            offset=offset,
+            producer=place.producer,
+            session=place.session,
+            sequence=sequence,
+            time_us=time_us,
+            seal=payload[:begin] if has_seal else None,
+            header=None if has_seal else payload[:begin],
+            body=payload[begin:],
+            leaf=leaf,
+            tree_size=tree_size,
+            path=path,
+            checkpoint=checkpoint,
+        )
 
     @staticmethod
     def parse(data: bytes) -> "Proof":
@@ -225,13 +259,6 @@ class Proof(
     def payload(self) -> bytes:
         """The whole batch, as far as the proof has it."""
         return (self.seal or self.header or b"") + (self.body or b"")
-
-
-def parts_of(payload: bytes) -> tuple[bytes | None, bytes | None, bytes]:
-    """Seal, header and body of this batch for its proof, which has one of the first two."""
-    if is_signed(payload):
-        return payload[:SEAL_BYTES], None, payload[SEAL_BYTES:]
-    return None, payload[:HEADER_BYTES], payload[HEADER_BYTES:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +363,7 @@ def verify_bytes(data: bytes, keys: Keys) -> Verdict:
 
 def leaf_of(proof: Proof) -> Hash:
     """The leaf of the batch that a proof is about."""
-    content = digest(proof.payload) if proof.seal is None else seal_digest(proof.seal)
+    content = batch_digest(proof.payload) if proof.seal is None else seal_digest(proof.seal)
     return leaf_hash(
         LEAF.pack(
             LEAF_VERSION, topic_id(proof.topic), proof.partition, proof.offset, proof.publisher,
@@ -381,7 +408,7 @@ def _checked_seal(proof: Proof) -> Seal | None:
 def _check_content(proof: Proof, seal: Seal) -> None:
     if proof.event is not None:
         _check_event(proof.event, seal)
-    elif payload_digest(proof.body or b"") != seal.digest:
+    elif digest(proof.body or b"") != seal.digest:
         raise ProofError(4, "the body is not what the producer signed")
 
 
@@ -496,14 +523,6 @@ def _what_is_wrong(payload: bytes) -> list[str]:
     except RemoteProtocolError as error:
         return [f"what the producer signed is {error}"]
     return []
-
-
-def _event_path(salt: bytes, events: list[Event], index: int) -> list[Hash]:
-    nodes: dict[tuple[int, int], Hash] = {}
-    tree = Tree(on_node=lambda level, number, node: nodes.update({(level, number): node}))
-    for leaf in event_leaves(salt, events):
-        tree.append(leaf)
-    return inclusion_proof(lambda level, number: nodes[level, number], index, len(events))
 
 
 STEPS = 7

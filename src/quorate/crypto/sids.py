@@ -68,7 +68,7 @@ from quorate.core.header import (
     header_of,
 )
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of, session_of
-from quorate.crypto.digests import payload_digest, seal_digest
+from quorate.crypto.digests import digest
 from quorate.crypto.merkle import HASH_BYTES, Tree, inclusion_proof, leaf_hash, node_hash, way_up
 
 # So many batches share one signature at most: a path of three hashes.
@@ -150,9 +150,9 @@ class Seal(NamedTuple):
 
 def unsealed(batch: bytes, salt: bytes, *, time_us: int, root: bytes, public_key: bytes) -> Seal:
     """The seal of this basic batch before it is signed; `salt` goes between both."""
-    digest = payload_digest(salt + batch[HEADER_BYTES:])
+    body = digest(salt + batch[HEADER_BYTES:])
     header = header_of(batch)._replace(kind=SIGNED)
-    return Seal(header, time_us, digest, root, public_key)
+    return Seal(header, time_us, body, root, public_key)
 
 
 def sid(place: Place, sequence: Sequence, seal: Seal) -> bytes:
@@ -212,23 +212,6 @@ def sign_together(batches: Seq[tuple[Place, Sequence, Seal]], sign: Sign) -> lis
     ]
 
 
-def sealed(
-    place: Place,
-    sequence: Sequence,
-    batch: bytes,
-    *,
-    time_us: int,
-    salt: bytes = b"",
-    root: bytes = NO_ROOT,
-    public_key: bytes,
-    sign: Sign,
-) -> bytes:
-    """This basic batch signed by itself, as it travels and is stored."""
-    unsigned = unsealed(batch, salt, time_us=time_us, root=root, public_key=public_key)
-    (seal,) = sign_together([(place, sequence, unsigned)], sign)
-    return seal.encode() + salt + batch[HEADER_BYTES:]
-
-
 class Checked:
     """Signatures that were found right lately: one is checked once for all of its sheaf."""
 
@@ -276,14 +259,3 @@ def _signed(size: int, root: bytes) -> bytes:
 def body_of(payload: bytes) -> bytes:
     """What is behind the seal."""
     return payload[SEAL_BYTES:]
-
-
-def is_sealed(payload: bytes, content: Digest) -> bool:
-    """Whether the body is the one that its seal names, given what the whole hashes to."""
-    return content == seal_digest(payload[:SEAL_BYTES])
-
-
-def check_body(payload: bytes, content: Digest) -> None:
-    """The same, or `RemoteProtocolError`."""
-    if not is_sealed(payload, content):
-        raise RemoteProtocolError("a sealed batch whose body is not what its seal names")

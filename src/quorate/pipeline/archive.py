@@ -37,7 +37,8 @@ from quorate.client.proving import shown
 from quorate.core.errors import LocalProtocolError, QuorateError
 from quorate.core.limits import BATCH_EVENTS_MAX
 from quorate.crypto.merkle import HASH_BYTES, inclusion_in_runs
-from quorate.crypto.proofs import FORMAT, Keys, Proof, parts_of, verify
+from quorate.crypto.proofs import Keys, Proof, verify
+from quorate.crypto.sids import Place
 from quorate.pipeline.places import file_system
 from quorate.pipeline.proofs import payload_of
 
@@ -284,20 +285,12 @@ def _proof(keys: Keys, rows: pyarrow.Table, kept: dict[str, Any], anchor: dict[s
     path = inclusion_in_runs(
         leaf, hashes_in(anchor["leaves"]), runs, size, hashes_in(anchor["path"])
     )
-    seal, header, body = parts_of(payload_of(kept, rows))
-    return Proof(
-        format=FORMAT,
-        cluster=keys.cluster,
-        topic=row["topic"],
-        partition=row["partition"],
-        offset=row["offset"],
-        producer=kept["client"],
-        session=kept["session"],
-        sequence=kept["sequence"],
-        time_us=time_us_of(rows),
-        seal=seal,
-        header=header,
-        body=body,
+    return Proof.of(
+        Place(keys.cluster, row["topic"], row["partition"], kept["client"], kept["session"]),
+        row["offset"],
+        kept["sequence"],
+        time_us_of(rows),
+        payload_of(kept, rows),
         leaf=leaf,
         tree_size=size,
         path=path,

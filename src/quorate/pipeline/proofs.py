@@ -15,7 +15,8 @@ from typing import Any
 
 import pyarrow
 
-from quorate.core.batch import Batch, compression_of, encode
+from quorate.core.batch import Batch, encode
+from quorate.core.columns import compression_of
 from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.header import (
     BASIC,

@@ -34,7 +34,7 @@ from quorate.core.messages import (
 )
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import chain, forwarding, history, reliable
-from quorate.protocol.broadcast.scope import Scope
+from quorate.protocol.broadcast.scope import BroadcastReplica, Scope
 from quorate.protocol.channel import Channel
 from quorate.protocol.machine import Ready, Topology
 from quorate.protocol.ordering.replica import HANDLERS as ORDERING
@@ -65,52 +65,40 @@ class Served:
         contract = scope.topic.contract
         self.scope = scope
         self.histories = history.Replica(scope) if contract.history_every else None
-        self.forwarding: forwarding.Replica | None = None
-        self.reliable: reliable.Replica | None = None
-        self.chain: chain.Replica | None = None
+        self.replica: BroadcastReplica
         if contract.protocol == "reliable":
-            self.reliable = reliable.Replica(scope)
+            self.replica = reliable.Replica(scope)
         elif contract.protocol == "chain":
-            self.chain = chain.Replica(scope, self.histories)
+            self.replica = chain.Replica(scope, self.histories)
         else:
-            self.forwarding = forwarding.Replica(scope, self.histories)
+            self.replica = forwarding.Replica(scope, self.histories)
 
     def broadcast(self, lane: Lane) -> reliable.Replica | None:
         """Where votes of this lane go, if it has any."""
         if lane is Lane.HISTORIES:
             return self.histories.broadcast if self.histories else None
-        return self.reliable
+        return self.replica if isinstance(self.replica, reliable.Replica) else None
 
     def flush(self) -> bool:
         """Carry out what this turn asks for. True if some of it is left for the next turn."""
-        if self.reliable is not None:
-            self.reliable.flush()
+        self.replica.flush()
         if self.histories is not None:
             self.histories.flush()
-            self._let_in()
+            # Go on with what waited for a history that is delivered now.
+            for sender, run in self.histories.take_unblocked():
+                self.replica.on_publish(sender, run)
         has_more = self.scope.channel.drain()
         self.scope.flush_acks()
         return has_more
 
-    def _let_in(self) -> None:
-        """Go on with what waited for a history that is delivered now."""
-        assert self.histories is not None
-        for sender, run in self.histories.take_unblocked():
-            if isinstance(run, Link) and self.chain is not None:
-                self.chain.on_link(sender, run)
-            elif isinstance(run, Publish) and self.forwarding is not None:
-                self.forwarding.on_publish(sender, run)
-
     def forget(self, publisher: NodeId) -> None:
-        if self.reliable is not None:
-            self.reliable.forget(publisher)
+        self.replica.forget(publisher)
         if self.histories is not None:
             self.histories.forget(publisher)
         self.scope.forget(publisher)
 
     def tick(self) -> None:
-        if self.reliable is not None:
-            self.reliable.tick()
+        self.replica.tick()
         if self.histories is not None:
             self.histories.tick()
 
@@ -156,9 +144,13 @@ class Broker:
     # Machine
 
     def step(self, sender: NodeId, message: Message) -> None:
-        handler = _HANDLERS.get(type(message))
-        if handler is not None:
-            handler(self, sender, message)
+        if handler := _ON_TOPICS.get(type(message)):
+            said: Any = message
+            served = self._served_for(sender, said.topic)
+            if served is not None:
+                handler(self, served, sender, said)
+        elif isinstance(message, Request):
+            self._on_request(sender, message)
         elif self.ordering is not None and type(message) in ORDERING:
             self.ordering.step(sender, message)
         else:
@@ -270,10 +262,7 @@ class Broker:
 
     # Messages
 
-    def _on_publish(self, sender: NodeId, publish: Publish) -> None:
-        served = self._served_for(sender, publish.topic)
-        if served is None:
-            return
+    def _on_publish(self, served: Served, sender: NodeId, publish: Publish) -> None:
         if not served.scope.channel.may_publish(sender):
             self._refuse(sender, f"is not registered to publish on '{served.scope.topic.name}'")
             return
@@ -282,31 +271,23 @@ class Broker:
             return
         self.counters["batches_in"] += len(publish.payloads)
         if publish.lane is Lane.HISTORIES and served.histories is not None:
-            served.histories.on_publish(sender, publish)
-        elif publish.lane is Lane.EVENTS and served.reliable is not None:
-            served.reliable.on_publish(sender, publish)
-        elif publish.lane is Lane.EVENTS and served.forwarding is not None:
-            served.forwarding.on_publish(sender, publish)
+            served.histories.broadcast.on_publish(sender, publish)
+        elif publish.lane is Lane.EVENTS and served.replica.takes is Publish:
+            served.replica.on_publish(sender, publish)
         else:
             self._refuse(sender, f"sent a {publish.lane.name} run that its topic does not take")
 
-    def _on_link(self, sender: NodeId, link: Link) -> None:
-        served = self._served_for(sender, link.topic)
-        if served is None:
-            return
-        if served.chain is None or not served.scope.channel.may_publish(link.publisher):
+    def _on_link(self, served: Served, sender: NodeId, link: Link) -> None:
+        if served.replica.takes is not Link or not served.scope.channel.may_publish(link.publisher):
             self._refuse(sender, "sent a chain's run to a topic or for a publisher without one")
             return
         if not are_basic(link.payloads):
             self._outbox.report(link.publisher, "bad-batch", f"a header in the run at {link.first}")
             return
         self.counters["batches_in"] += len(link.payloads)
-        served.chain.on_link(sender, link)
+        served.replica.on_publish(sender, link)
 
-    def _on_vote(self, sender: NodeId, vote: Echo | ReadyVote | Vouch) -> None:
-        served = self._served_for(sender, vote.topic)
-        if served is None:
-            return
+    def _on_vote(self, served: Served, sender: NodeId, vote: Echo | ReadyVote | Vouch) -> None:
         broadcast = served.broadcast(vote.lane)
         known = member_of(vote.publisher) in self._names
         if broadcast is None or sender not in served.scope.topic.index or not known:
@@ -316,10 +297,7 @@ class Broker:
         else:
             broadcast.on_ready(sender, vote)
 
-    def _on_fetch(self, sender: NodeId, fetch: Fetch) -> None:
-        served = self._served_for(sender, fetch.topic)
-        if served is None:
-            return
+    def _on_fetch(self, served: Served, sender: NodeId, fetch: Fetch) -> None:
         served.scope.answer(sender, fetch)
         if sender not in served.scope.channel.outlets:
             return
@@ -328,7 +306,7 @@ class Broker:
         if broadcast is not None and not fetch.payload:
             broadcast.inquire(stream, fetch.sequences)
         if (
-            served.chain is not None
+            served.replica.takes is Link
             and fetch.payload
             and fetch.lane is Lane.EVENTS
             and stream in served.scope.intakes
@@ -338,23 +316,16 @@ class Broker:
             repair = Ack(stream.topic, stream.lane, Status.REPAIR, max(fetch.sequences))
             self._outbox.send(stream.publisher, repair)
 
-    def _on_taken(self, sender: NodeId, taken: Taken) -> None:
-        served = self._served_for(sender, taken.topic)
-        if served is not None:
-            served.scope.channel.on_taken(sender, taken)
+    def _on_taken(self, served: Served, sender: NodeId, taken: Taken) -> None:
+        served.scope.channel.on_taken(sender, taken)
 
-    def _on_supply(self, sender: NodeId, supply: Supply) -> None:
-        served = self._served_for(sender, supply.topic)
-        if served is None:
-            return
+    def _on_supply(self, served: Served, sender: NodeId, supply: Supply) -> None:
         if supply.lane is Lane.EVENTS and not are_basic(supply.payloads):
             self._outbox.report(sender, "bad-batch", "a header in what it supplied")
             return
         if supply.lane is Lane.EVENTS and served.histories is not None:
-            late = served.forwarding or served.chain
-            for stream, sequence, payload in served.histories.on_supply(sender, supply):
-                if late is not None:
-                    late.accept_late(stream, sequence, payload)
+            for late in served.histories.on_supply(sender, supply):
+                served.replica.accept_late(*late)
         broadcast = served.broadcast(supply.lane)
         if broadcast is not None and sender in served.scope.topic.index:
             broadcast.on_supply(supply)
@@ -417,7 +388,7 @@ class Broker:
         self._outbox.report(sender, "rejected", sentence)
 
 
-_HANDLERS: dict[type, Callable[[Broker, NodeId, Any], None]] = {
+_ON_TOPICS: dict[type, Callable[[Broker, Served, NodeId, Any], None]] = {
     Publish: Broker._on_publish,
     Link: Broker._on_link,
     Echo: Broker._on_vote,
@@ -426,5 +397,4 @@ _HANDLERS: dict[type, Callable[[Broker, NodeId, Any], None]] = {
     Fetch: Broker._on_fetch,
     Supply: Broker._on_supply,
     Taken: Broker._on_taken,
-    Request: Broker._on_request,
 }

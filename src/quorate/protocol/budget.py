@@ -21,15 +21,13 @@ def gives_way(holders: Iterable[NodeId], newcomer: MemberId) -> MemberId | None:
 class Budget:
     """So many bytes, of which no member uses more than its part.
 
-    A part is never larger than `bytes_max / members_min`, so that there is room left for
-    whoever comes next.
+    A part is never larger than half of them, so that there is room left for whoever comes next.
     """
 
-    __slots__ = ("_bytes_max", "_held", "_members_min")
+    __slots__ = ("_bytes_max", "_held")
 
-    def __init__(self, bytes_max: int, members_min: int = 2) -> None:
+    def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._members_min = members_min
         self._held: dict[MemberId, int] = {}
 
     @property
@@ -39,7 +37,7 @@ class Budget:
     @property
     def part_bytes(self) -> int:
         """What each of the members that hold something may hold now."""
-        return self._bytes_max // max(self._members_min, len(self._held))
+        return self._bytes_max // max(2, len(self._held))
 
     def held_by(self, node: NodeId) -> int:
         """What all sessions of this member hold together."""

@@ -5,6 +5,8 @@ Source: Freeman 2016, algorithm 7; what makes a source leave a chain is in decis
 
 from collections.abc import Callable
 
+from msgspec import structs
+
 from quorate.core.ids import NodeId, Sequence, Stream
 from quorate.core.messages import Link, Publish, Status
 from quorate.crypto.digests import digest
@@ -144,7 +146,7 @@ class ChainOutgoing(Outgoing):
                 # It works.
                 self._failures[self.number] = 0
         if last >= self.unreceipted:
-            self.receipt_through(last, ends, chain.GUARANTEE)
+            self.receipt_through(last, ends, chain.RULES.guarantee)
 
     def _next_chain(self, why: str) -> None:
         suspects = self.topic.chain(self.number)
@@ -164,13 +166,10 @@ class ChainOutgoing(Outgoing):
         self._outbox.report(suspects[0], "chain-abandoned", f"{suspects} because {why}")
 
     def _link(self, publish: Publish) -> Link:
-        bare = Link(
+        link = Link(
             self.stream.publisher, publish.topic, publish.urgent, publish.first,
             publish.settled, self.number, publish.payloads, [],
         )  # fmt: skip
         digests = [digest(payload) for payload in publish.payloads]
-        tags = chain.source_authenticators(bare, digests, self.topic, self._macs)
-        return Link(
-            bare.publisher, bare.topic, bare.urgent, bare.first, bare.settled, bare.chain,
-            bare.payloads, tags,
-        )  # fmt: skip
+        tags = chain.source_authenticators(link, digests, self.topic, self._macs)
+        return structs.replace(link, authenticators=tags)

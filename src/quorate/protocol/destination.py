@@ -8,13 +8,11 @@ requests, messages to the stream that they are about, and the choice of a lead a
 that are connected.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
 from quorate.core.cluster import Cluster
-from quorate.core.control import CONTROL_TOPIC
-from quorate.core.errors import LocalProtocolError
 from quorate.core.filter import Filter
 from quorate.core.ids import Lane, MemberId, NodeId, TopicId, member_of
 from quorate.core.messages import (
@@ -28,34 +26,18 @@ from quorate.core.messages import (
     Supply,
     Vouch,
 )
-from quorate.core.ordering import (
-    BEGIN_US,
-    END_US,
-    Absent,
-    Assigned,
-    Chained,
-    Concluded,
-    Entries,
-    Located,
-    Ordered,
-    Partition,
-    TopologyReport,
-    Unordered,
-)
+from quorate.core.ordering import BEGIN_US, END_US, Absent, Chained, Entries, Located, Partition
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import chain
-from quorate.protocol.control.client import Commands
 from quorate.protocol.incoming import Incoming
+from quorate.protocol.listener import ABOUT_THE_CLUSTER, ClientMachine
 from quorate.protocol.machine import Begun, Clamped, Ready
 from quorate.protocol.ordering.reading import Reading, Search
 from quorate.protocol.ordering.validation import Validation
-from quorate.protocol.outbox import Outbox
-from quorate.protocol.requests import Requests
 from quorate.protocol.subscription import Subscription
-from quorate.protocol.topic import Topic, by_id, topics_of
+from quorate.protocol.topic import Topic, topics_of
 
-TICK_EVERY_US = 50_000
 # A tick that is so late says that we were away: the program did something else for so long.
 AWAY_US = 100_000
 # Replicas hear of our progress in steps of so many batches, and at every tick.
@@ -67,7 +49,7 @@ STRANGE_US = 5_000_000
 STRANGERS_MAX = 1024
 
 
-class Destination:
+class Destination(ClientMachine):
     """One subscriber of any number of topics."""
 
     make_incoming = Incoming
@@ -81,17 +63,13 @@ class Destination:
         validation: Validation | None = None,
     ) -> None:
         """Who reads validated topics needs a `validation`."""
-        self.me = me
+        super().__init__(me, topics)
         self._validation = Validation("", (), {}) if validation is None else validation
-        self._topics = {topic.name: topic for topic in topics}
-        self._by_id = by_id(self._topics.values())
         self._macs = macs
         self._publishers = frozenset(publishers)
         # Publishers whom we do not know, since when, and when we last asked about them.
         self._strangers: dict[MemberId, int] = {}
         self._asked_us = -ASK_AGAIN_US
-        self._outbox = Outbox()
-        self._requests = Requests(self._outbox)
         self._subscriptions: dict[TopicId, Subscription] = {}
         self._readings: dict[Partition, Reading] = {}
         # What is looked for, and whether it is read with validation.
@@ -100,11 +78,8 @@ class Destination:
         self._numbers = count(1)
         # Whether we take nothing from replicas, for want of room. No lead is late then.
         self.is_held_back = False
-        self._connected: set[NodeId] = set()
-        self.commands = Commands(me, self._topics.get(CONTROL_TOPIC), self._outbox, self._requests)
         self._touched: dict[Incoming, None] = {}
         self._hurried: dict[Incoming, None] = {}
-        self._next_tick_us = 0
 
     # What the application does
 
@@ -112,16 +87,18 @@ class Destination:
         topic = self._topic(name)
         if topic.contract.is_log:
             # The replicas only say whether we may; `read` does the rest.
-            return self._requests.ask(topic, Operation.SUBSCRIBE).number
+            return self.requests.ask(topic, Operation.SUBSCRIBE).number
         old = self._subscriptions.get(topic.id)
         if old is not None:
-            self._requests.withdraw(old.standing)
-        lead = self._first_lead(topic)
-        standing = self._requests.ask(topic, Operation.SUBSCRIBE, wanted=wanted, lead=lead)
+            self.requests.withdraw(old.standing)
+        # Subscribers spread over the replicas by their numbers.
+        candidates = list(filter(self._can_send, topic.members)) or topic.members
+        lead = candidates[self.me % len(candidates)]
+        standing = self.requests.ask(topic, Operation.SUBSCRIBE, wanted=wanted, lead=lead)
         if old is not None:
             old.standing = standing
         else:
-            self._subscriptions[topic.id] = Subscription(topic, self._outbox, self, standing)
+            self._subscriptions[topic.id] = Subscription(topic, self.outbox, self, standing)
         return standing.number
 
     def unsubscribe(self, name: str) -> int:
@@ -129,8 +106,8 @@ class Destination:
         self.stop_reading(name)
         subscription = self._subscriptions.pop(topic.id, None)
         if subscription is not None:
-            self._requests.withdraw(subscription.standing)
-        return self._requests.ask(topic, Operation.UNSUBSCRIBE).number
+            self.requests.withdraw(subscription.standing)
+        return self.requests.ask(topic, Operation.UNSUBSCRIBE).number
 
     def read(self, name: str, partition: int, offset: int, *, validate: bool = True) -> Reading:
         """Read a partition of a log topic from this offset on; again, from another one.
@@ -146,35 +123,29 @@ class Destination:
         self, name: str, partition: int, offset: int, *, validate: bool = True
     ) -> None:
         """The same, or from the end if that is before this offset; then there is a `Clamped`."""
-        self._search(name, partition, END_US, validate, offset)
+        self.read_from_time(name, partition, END_US, validate=validate, committed=offset)
 
     def read_from_time(
-        self, name: str, partition: int, time_us: int, *, validate: bool = True
-    ) -> None:
-        """The same, from the first batch of this time on, or from `BEGIN_US` or `END_US`."""
-        self._search(name, partition, time_us, validate)
-
-    def _search(
         self,
         name: str,
         partition: int,
         time_us: int,
-        validate: bool,
+        *,
+        validate: bool = True,
         committed: int | None = None,
     ) -> None:
+        """The same, from the first batch of this time on, or from `BEGIN_US` or `END_US`."""
         topic, target = self._partition(name, partition)
         self._stop(target)
-        search = Search(topic, target, time_us, self._outbox, next(self._numbers), committed)
+        search = Search(topic, target, time_us, self.outbox, next(self._numbers), committed)
         self._searches[target] = search, validate
-        search.ask(sorted(self._connected))
+        search.ask(sorted(self.connected_peers))
 
     def adopt(self, cluster: Cluster) -> None:
         """These are the topics and clients now. What is under way goes on as it began."""
         self._publishers = frozenset(client.number for client in cluster.clients)
         self._strangers.clear()
-        topics = {topic.name: topic for topic in topics_of(cluster)}
-        self._topics = self._topics | topics
-        self._by_id = by_id(self._topics.values())
+        self._know(topics_of(cluster))
         self._validation.adopt(cluster, self._topics.values())
 
     def stop_reading_partition(self, name: str, partition: int) -> None:
@@ -195,10 +166,6 @@ class Destination:
         """How far we have come with a partition, once its first offset is known."""
         return self._readings.get(Partition(self._topic(name).id, partition))
 
-    def replies(self, number: int) -> Mapping[NodeId, str]:
-        """Who has answered a request so far, and what."""
-        return self._requests.replies(number)
-
     def lead_of(self, name: str) -> NodeId | None:
         subscription = self._subscriptions.get(self._topic(name).id)
         return subscription.standing.lead if subscription else None
@@ -206,22 +173,25 @@ class Destination:
     # Machine
 
     def step(self, sender: NodeId, message: Message) -> None:
-        handler = _HANDLERS.get(type(message))
-        if handler is None:
-            self._outbox.report(sender, "rejected", f"{type(message).__name__} to a destination")
-            return
-        handler(self, sender, message)
+        said: Any = message
+        if of_stream := _OF_STREAMS.get(type(message)):
+            incoming = self._incoming(sender, said.publisher, said.topic, said.lane)
+            if incoming is not None:
+                of_stream(incoming, sender, said)
+        elif of_partition := _OF_PARTITIONS.get(type(message)):
+            reading = self._readings.get(Partition(said.topic, said.partition))
+            if reading is not None:
+                of_partition(reading, sender, said, self.connected_peers)
+        elif handler := _HANDLERS.get(type(message)):
+            handler(self, sender, said)
+        else:
+            self.outbox.report(sender, "rejected", f"{type(message).__name__} to a destination")
 
-    def tick(self, now_us: int) -> None:
-        self._outbox.now_us = now_us
-        if now_us < self._next_tick_us:
-            return
-        if now_us - self._next_tick_us >= AWAY_US:
+    def _tick(self, late_us: int) -> None:
+        now_us = self.outbox.now_us
+        if late_us >= AWAY_US:
             for reading in self._readings.values():
-                reading.was_away(now_us - self._next_tick_us)
-        self._next_tick_us = now_us + TICK_EVERY_US
-        self._outbox.wake_at(self._next_tick_us)
-        self._requests.tick()
+                reading.was_away(late_us)
         for subscription in self._subscriptions.values():
             for incoming in list(subscription.streams.values()):
                 incoming.tick(now_us)
@@ -230,34 +200,28 @@ class Destination:
             if self.is_held_back:
                 reading.wait()
             else:
-                reading.tick(self._connected)
+                reading.tick(self.connected_peers)
         for search, _ in self._searches.values():
             search.tick()
-        self.commands.tick()
 
     def connected(self, peer: NodeId) -> None:
-        self._connected.add(peer)
-        self._requests.connected(peer)
+        super().connected(peer)
         for subscription in self._subscriptions.values():
-            if subscription.standing.lead not in self._connected:
+            if subscription.standing.lead not in self.connected_peers:
                 self.choose_lead(subscription)
         for reading in list(self._readings.values()):
             if peer in reading.topic.index:
-                reading.connected(peer, self._connected)
+                reading.connected(peer, self.connected_peers)
         for search, _ in self._searches.values():
             search.ask((peer,))
-        self.commands.connected(peer)
 
     def disconnected(self, peer: NodeId) -> None:
-        self._connected.discard(peer)
+        super().disconnected(peer)
         for subscription in self._subscriptions.values():
             if subscription.standing.lead == peer:
                 self.choose_lead(subscription, avoid=peer)
         for reading in list(self._readings.values()):
-            reading.disconnected(peer, self._connected)
-
-    def writable(self, peer: NodeId, writable: bool) -> None:
-        """What a destination sends is little and may be lost."""
+            reading.disconnected(peer, self.connected_peers)
 
     def hurry(self, incoming: Incoming) -> None:
         self._hurried[incoming] = None
@@ -266,17 +230,16 @@ class Destination:
         while self._hurried:
             hurried, self._hurried = self._hurried, {}
             for incoming in hurried:
-                incoming.ask_for_payloads(self._outbox.now_us)
+                incoming.ask_for_payloads(self.outbox.now_us)
         for incoming in self._touched:
             incoming.tell_progress(PROGRESS_STEP)
         self._touched.clear()
-        self.commands.flush(self._connected.__contains__)
-        return self._outbox.take()
+        return super().take()
 
     def choose_lead(self, subscription: Subscription, *, avoid: NodeId | None = None) -> None:
         """Take payloads from the connected replica that we have caught out least often."""
         topic, standing = subscription.topic, subscription.standing
-        candidates = [r for r in topic.members if r in self._connected and r != avoid]
+        candidates = [r for r in topic.members if r in self.connected_peers and r != avoid]
         if not candidates or standing.lead in candidates:
             return
         start = self.me % len(topic.members)
@@ -289,40 +252,14 @@ class Destination:
             ),
         )
         former, standing.lead = standing.lead, ranked[0]
-        subscription.lead_since_us = self._outbox.now_us
+        subscription.lead_since_us = self.outbox.now_us
         for replica in (standing.lead, former):
             if replica is not None:
-                self._outbox.send(replica, standing.request(replica))
+                self.outbox.send(replica, standing.request(replica))
         for incoming in list(subscription.streams.values()):
             incoming.on_new_lead(standing.lead)
 
     # Messages
-
-    def _on_forward(self, sender: NodeId, forward: Forward) -> None:
-        incoming = self._incoming(sender, forward.publisher, forward.topic, forward.lane)
-        if incoming is not None:
-            incoming.on_copies(sender, forward.first, forward.payloads)
-
-    def _on_vouch(self, sender: NodeId, vouch: Vouch) -> None:
-        incoming = self._incoming(sender, vouch.publisher, vouch.topic, vouch.lane)
-        if incoming is not None:
-            incoming.on_voices(sender, vouch.first, vouch.digests)
-
-    def _on_frontier(self, sender: NodeId, frontier: Frontier) -> None:
-        incoming = self._incoming(sender, frontier.publisher, frontier.topic, frontier.lane)
-        if incoming is not None:
-            incoming.on_frontier(sender, frontier)
-
-    def _on_omitted(self, sender: NodeId, omitted: Omitted) -> None:
-        incoming = self._incoming(sender, omitted.publisher, omitted.topic, omitted.lane)
-        if incoming is not None:
-            incoming.on_omitted(sender, omitted)
-
-    def _on_supply(self, sender: NodeId, supply: Supply) -> None:
-        incoming = self._incoming(sender, supply.publisher, supply.topic, supply.lane)
-        if incoming is not None:
-            for sequence, payload in zip(supply.sequences, supply.payloads, strict=True):
-                incoming.on_supply(sender, sequence, payload)
 
     def _on_link(self, sender: NodeId, link: Link) -> None:
         incoming = self._incoming(sender, link.publisher, link.topic, Lane.EVENTS)
@@ -334,12 +271,12 @@ class Destination:
         covered = chain.authenticated_bytes(link, contents)
         authentic = chain.are_authentic(link, covered, makers, self.me, self._macs)
         if topic.contract.protocol != "chain" or sender != makers[-1] or not authentic:
-            self._outbox.report(sender, "bad-authenticator", f"chain run at {link.first}")
+            self.outbox.report(sender, "bad-authenticator", f"chain run at {link.first}")
             return
         incoming.on_link(link, contents)
 
     def _on_reply(self, sender: NodeId, reply: Reply) -> None:
-        self._requests.on_reply(sender, reply)
+        self.requests.on_reply(sender, reply)
         for subscription in self._subscriptions.values():
             if subscription.standing.number == reply.number:
                 subscription.find_starts()
@@ -352,45 +289,23 @@ class Destination:
             del self._searches[target]
             reading = self._read(search.topic, target, offset, validate)
             if search.committed is not None and offset < search.committed:
-                self._outbox.deliver(Clamped(target, search.committed, offset))
+                self.outbox.deliver(Clamped(target, search.committed, offset))
             if search.time_us not in (BEGIN_US, END_US):
                 reading.want_from(search.time_us, search.others)
 
-    def _on_entries(self, sender: NodeId, entries: Entries) -> None:
-        reading = self._readings.get(Partition(entries.topic, entries.partition))
-        if reading is not None:
-            reading.on_entries(sender, entries, self._connected)
-
-    def _on_chained(self, sender: NodeId, chained: Chained) -> None:
-        reading = self._readings.get(Partition(chained.topic, chained.partition))
-        if reading is not None:
-            reading.on_chained(sender, chained, self._connected)
-
-    def _on_absent(self, sender: NodeId, absent: Absent) -> None:
-        reading = self._readings.get(Partition(absent.topic, absent.partition))
-        if reading is not None:
-            reading.on_absent(sender, absent, self._connected)
-
     # Parts
-
-    def _partition(self, name: str, number: int) -> tuple[Topic, Partition]:
-        topic = self._topic(name)
-        if not topic.contract.is_log or not 0 <= number < topic.contract.partitions:
-            has = f"partitions 0 to {topic.contract.partitions - 1}"
-            raise LocalProtocolError(f"topic '{name}' has no partition {number}; it has {has}")
-        return topic, Partition(topic.id, number)
 
     def _read(self, topic: Topic, target: Partition, offset: int, validate: bool) -> Reading:
         reading = self._readings.get(target)
         validation = self._validation if validate and topic.contract.validated else None
         if reading is not None and reading.validation is validation:
-            reading.seek(offset, self._connected)
+            reading.seek(offset, self.connected_peers)
         else:
             # Replicas go by the number of what is asked, and so by the new one.
-            reading = Reading(topic, target, offset, self._outbox, self._numbers, validation)
+            reading = Reading(topic, target, offset, self.outbox, self._numbers, validation)
             self._readings[target] = reading
-            reading.begin(self._connected)
-        self._outbox.deliver(Begun(target, offset))
+            reading.begin(self.connected_peers)
+        self.outbox.deliver(Begun(target, offset))
         return reading
 
     def _may_be_new(self, publisher: MemberId) -> bool:
@@ -399,7 +314,7 @@ class Destination:
         We ask. What it published until we know it is lost to us, as what was published before we
         subscribed.
         """
-        now_us = self._outbox.now_us
+        now_us = self.outbox.now_us
         if not self.commands.can_ask or len(self._strangers) >= STRANGERS_MAX:
             return False
         if now_us - self._asked_us >= ASK_AGAIN_US:
@@ -417,7 +332,7 @@ class Destination:
         if sender not in subscription.topic.index or (
             is_stranger and not self._may_be_new(member_of(publisher))
         ):
-            self._outbox.report(sender, "forgery", f"a stream of unknown publisher {publisher}")
+            self.outbox.report(sender, "forgery", f"a stream of unknown publisher {publisher}")
             return None
         if is_stranger:
             return None
@@ -426,34 +341,22 @@ class Destination:
             self._touched[incoming] = None
         return incoming
 
-    def _first_lead(self, topic: Topic) -> NodeId:
-        """Subscribers spread over the replicas by their numbers."""
-        candidates = [r for r in topic.members if r in self._connected] or list(topic.members)
-        return candidates[self.me % len(candidates)]
 
-    def _topic(self, name: str) -> Topic:
-        topic = self._topics.get(name)
-        if topic is None:
-            known = ", ".join(sorted(self._topics)) or "none"
-            raise LocalProtocolError(f"there is no topic '{name}'; known topics: {known}")
-        return topic
-
-
+_OF_STREAMS: dict[type, Callable[[Incoming, NodeId, Any], None]] = {
+    Forward: Incoming.on_forward,
+    Vouch: Incoming.on_vouch,
+    Frontier: Incoming.on_frontier,
+    Omitted: Incoming.on_omitted,
+    Supply: Incoming.on_supply,
+}
+_OF_PARTITIONS: dict[type, Callable[[Reading, NodeId, Any, set[NodeId]], None]] = {
+    Entries: Reading.on_entries,
+    Chained: Reading.on_chained,
+    Absent: Reading.on_absent,
+}
 _HANDLERS: dict[type, Callable[[Destination, NodeId, Any], None]] = {
-    Forward: Destination._on_forward,
-    Vouch: Destination._on_vouch,
-    Frontier: Destination._on_frontier,
-    Omitted: Destination._on_omitted,
-    Supply: Destination._on_supply,
+    **ABOUT_THE_CLUSTER,
     Link: Destination._on_link,
     Reply: Destination._on_reply,
     Located: Destination._on_located,
-    Entries: Destination._on_entries,
-    Chained: Destination._on_chained,
-    Absent: Destination._on_absent,
-    Ordered: lambda destination, sender, said: destination.commands.on_ordered(sender, said),
-    Concluded: lambda destination, sender, said: destination.commands.on_concluded(sender, said),
-    Unordered: lambda destination, sender, said: destination.commands.on_unordered(sender, said),
-    Assigned: lambda destination, sender, said: destination.commands.on_assigned(sender, said),
-    TopologyReport: lambda destination, sender, said: destination.commands.on_report(sender, said),
 }

@@ -17,11 +17,12 @@ Invariants:
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from quorate.core.ids import SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream, member_of
-from quorate.core.messages import Fetch, Frontier, Link, Omitted, Taken
+from quorate.core.messages import Fetch, Forward, Frontier, Link, Omitted, Supply, Taken, Vouch
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import chain
 from quorate.protocol.broadcast.history import History
@@ -54,22 +55,18 @@ DOUBT_US = 2_000_000
 MARK_EVERY_US = 3_000_000
 
 
+@dataclass(slots=True)
 class Decided:
     """A batch whose content is known and whose payload is still out."""
 
-    __slots__ = ("ask_at_us", "asked", "content", "owed", "repaired", "since_us", "vouchers")
-
-    def __init__(
-        self, content: Digest, vouchers: tuple[NodeId, ...], repaired: bool, ask_at_us: int
-    ) -> None:
-        self.content = content
-        self.vouchers = vouchers
-        self.repaired = repaired
-        self.since_us = ask_at_us
-        self.ask_at_us = ask_at_us
-        self.asked = 0
-        # Whether our lead should have sent it by itself.
-        self.owed = False
+    content: Digest
+    vouchers: tuple[NodeId, ...]
+    repaired: bool
+    since_us: int
+    ask_at_us: int
+    asked: int = 0
+    # Whether our lead should have sent it by itself.
+    owed: bool = False
 
     def confirm(self, replica: NodeId, content: Digest) -> None:
         """One more replica that can be asked for the payload."""
@@ -162,8 +159,9 @@ class Incoming:
 
     # Voices
 
-    def on_copies(self, replica: NodeId, first: Sequence, payloads: list[bytes]) -> None:
+    def on_forward(self, replica: NodeId, forward: Forward) -> None:
         """Copies from the lead: payload and voice in one."""
+        first, payloads = forward.first, forward.payloads
         contents = [digest(payload) for payload in payloads]
         if not self._agrees(replica, first, contents, payloads):
             self._count_copies(replica, first, payloads, contents)
@@ -189,18 +187,16 @@ class Incoming:
         self._subscription.note_in_time(replica, in_time)
         self._count_voices(replica, first, contents)
 
-    def on_voices(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
+    def on_vouch(self, replica: NodeId, vouch: Vouch) -> None:
+        first, contents = vouch.first, vouch.digests
         if self._subscription.is_distrusted(replica, self._member):
-            self._hear_later(replica, first, contents)
+            # What does not fit we ask for again, if we need it.
+            if self._put_off_batches + len(contents) <= self._span:
+                due_us = self._outbox.now_us + RUN_PATIENCE_US
+                self._put_off.append((due_us, replica, first, contents))
+                self._put_off_batches += len(contents)
         elif not self._agrees(replica, first, contents, None):
             self._count_voices(replica, first, contents)
-
-    def _hear_later(self, replica: NodeId, first: Sequence, contents: list[Digest]) -> None:
-        """What does not fit we ask for again, if we need it."""
-        if self._put_off_batches + len(contents) <= self._span:
-            due_us = self._outbox.now_us + RUN_PATIENCE_US
-            self._put_off.append((due_us, replica, first, contents))
-            self._put_off_batches += len(contents)
 
     def _hear_put_off(self, now_us: int) -> None:
         while self._put_off and self._put_off[0][0] <= now_us:
@@ -227,8 +223,11 @@ class Incoming:
             if equal > 0 and self._is_enough(sequence, equal):
                 tally = self.ballot.open[sequence]
                 votes = tally.votes_for(content)
-                if votes != tally.voters:
-                    self._name_outvoted(sequence, tally.voters & ~votes)
+                # The others stood up for something else: they lied, or their publisher did.
+                for other in self._who(tally.voters & ~votes) if votes != tally.voters else ():
+                    what = f"vouched for another content of batch {sequence} than the quorum"
+                    self._outbox.report(other, "outvoted", what)
+                    self._subscription.distrust(other, self._member)
                 self._decide(sequence, content, self._who(votes), repaired=False)
             elif equal == TWO_FACED:
                 self._subscription.blame(replica, f"two contents for batch {sequence}")
@@ -263,14 +262,12 @@ class Incoming:
                 open_us = self._outbox.now_us - run.since_us
                 self._open_us = max(open_us, self._open_us - self._open_us // 16)
                 self._deliver_run(first, contents, run.payloads, self._who(run.votes))
-            elif self._has_lead_spoken(run.votes):
-                self._split(first, run)
+            else:
+                # If our lead sent no payloads with its voice, it will not.
+                lead = self._subscription.standing.lead
+                if lead is not None and run.votes >> self._index[lead] & 1:
+                    self._split(first, run)
         return True
-
-    def _has_lead_spoken(self, votes: int) -> bool:
-        """Is our lead among these? If it sent no payloads with its voice, it will not."""
-        lead = self._subscription.standing.lead
-        return lead is not None and bool(votes >> self._index[lead] & 1)
 
     def _open_run(
         self, replica: NodeId, first: Sequence, contents: list[Digest]
@@ -308,10 +305,6 @@ class Incoming:
         if run.payloads is not None:
             size = sum(map(len, run.payloads))
             self._subscription.early.give_back(self.stream.publisher, size)
-
-    @property
-    def _run_patience_us(self) -> int:
-        return min(max(RUN_PATIENCE_US, 2 * self._open_us), RUN_PATIENCE_US_MAX)
 
     def _take_apart(self, opened_before_us: int | None = None) -> None:
         """Go on batch by batch with runs on which replicas differ, or which stay open."""
@@ -412,15 +405,16 @@ class Incoming:
             elif waiting.content == content:
                 self._supplied(sequence, waiting, payload)
 
-    def on_supply(self, replica: NodeId, sequence: Sequence, payload: bytes) -> None:
-        waiting = self.decided.get(sequence)
-        if waiting is None or self._is_done(sequence):
-            return
-        if digest(payload) == waiting.content:
-            self._supplied(sequence, waiting, payload)
-        else:
-            what = f"supplied another content for batch {sequence}"
-            self._subscription.blame(replica, what, self._member)
+    def on_supply(self, replica: NodeId, supply: Supply) -> None:
+        for sequence, payload in zip(supply.sequences, supply.payloads, strict=True):
+            waiting = self.decided.get(sequence)
+            if waiting is None or self._is_done(sequence):
+                continue
+            if digest(payload) == waiting.content:
+                self._supplied(sequence, waiting, payload)
+            else:
+                what = f"supplied another content for batch {sequence}"
+                self._subscription.blame(replica, what, self._member)
 
     def on_history(self, history: History, vouchers: tuple[NodeId, ...]) -> None:
         """A history names what was sent. What it names is probably on its way: wait a little."""
@@ -439,12 +433,9 @@ class Incoming:
             self._follow_next()
 
     def _follow_next(self) -> None:
+        """Whatever is still open among what the next history names is decided now."""
         _, history, vouchers = self._histories.popleft()
         self._named_batches -= len(history.digests)
-        self._follow(history, vouchers)
-
-    def _follow(self, history: History, vouchers: tuple[NodeId, ...]) -> None:
-        """Whatever is still open among what a history names is decided now."""
         if self.low is not None and history.end <= self.low:
             return
         self._take_apart()
@@ -462,7 +453,8 @@ class Incoming:
             self._marks.append(self.highest)
             self._marks.popleft()
         self.tell_progress(1)
-        self._take_apart(now_us - self._run_patience_us)
+        run_patience_us = min(max(RUN_PATIENCE_US, 2 * self._open_us), RUN_PATIENCE_US_MAX)
+        self._take_apart(now_us - run_patience_us)
         self._hear_put_off(now_us)
         self._follow_histories(now_us)
         self._resolve_doubt(now_us)
@@ -484,13 +476,6 @@ class Incoming:
         """Do enough replicas vouch for one content?"""
         return equal >= self._needed
 
-    def _name_outvoted(self, sequence: Sequence, votes: int) -> None:
-        """These stood up for something else: they lied, or their publisher did."""
-        for replica in self._who(votes):
-            what = f"vouched for another content of batch {sequence} than the quorum"
-            self._outbox.report(replica, "outvoted", what)
-            self._subscription.distrust(replica, self._member)
-
     def _decide(
         self, sequence: Sequence, content: Digest, vouchers: tuple[NodeId, ...], *, repaired: bool
     ) -> None:
@@ -502,7 +487,7 @@ class Incoming:
             what = f"batch {sequence} differs from the quorum's"
             self._subscription.blame(here[2], what, self._member)
         now_us, subscription = self._outbox.now_us, self._subscription
-        decided = self.decided[sequence] = Decided(content, vouchers, repaired, now_us)
+        decided = self.decided[sequence] = Decided(content, vouchers, repaired, now_us, now_us)
         if repaired or here is not None:
             subscription.hurry(self)
         elif subscription.standing.lead in vouchers:
@@ -629,7 +614,12 @@ class Incoming:
         if low is None:
             return
         if sequence >= low + self._span:
-            low = self._skip_to(low, sequence)
+            # It lies beyond the window: we were left far behind.
+            target = sequence - self._span // 2
+            if self._is_start_known:
+                self._skip(low, target, "it fell out of the window")
+            self._forget_below(target)
+            low = target
         self._move_to(low)
 
     def _move_to(self, low: Sequence) -> None:
@@ -640,14 +630,6 @@ class Incoming:
         if low != self.low:
             self.low, self.moved_at_us = low, self._outbox.now_us
             self.ballot.span = self._span
-
-    def _skip_to(self, low: Sequence, sequence: Sequence) -> Sequence:
-        """A decided batch lies beyond the window: we were left far behind."""
-        target = sequence - self._span // 2
-        if self._is_start_known:
-            self._skip(low, target, "it fell out of the window")
-        self._forget_below(target)
-        return target
 
     def _skip(self, low: Sequence, target: Sequence, why: str) -> None:
         missing = target - low - sum(low <= s < target for s in self.done)
@@ -712,7 +694,9 @@ class Incoming:
         quiet_since_us = max(self.moved_at_us, self._asked_at_us)
         if self.low is None or quiet_since_us + ASK_AFTER_US > now_us:
             return []
-        end = max(self.highest, self._claimed())
+        # The highest frontier counts that at least one correct replica claims.
+        claims = [0, *sorted(self.frontiers.values())]
+        end = max(self.highest, claims[max(len(claims) - 1 - self._liars, 0)])
         if end < self.low:
             return []
         self._asked_at_us = now_us
@@ -724,11 +708,6 @@ class Incoming:
         low = max(self.low, self._doubt[0]) if self._doubt else self.low
         stretch = range(low, min(end + 1, low + ASK_BATCHES_MAX))
         return [sequence for sequence in stretch if sequence not in known]
-
-    def _claimed(self) -> Sequence:
-        """The highest frontier that at least one correct replica claims."""
-        claims = sorted(self.frontiers.values(), reverse=True)
-        return claims[self._liars] if len(claims) > self._liars else 0
 
     def _give_up(self, now_us: int) -> None:
         for sequence, tally in list(self.ballot.open.items()):

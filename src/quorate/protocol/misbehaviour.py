@@ -11,7 +11,7 @@ Each wrapper takes a `Ready` and returns parts of it, each with a delay in micro
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Protocol, TypeAlias, get_args
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -46,7 +46,6 @@ from quorate.core.ordering import (
     Located,
     Ordered,
     Propose,
-    Proven,
     ProvenRange,
     Received,
     Retrieved,
@@ -55,7 +54,7 @@ from quorate.core.ordering import (
     Walked,
     Write,
 )
-from quorate.crypto.digests import descriptor, digest
+from quorate.crypto.digests import batch_digest, descriptor, digest
 from quorate.protocol.machine import Ready
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.records import Held, Record
@@ -63,6 +62,8 @@ from quorate.protocol.ordering.value import Value, chained, leaves_of
 
 Parts: TypeAlias = list[tuple[int, Ready]]
 Rewrite: TypeAlias = Callable[[Ready, int], Parts]
+Fields: TypeAlias = dict[str, object]
+Change: TypeAlias = Callable[[Any, int], Fields]
 
 FIELDS = ("sequence", "publisher", "topic", "content", "authenticators", "reply")
 REPLAYED_MAX = 256
@@ -201,13 +202,12 @@ def alter(message: Message, field: str, how: int) -> Message:
     """The message with one field changed, or the message itself if it has no such field."""
     change = _CHANGES.get((type(message), field))
     if change is not None:
-        return change(message, how)
-    names = {"publisher": "publisher", "topic": "topic"}
-    name = names.get(field)
-    if name is None or not isinstance(getattr(message, name, None), int):
+        changed = change(message, how)
+        return msgspec.structs.replace(message, **changed) if changed else message
+    if field not in ("publisher", "topic") or not isinstance(getattr(message, field, None), int):
         return message
-    wrong = (getattr(message, name) + 1 + how) % 2**32
-    return msgspec.structs.replace(message, **{name: wrong})
+    wrong = (getattr(message, field) + 1 + how) % 2**32
+    return msgspec.structs.replace(message, **{field: wrong})
 
 
 def _flip(data: bytes, how: int) -> bytes:
@@ -217,13 +217,31 @@ def _flip(data: bytes, how: int) -> bytes:
     return data[:at] + bytes([data[at] ^ (1 + how % 255)]) + data[at + 1 :]
 
 
-def _wrong_payload(message: Message, how: int) -> Message:
-    assert isinstance(message, Publish | Forward | Link | Supply | Append | Entries | Retrieved)
+# A change says which fields of a message are others, and what is in them then.
+
+
+def _flipped(name: str) -> Change:
+    return lambda message, how: {name: _flip(getattr(message, name), how)}
+
+
+def _all_flipped(name: str) -> Change:
+    return lambda message, how: {name: [_flip(each, how) for each in getattr(message, name)]}
+
+
+def _next(name: str) -> Change:
+    return lambda message, _: {name: getattr(message, name) + 1}
+
+
+def _further(*names: str) -> Change:
+    return lambda message, how: {name: getattr(message, name) + 1 + how for name in names}
+
+
+def _wrong_payload(message: Any, how: int) -> Fields:
     # The last bytes of a batch are values: changing one leaves a batch that still decodes.
     forged = [payload[:-1] + _flip(payload[-1:], how) for payload in message.payloads]
     # A lie that is true to itself: what a message says of its payloads fits them.
     if isinstance(message, Append) and message.digests:
-        return msgspec.structs.replace(message, payloads=forged, digests=[*map(digest, forged)])
+        return {"payloads": forged, "digests": [*map(batch_digest, forged)]}
     if isinstance(message, Entries):
         line = Line(message.publisher, message.topic, message.partition)
         descriptors = [
@@ -231,204 +249,86 @@ def _wrong_payload(message: Message, how: int) -> Message:
             for at, payload in enumerate(forged)
         ]
         leaves = leaves_of(line, message.first, message.offset, message.time_us, descriptors)
-        after = chained(message.before, leaves)[-1]
-        return msgspec.structs.replace(message, payloads=forged, after=after)
-    return msgspec.structs.replace(message, payloads=forged)
+        return {"payloads": forged, "after": chained(message.before, leaves)[-1]}
+    return {"payloads": forged}
 
 
-def _wrong_digest(message: Message, how: int) -> Message:
-    assert isinstance(message, Vouch | Echo | ReadyVote)
-    wrong = [_flip(known, how) for known in message.digests]
-    return msgspec.structs.replace(message, digests=wrong)
-
-
-def _wrong_descriptor(message: Message, how: int) -> Message:
-    assert isinstance(message, Announce)
-    wrong = [_flip(known, how) for known in message.descriptors]
-    return msgspec.structs.replace(message, descriptors=wrong)
-
-
-def _wrong_seal(message: Message, how: int) -> Message:
-    assert isinstance(message, AnnounceSealed)
-    return msgspec.structs.replace(message, seals=[_flip(seal, how) for seal in message.seals])
-
-
-def _wrong_first(message: Message, _: int) -> Message:
-    assert isinstance(message, _NUMBERED)
-    return msgspec.structs.replace(message, first=message.first + 1)
-
-
-def _wrong_frontier(message: Message, how: int) -> Message:
-    assert isinstance(message, Frontier)
-    lowest, highest = message.lowest + 1 + how, message.highest + 1 + how
-    return msgspec.structs.replace(message, lowest=lowest, highest=highest)
-
-
-def _wrong_ack(message: Message, how: int) -> Message:
-    assert isinstance(message, Ack)
-    return msgspec.structs.replace(message, through=message.through + 1 + how)
-
-
-def _wrong_value(message: Message, how: int) -> Message:
+def _wrong_value(message: Any, how: int) -> Fields:
     """Another value that is as acceptable: a moment later, and so another digest."""
-    assert isinstance(message, Propose | Decision)
     value = Value.decode(message.value)
-    later = value._replace(time_us=value.time_us + 1 + how)
-    return msgspec.structs.replace(message, value=later.encode())
+    return {"value": value._replace(time_us=value.time_us + 1 + how).encode()}
 
 
-def _wrong_vote(message: Message, how: int) -> Message:
-    assert isinstance(message, Write | Accept)
-    return msgspec.structs.replace(message, digest=_flip(message.digest, how))
-
-
-def _wrong_chain(message: Message, how: int) -> Message:
-    assert isinstance(message, Received | Stored | Chained)
-    return msgspec.structs.replace(message, chain=_flip(message.chain, how))
-
-
-def _wrong_walk(message: Message, how: int) -> Message:
+def _wrong_walk(message: Any, how: int) -> Fields:
     """Other batches in the first slot than were decided."""
-    assert isinstance(message, Walked)
     if not message.slots:
-        return message
+        return {}
     first, *others = message.slots
     wrong = msgspec.structs.replace(first, descriptors=_flip(first.descriptors, how))
-    return msgspec.structs.replace(message, slots=[wrong, *others])
+    return {"slots": [wrong, *others]}
 
 
-def _wrong_slot(message: Message, _: int) -> Message:
-    assert isinstance(message, Propose | Write | Accept | Decision)
-    return msgspec.structs.replace(message, slot=message.slot + 1)
-
-
-def _wrong_position(message: Message, how: int) -> Message:
-    assert isinstance(message, Ordered | Located)
-    return msgspec.structs.replace(message, offset=message.offset + 1 + how)
-
-
-def _wrong_reply(message: Message, how: int) -> Message:
+def _wrong_reply(message: Any, how: int) -> Fields:
     """What was refused was done, and what was done was refused."""
-    assert isinstance(message, Reply | Concluded)
-    sentence = "" if message.sentence else f"{MADE_UP} {how}"
-    return msgspec.structs.replace(message, sentence=sentence)
+    return {"sentence": "" if message.sentence else f"{MADE_UP} {how}"}
 
 
-def _wrong_command(message: Message, _: int) -> Message:
-    """The answer to a command that is yet to come."""
-    assert isinstance(message, Concluded)
-    return msgspec.structs.replace(message, sequence=message.sequence + 1)
-
-
-def _wrong_group(message: Message, how: int) -> Message:
-    assert isinstance(message, Assigned)
-    return msgspec.structs.replace(message, group=f"{message.group}-{how}")
-
-
-def _wrong_revision(message: Message, how: int) -> Message:
-    assert isinstance(message, Assigned)
-    return msgspec.structs.replace(message, revision=message.revision + 1 + how)
-
-
-def _wrong_share(message: Message, how: int) -> Message:
+def _wrong_share(message: Any, how: int) -> Fields:
     """One partition fewer, and the others from further on; one out of nothing."""
-    assert isinstance(message, Assigned)
     wrong = [(topic, number, at + 1 + how) for topic, number, at in message.partitions[1:]]
-    return msgspec.structs.replace(
-        message, partitions=wrong if message.partitions else [("", 0, how)]
-    )
+    return {"partitions": wrong if message.partitions else [("", 0, how)]}
 
 
-def _wrong_topology(message: Message, how: int) -> Message:
+def _wrong_topology(message: Any, how: int) -> Fields:
     """A cluster without topics, with the digest of that; or the digest of nothing that there is."""
-    assert isinstance(message, TopologyReport)
     if not message.text:
-        return msgspec.structs.replace(message, digest=_flip(message.digest, how))
+        return {"digest": _flip(message.digest, how)}
     text = replace(
         Cluster.parse(message.text), topics={}, placed_over={}, revision=message.revision + 1 + how
     ).render()
-    return msgspec.structs.replace(message, text=text, digest=digest(text.encode()))
+    return {"text": text, "digest": digest(text.encode())}
 
 
-def _wrong_signature(message: Message, how: int) -> Message:
-    assert isinstance(message, Cosign)
-    return msgspec.structs.replace(message, signature=_flip(message.signature, how))
+def _wrong_path(message: Any, how: int) -> Fields:
+    return {"path": [_flip(each, how) for each in message.path] or [bytes(32)]}
 
 
-def _wrong_size(message: Message, how: int) -> Message:
-    assert isinstance(message, Cosign)
-    return msgspec.structs.replace(message, size=message.size + 1 + how)
-
-
-def _wrong_path(message: Message, how: int) -> Message:
-    assert isinstance(message, Proven)
-    path = [_flip(each, how) for each in message.path] or [bytes(32)]
-    return msgspec.structs.replace(message, path=path)
-
-
-def _wrong_leaf(message: Message, how: int) -> Message:
+def _other_leaf(leaf: int, how: int) -> int:
     """Another leaf of the same tree, if it has one."""
-    assert isinstance(message, Proven)
-    return msgspec.structs.replace(message, leaf=message.leaf ^ (1 + how % 7))
+    return leaf ^ (1 + how % 7)
 
 
-def _wrong_range_path(message: Message, how: int) -> Message:
-    assert isinstance(message, ProvenRange)
-    path = [_flip(each, how) for each in message.path] or [bytes(32)]
-    return msgspec.structs.replace(message, path=path)
+def _wrong_range_leaves(message: Any, how: int) -> Fields:
+    runs = [msgspec.structs.replace(run, leaf=_other_leaf(run.leaf, how)) for run in message.runs]
+    return {"runs": runs}
 
 
-def _wrong_range_leaves(message: Message, how: int) -> Message:
-    assert isinstance(message, ProvenRange)
-    runs = [msgspec.structs.replace(run, leaf=run.leaf ^ (1 + how % 7)) for run in message.runs]
-    return msgspec.structs.replace(message, runs=runs)
-
-
-def _no_authenticators(message: Message, _: int) -> Message:
-    assert isinstance(message, Link)
-    return msgspec.structs.replace(message, authenticators=[])
-
-
-_NUMBERED = (
-    Publish
-    | Forward
-    | Link
-    | Vouch
-    | Echo
-    | ReadyVote
-    | Append
-    | Announce
-    | AnnounceSealed
-    | Entries
+_KINDS: tuple[tuple[str, Change, tuple[type, ...]], ...] = (
+    ("content", _wrong_payload, (Publish, Forward, Link, Supply, Append, Entries, Retrieved)),
+    ("content", _all_flipped("digests"), (Vouch, Echo, ReadyVote)),
+    ("content", _all_flipped("descriptors"), (Announce,)),
+    ("content", _all_flipped("seals"), (AnnounceSealed,)),
+    ("content", _wrong_value, (Propose, Decision)),
+    ("content", _flipped("digest"), (Write, Accept)),
+    ("content", _flipped("chain"), (Received, Stored, Chained)),
+    ("content", _flipped("signature"), (Cosign,)),
+    ("content", _wrong_share, (Assigned,)),
+    ("content", _wrong_topology, (TopologyReport,)),
+    ("content", _wrong_walk, (Walked,)),
+    ("content", _wrong_path, (ProvenRange,)),
+    ("sequence", _next("first"), (Publish, Forward, Link, Vouch, Echo, ReadyVote)),
+    ("sequence", _next("first"), (Append, Announce, AnnounceSealed, Entries)),
+    ("sequence", _next("slot"), (Propose, Write, Accept, Decision)),
+    ("sequence", _further("offset"), (Ordered, Located)),
+    # The answer to a command that is yet to come.
+    ("sequence", _next("sequence"), (Concluded,)),
+    ("sequence", _further("revision"), (Assigned,)),
+    ("sequence", _further("size"), (Cosign,)),
+    ("sequence", _wrong_range_leaves, (ProvenRange,)),
+    ("sequence", _further("lowest", "highest"), (Frontier,)),
+    ("sequence", _further("through"), (Ack,)),
+    ("topic", lambda message, how: {"group": f"{message.group}-{how}"}, (Assigned,)),
+    ("reply", _wrong_reply, (Reply, Concluded)),
+    ("authenticators", lambda *_: {"authenticators": []}, (Link,)),
 )
-_CHANGES: dict[tuple[type, str], Callable[[Message, int], Message]] = {
-    **{
-        (kind, "content"): _wrong_payload
-        for kind in (Publish, Forward, Link, Supply, Append, Entries, Retrieved)
-    },
-    **{(kind, "content"): _wrong_digest for kind in (Vouch, Echo, ReadyVote)},
-    (Announce, "content"): _wrong_descriptor,
-    (AnnounceSealed, "content"): _wrong_seal,
-    **{(kind, "content"): _wrong_value for kind in (Propose, Decision)},
-    **{(kind, "content"): _wrong_vote for kind in (Write, Accept)},
-    **{(kind, "content"): _wrong_chain for kind in (Received, Stored, Chained)},
-    **{(kind, "sequence"): _wrong_first for kind in get_args(_NUMBERED)},
-    **{(kind, "sequence"): _wrong_slot for kind in (Propose, Write, Accept, Decision)},
-    **{(kind, "sequence"): _wrong_position for kind in (Ordered, Located)},
-    **{(kind, "reply"): _wrong_reply for kind in (Reply, Concluded)},
-    (Concluded, "sequence"): _wrong_command,
-    (Assigned, "sequence"): _wrong_revision,
-    (Assigned, "topic"): _wrong_group,
-    (Assigned, "content"): _wrong_share,
-    (TopologyReport, "content"): _wrong_topology,
-    (Walked, "content"): _wrong_walk,
-    (Cosign, "sequence"): _wrong_size,
-    (Cosign, "content"): _wrong_signature,
-    (Proven, "sequence"): _wrong_leaf,
-    (Proven, "content"): _wrong_path,
-    (ProvenRange, "sequence"): _wrong_range_leaves,
-    (ProvenRange, "content"): _wrong_range_path,
-    (Frontier, "sequence"): _wrong_frontier,
-    (Ack, "sequence"): _wrong_ack,
-    (Link, "authenticators"): _no_authenticators,
-}
+_CHANGES = {(kind, field): change for field, change, kinds in _KINDS for kind in kinds}

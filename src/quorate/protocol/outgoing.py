@@ -8,6 +8,7 @@ acknowledgement stays out. A stream that goes through a chain is in `chain_outgo
 """
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
 from quorate.core.ids import SEQUENCE_MAX, NodeId, Sequence, Stream
 from quorate.core.messages import Ack, Publish, Status
@@ -55,15 +56,13 @@ class Peer:
         return now_us - self.heard_at_us < patience_us
 
 
+@dataclass(slots=True)
 class Kept:
     """One batch that may have to be sent again."""
 
-    __slots__ = ("events", "payload", "urgent")
-
-    def __init__(self, payload: bytes, urgent: bool, events: int) -> None:
-        self.payload = payload
-        self.urgent = urgent
-        self.events = events
+    payload: bytes
+    urgent: bool
+    events: int
 
 
 class Outgoing:
@@ -93,7 +92,7 @@ class Outgoing:
         self._events_max = max(1, topic.contract.queue_events_max // 4)
         rules = rules_of(topic, stream.lane)
         self._needed = rules.replicas_to_settle(topic.quorum)
-        self._guarantee = rules.GUARANTEE
+        self._guarantee = rules.guarantee
 
     @property
     def settled(self) -> Sequence:
@@ -167,17 +166,14 @@ class Outgoing:
             peer.retry_at_us = self._outbox.now_us + peer.retry_us
             self._settle()
         if ack.status is Status.RESUME:
-            self._resume(replica, ack.through + 1)
+            # It refused what came after this, and has room again.
+            now_us = self._outbox.now_us
+            if now_us - peer.resumed_at_us >= RESUME_EVERY_US:
+                peer.resumed_at_us = now_us
+                self._go_back(replica, ack.through + 1)
 
     def _on_complaint(self, replica: NodeId, sequence: Sequence) -> None:
         """A subscriber had to fetch this batch. Nobody but a chain has to answer for that."""
-
-    def _resume(self, replica: NodeId, start: Sequence) -> None:
-        """This replica refused what came after this, and has room again."""
-        peer = self.peers[replica]
-        if self._outbox.now_us - peer.resumed_at_us >= RESUME_EVERY_US:
-            peer.resumed_at_us = self._outbox.now_us
-            self._go_back(replica, start)
 
     def _go_back(self, replica: NodeId, start: Sequence) -> None:
         peer = self.peers[replica]

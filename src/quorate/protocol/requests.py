@@ -51,10 +51,6 @@ class Standing:
     refusal: str = ""
 
     @property
-    def silent(self) -> set[NodeId]:
-        return set(self.topic.members) - set(self.voter.replies)
-
-    @property
     def grants(self) -> tuple[NodeId, ...]:
         return tuple(r for r, sentence in self.voter.replies.items() if not sentence)
 
@@ -109,7 +105,9 @@ class Requests:
         for earlier in self._standing.values():
             earlier.superseded |= earlier.is_about == standing.is_about
         self._standing[standing.number] = standing
-        self.repeat(standing)
+        standing.repeat_at_us = self._outbox.now_us + REPEAT_AFTER_US
+        for replica in topic.members:
+            self._outbox.send(replica, standing.request(replica))
         return standing
 
     def take_number(self) -> int:
@@ -119,11 +117,6 @@ class Requests:
 
     def withdraw(self, standing: Standing) -> None:
         self._standing.pop(standing.number, None)
-
-    def repeat(self, standing: Standing) -> None:
-        standing.repeat_at_us = self._outbox.now_us + REPEAT_AFTER_US
-        for replica in standing.topic.members:
-            self._outbox.send(replica, standing.request(replica))
 
     def on_reply(self, replica: NodeId, reply: Reply) -> None:
         standing = self._standing.get(reply.number)
@@ -175,22 +168,19 @@ class Requests:
         for standing in list(self._standing.values()):
             if standing.repeat_at_us <= now_us:
                 if len(standing.grants) >= standing.voter.needed:
-                    self._ask_the_others_again(standing)
+                    # What they granted, the others refused: a place was not free yet, perhaps.
+                    standing.refusal = ""
+                    for replica, sentence in standing.voter.replies.items():
+                        if sentence:
+                            standing.voter.withdraw(replica)
                 elif standing.refusal and not standing.answered:
                     self._conclude(standing, standing.refusal)
                     continue
-            silent = standing.silent
+            silent = set(standing.topic.members) - set(standing.voter.replies)
             if silent and standing.repeat_at_us <= now_us and not standing.superseded:
                 standing.repeat_at_us = now_us + REPEAT_AFTER_US
                 for replica in sorted(silent):
                     self._outbox.send(replica, standing.request(replica))
-
-    def _ask_the_others_again(self, standing: Standing) -> None:
-        """What the others granted, these refused: a place was not free yet with them, perhaps."""
-        standing.refusal = ""
-        for replica, sentence in standing.voter.replies.items():
-            if sentence:
-                standing.voter.withdraw(replica)
 
     def replies(self, number: int) -> Mapping[NodeId, str]:
         standing = self._standing.get(number)

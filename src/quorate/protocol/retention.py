@@ -7,6 +7,7 @@ further behind than this has missed something.
 """
 
 from collections import Counter, deque
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, Stream, TopicId, member_of
@@ -22,15 +23,13 @@ class Held(NamedTuple):
     payload: bytes
 
 
+@dataclass(slots=True, eq=False)
 class Shelf:
     """One stream's batches, and the runs in which they came."""
 
-    __slots__ = ("batches", "bytes", "runs")
-
-    def __init__(self) -> None:
-        self.batches: dict[Sequence, tuple[Digest, bytes]] = {}
-        self.runs: deque[tuple[Sequence, int]] = deque()
-        self.bytes = 0
+    batches: dict[Sequence, tuple[Digest, bytes]] = field(default_factory=dict)
+    runs: deque[tuple[Sequence, int]] = field(default_factory=deque)
+    bytes: int = 0
 
     def drop_oldest_run(self) -> int:
         """Returns how many bytes that frees."""

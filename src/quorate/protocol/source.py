@@ -11,40 +11,30 @@ and none is ever given twice.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from quorate.core.cluster import Cluster
-from quorate.core.control import CONTROL_TOPIC, CONTROL_TOPIC_ID
+from quorate.core.control import CONTROL_TOPIC_ID
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Digest, Lane, NodeId, Sequence, Stream, TopicId
-from quorate.core.messages import Ack, Fetch, Message, Operation, Reply, Status, Supply
-from quorate.core.ordering import (
-    Assigned,
-    Concluded,
-    Line,
-    Ordered,
-    Partition,
-    TopologyReport,
-    Unordered,
-)
+from quorate.core.messages import Ack, Fetch, Message, Operation, Status, Supply
+from quorate.core.ordering import Line, Ordered, Partition, Unordered
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast.history import History
 from quorate.protocol.broadcast.scope import SUPPLY_BYTES_MAX
 from quorate.protocol.chain_outgoing import ChainOutgoing
-from quorate.protocol.control.client import Commands
+from quorate.protocol.listener import ABOUT_THE_CLUSTER, ClientMachine
 from quorate.protocol.machine import Ready, Receipt
 from quorate.protocol.ordering.publisher import LineOutgoing, UnderWay
 from quorate.protocol.ordering.room import ROOMS, Rooms
 from quorate.protocol.ordering.validation import Sealer
-from quorate.protocol.outbox import Outbox
 from quorate.protocol.outgoing import Outgoing
-from quorate.protocol.requests import Requests, Standing
-from quorate.protocol.topic import Topic, by_id, topics_of
+from quorate.protocol.requests import Standing
+from quorate.protocol.topic import Topic, topics_of
 
-TICK_EVERY_US = 50_000
 # A history goes out after this long even if fewer than alpha batches wait for one.
 HISTORY_IDLE_US = 250_000
 
@@ -107,7 +97,7 @@ class Histories:
                 self._events.receipt_through(end - 1, receipt.replicas, words)
 
 
-class Source:
+class Source(ClientMachine):
     """One publisher on any number of topics."""
 
     def __init__(
@@ -122,29 +112,22 @@ class Source:
         stores: int | None = None,
     ) -> None:
         """Who publishes signed batches needs a `sealer`; `stores` is as for each line."""
-        self.me = me
+        super().__init__(me, topics)
         self._sealer, self._stores = sealer, stores
-        self._topics = {topic.name: topic for topic in topics}
-        self._by_id = by_id(self._topics.values())
         self._fsync = next((topic.fsync for topic in self._topics.values()), "always")
         self._macs = macs
         self._session = max(session, 1)
-        self._outbox = Outbox()
-        self._requests = Requests(self._outbox)
         self._registered: dict[TopicId, Standing] = {}
         self._streams: dict[TopicId, Outgoing] = {}
         self._histories: dict[TopicId, Histories] = {}
         self._lines: dict[Partition, LineOutgoing] = {}
         # What all of them have no receipts for.
         self.under_way = UnderWay(rooms.in_flight)
-        self._connected: set[NodeId] = set()
         self._stuck: set[NodeId] = set()
-        self.commands = Commands(me, self._topics.get(CONTROL_TOPIC), self._outbox, self._requests)
         # Where the streams of topics that were given back would go on.
         self._next: dict[Stream, Sequence] = {}
         # How many bytes each replica has had in this turn of what it asked for.
         self._supplied: Counter[NodeId] = Counter()
-        self._next_tick_us = 0
 
     # What the application does
 
@@ -153,7 +136,7 @@ class Source:
         topic = self._topic(name)
         standing = self._registered.get(topic.id)
         if standing is None or standing.refused:
-            standing = self._requests.ask(topic, Operation.REGISTER)
+            standing = self.requests.ask(topic, Operation.REGISTER)
             self._registered[topic.id] = standing
             if topic.id not in self._streams and not topic.contract.is_log:
                 self._open(topic)
@@ -163,36 +146,37 @@ class Source:
         topic = self._topic(name)
         standing = self._registered.pop(topic.id, None)
         if standing is not None:
-            self._requests.withdraw(standing)
+            self.requests.withdraw(standing)
         for lane in Lane:
             outgoing = self._outgoing(topic.id, lane)
             if outgoing is not None:
                 self._next[outgoing.stream] = outgoing.next
         self._streams.pop(topic.id, None)
         self._histories.pop(topic.id, None)
-        return self._requests.ask(topic, Operation.UNREGISTER).number
+        return self.requests.ask(topic, Operation.UNREGISTER).number
 
     def publish(
         self, name: str, payload: bytes, *, urgent: bool = False, events: int = 1
     ) -> Stream:
         """Take one batch; `last_sequence` tells its number."""
-        outgoing = self._stream(name)
+        outgoing = self.stream(name)
         self.publish_on(outgoing, payload, urgent, events)
         return outgoing.stream
 
-    def stream(self, name: str) -> "Outgoing":
+    def stream(self, name: str) -> Outgoing:
         """The stream of a registered topic, for those who publish on it often."""
-        return self._stream(name)
+        outgoing = self._streams.get(self._topic(name).id)
+        if outgoing is None:
+            raise LocalProtocolError(f"register on topic '{name}' before publishing on it")
+        return outgoing
 
-    def publish_on(
-        self, outgoing: "Outgoing", payload: bytes, urgent: bool, events: int
-    ) -> Sequence:
+    def publish_on(self, outgoing: Outgoing, payload: bytes, urgent: bool, events: int) -> Sequence:
         """Take one batch and return its number."""
         sequence = outgoing.add(payload, urgent, events)
         if self._histories:
             histories = self._histories.get(outgoing.stream.topic)
             if histories is not None:
-                histories.note(payload, self._outbox.now_us)
+                histories.note(payload, self.outbox.now_us)
         return sequence
 
     def line(self, name: str, partition: int) -> LineOutgoing:
@@ -200,14 +184,12 @@ class Source:
         topic = self._topic(name)
         if topic.id not in self._registered:
             raise LocalProtocolError(f"register on topic '{name}' before publishing on it")
-        if not topic.contract.is_log or not 0 <= partition < topic.contract.partitions:
-            has = f"partitions 0 to {topic.contract.partitions - 1}"
-            raise LocalProtocolError(f"topic '{name}' has no partition {partition}; it has {has}")
-        outgoing = self._lines.get(Partition(topic.id, partition))
+        _, target = self._partition(name, partition)
+        outgoing = self._lines.get(target)
         if outgoing is None:
             line = Line(self.me, topic.id, partition)
-            outgoing = self._lines[line.target] = LineOutgoing(
-                topic, line, self._outbox, self.under_way, self._sealer, self._stores
+            outgoing = self._lines[target] = LineOutgoing(
+                topic, line, self.outbox, self.under_way, self._sealer, self._stores
             )
         return outgoing
 
@@ -216,9 +198,7 @@ class Source:
 
         No command changes when logs are synced: that is in the file that we began with.
         """
-        topics = {topic.name: replace(topic, fsync=self._fsync) for topic in topics_of(cluster)}
-        self._topics = self._topics | topics
-        self._by_id = by_id(self._topics.values())
+        self._know(replace(topic, fsync=self._fsync) for topic in topics_of(cluster))
 
     def conclude(self) -> None:
         """Nothing more will be published for now: the last batches get their history at once."""
@@ -241,25 +221,18 @@ class Source:
                 return False
         return True
 
-    def replies(self, number: int) -> Mapping[NodeId, str]:
-        """Who has answered a request so far, and what."""
-        return self._requests.replies(number)
-
     def last_sequence(self, name: str) -> Sequence:
-        return self._stream(name).next - 1
+        return self.stream(name).next - 1
 
     def has_room(self, name: str) -> bool:
-        return self._stream(name).has_room
-
-    def in_flight(self, name: str) -> int:
-        return self._stream(name).in_flight
+        return self.stream(name).has_room
 
     def progress(self, name: str) -> dict[NodeId, tuple[bool, Status, int]]:
         """Per replica: is it connected, its last word, how many batches it lags behind."""
-        outgoing = self._stream(name)
+        outgoing = self.stream(name)
         return {
             replica: (
-                replica in self._connected,
+                replica in self.connected_peers,
                 peer.status,
                 outgoing.next - 1 - peer.acked,
             )
@@ -271,39 +244,30 @@ class Source:
     def step(self, sender: NodeId, message: Message) -> None:
         handler = _HANDLERS.get(type(message))
         if handler is None:
-            self._outbox.report(sender, "rejected", f"{type(message).__name__} to a source")
+            self.outbox.report(sender, "rejected", f"{type(message).__name__} to a source")
             return
         handler(self, sender, message)
 
-    def tick(self, now_us: int) -> None:
-        self._outbox.now_us = now_us
-        if now_us < self._next_tick_us:
-            return
-        self._next_tick_us = now_us + TICK_EVERY_US
-        self._outbox.wake_at(self._next_tick_us)
-        self._requests.tick()
+    def _tick(self, late_us: int) -> None:
         for outgoing in self._all_streams():
             outgoing.tick()
         for line in self._lines.values():
             line.tick()
         for histories in self._histories.values():
-            histories.tick(now_us)
-        self.commands.tick()
+            histories.tick(self.outbox.now_us)
 
     def connected(self, peer: NodeId) -> None:
-        self._connected.add(peer)
+        super().connected(peer)
         self._stuck.discard(peer)
-        self._requests.connected(peer)
         for outgoing in self._all_streams():
             if peer in outgoing.peers:
                 outgoing.reconnected(peer)
         for line in self._lines.values():
             if peer in line.topic.index:
                 line.reconnected(peer)
-        self.commands.connected(peer)
 
     def disconnected(self, peer: NodeId) -> None:
-        self._connected.discard(peer)
+        super().disconnected(peer)
         for outgoing in self._all_streams():
             if peer in outgoing.peers:
                 outgoing.disconnected(peer)
@@ -320,7 +284,7 @@ class Source:
         for line in self._lines.values():
             line.flush(self._can_send)
         self.commands.flush(self._can_send)
-        return self._outbox.take()
+        return self.outbox.take()
 
     # Messages
 
@@ -328,42 +292,32 @@ class Source:
         outgoing = self._outgoing(ack.topic, ack.lane)
         if outgoing is None or sender not in outgoing.peers:
             return
-        before = len(self._outbox.ready.deliver)
+        deliver = self.outbox.ready.deliver
+        before = len(deliver)
         outgoing.on_ack(sender, ack)
         histories = self._histories.get(ack.topic)
         if histories is None:
             return
         if ack.lane is Lane.HISTORIES:
-            self._hide_history_receipts(histories, before)
+            # The application hears of its own batches; receipts of histories are ours.
+            mine = [outcome for outcome in deliver[before:] if isinstance(outcome, Receipt)]
+            del deliver[before:]
+            for receipt in mine:
+                histories.on_receipt(receipt)
         elif ack.status in (Status.HISTORY, Status.BLOCKED):
-            histories.tick(self._outbox.now_us)
+            histories.tick(self.outbox.now_us)
 
-    def _hide_history_receipts(self, histories: Histories, before: int) -> None:
-        """The application hears of its own batches; receipts of histories are ours."""
-        deliver = self._outbox.ready.deliver
-        mine = [outcome for outcome in deliver[before:] if isinstance(outcome, Receipt)]
-        del deliver[before:]
-        for receipt in mine:
-            histories.on_receipt(receipt)
-
-    def _on_reply(self, sender: NodeId, reply: Reply) -> None:
-        self._requests.on_reply(sender, reply)
-
-    def _on_ordered(self, sender: NodeId, ordered: Ordered) -> None:
-        if ordered.topic == CONTROL_TOPIC_ID:
-            self.commands.on_ordered(sender, ordered)
+    def _on_line(self, sender: NodeId, said: Ordered | Unordered) -> None:
+        """What became of batches of a log topic, or of commands."""
+        is_command = said.topic == CONTROL_TOPIC_ID
+        line = self._lines.get(Partition(said.topic, said.partition))
+        whose = self.commands if is_command else line
+        if whose is None:
             return
-        line = self._lines.get(Partition(ordered.topic, ordered.partition))
-        if line is not None:
-            line.on_ordered(sender, ordered)
-
-    def _on_unordered(self, sender: NodeId, unordered: Unordered) -> None:
-        if unordered.topic == CONTROL_TOPIC_ID:
-            self.commands.on_unordered(sender, unordered)
-            return
-        line = self._lines.get(Partition(unordered.topic, unordered.partition))
-        if line is not None:
-            line.on_unordered(sender, unordered)
+        if isinstance(said, Ordered):
+            whose.on_ordered(sender, said)
+        else:
+            whose.on_unordered(sender, said)
 
     def _on_fetch(self, sender: NodeId, fetch: Fetch) -> None:
         """A replica misses what one of our histories names."""
@@ -375,7 +329,7 @@ class Source:
             kept = outgoing.kept.get(sequence)
             if kept is not None and self._supplied[sender] < SUPPLY_BYTES_MAX:
                 self._supplied[sender] += len(kept.payload)
-                self._outbox.send(sender, Supply(*outgoing.stream, [sequence], [kept.payload]))
+                self.outbox.send(sender, Supply(*outgoing.stream, [sequence], [kept.payload]))
 
     # Parts
 
@@ -384,14 +338,14 @@ class Source:
         first = self._next.get(stream, self._session)
         outgoing: Outgoing
         if topic.contract.protocol == "chain":
-            outgoing = ChainOutgoing(topic, stream, first, self._outbox, self._macs)
+            outgoing = ChainOutgoing(topic, stream, first, self.outbox, self._macs)
         else:
-            outgoing = Outgoing(topic, stream, first, self._outbox)
+            outgoing = Outgoing(topic, stream, first, self.outbox)
         self._streams[topic.id] = outgoing
         if topic.contract.history_every:
             lane = stream._replace(lane=Lane.HISTORIES)
             first = self._next.get(lane, self._session)
-            own = Outgoing(topic, lane, first, self._outbox)
+            own = Outgoing(topic, lane, first, self.outbox)
             self._histories[topic.id] = Histories(outgoing, own, topic.contract.history_every)
 
     def _all_streams(self) -> Iterator[Outgoing]:
@@ -406,29 +360,13 @@ class Source:
         return histories.outgoing if histories else None
 
     def _can_send(self, replica: NodeId) -> bool:
-        return replica in self._connected and replica not in self._stuck
-
-    def _topic(self, name: str) -> Topic:
-        topic = self._topics.get(name)
-        if topic is None:
-            known = ", ".join(sorted(self._topics)) or "none"
-            raise LocalProtocolError(f"there is no topic '{name}'; known topics: {known}")
-        return topic
-
-    def _stream(self, name: str) -> Outgoing:
-        outgoing = self._streams.get(self._topic(name).id)
-        if outgoing is None:
-            raise LocalProtocolError(f"register on topic '{name}' before publishing on it")
-        return outgoing
+        return replica in self.connected_peers and replica not in self._stuck
 
 
 _HANDLERS: dict[type, Callable[[Source, NodeId, Any], None]] = {
+    **ABOUT_THE_CLUSTER,
     Ack: Source._on_ack,
-    Ordered: Source._on_ordered,
-    Unordered: Source._on_unordered,
-    Reply: Source._on_reply,
+    Ordered: Source._on_line,
+    Unordered: Source._on_line,
     Fetch: Source._on_fetch,
-    Concluded: lambda source, sender, said: source.commands.on_concluded(sender, said),
-    Assigned: lambda source, sender, said: source.commands.on_assigned(sender, said),
-    TopologyReport: lambda source, sender, said: source.commands.on_report(sender, said),
 }

@@ -60,6 +60,8 @@ class Subscription:
         # Where streams that were forgotten would go on.
         self._past: dict[Stream, Sequence] = {}
         self._destination = destination
+        # Something is missing that nobody will send by himself: ask at the end of this turn.
+        self.hurry = destination.hurry
 
     def incoming_from(self, replica: NodeId, publisher: NodeId, lane: Lane) -> Incoming | None:
         """The stream that a replica speaks of, unless it has made up too many already."""
@@ -98,14 +100,12 @@ class Subscription:
             limit_us = PATIENCE_US if incoming.is_hearsay else IDLE_STREAM_US
             if incoming.is_idle and now_us - incoming.moved_at_us > limit_us:
                 del self.streams[stream]
-                self._remember(stream, incoming)
-
-    def _remember(self, stream: Stream, incoming: Incoming) -> None:
-        """Its replicas may go on to speak of it: nothing may be delivered a second time."""
-        if not incoming.is_hearsay:
-            self._past[stream] = max(incoming.low or 0, incoming.highest + 1)
-            if len(self._past) > PAST_STREAMS_MAX:
-                del self._past[next(iter(self._past))]
+                if incoming.is_hearsay:
+                    continue
+                # Replicas may go on to speak of it: nothing may be delivered a second time.
+                self._past[stream] = max(incoming.low or 0, incoming.highest + 1)
+                if len(self._past) > PAST_STREAMS_MAX:
+                    del self._past[next(iter(self._past))]
 
     def deliver(self, delivery: Delivery) -> None:
         if delivery.stream.lane is Lane.EVENTS:
@@ -123,7 +123,7 @@ class Subscription:
     def deliver_all(self, deliveries: list[Delivery]) -> None:
         if deliveries[0].stream.lane is Lane.EVENTS:
             self.delivered += len(deliveries)
-            self.outbox.ready.deliver.extend(deliveries)
+            self.outbox.deliver_all(deliveries)
         else:
             for delivery in deliveries:
                 self.deliver(delivery)
@@ -136,10 +136,6 @@ class Subscription:
         """One more replica has answered."""
         for incoming in list(self.streams.values()):
             incoming.find_start()
-
-    def hurry(self, incoming: Incoming) -> None:
-        """Something is missing that nobody will send by himself: ask at the end of this turn."""
-        self._destination.hurry(incoming)
 
     def note_in_time(self, replica: NodeId, batches: int) -> None:
         """The lead sent these before we had to ask for them."""

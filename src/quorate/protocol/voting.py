@@ -7,6 +7,9 @@ counted for the first and can be named for the second.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
 
 from quorate.core.ids import Digest, NodeId, Sequence
 from quorate.core.limits import WINDOW_BATCHES
@@ -16,43 +19,55 @@ REPEATED = 0
 TWO_FACED = -1
 
 
-class Tally:
-    """The voices about one batch; replicas are bits.
+class Votes(msgspec.Struct, eq=False, gc=False):
+    """Who spoke for which content of one batch; replicas are bits.
 
     Nearly always all agree, so the first content has a place of its own, and only others
     need a dictionary.
     """
 
-    __slots__ = ("_others", "asked_at_us", "content", "opener", "since_us", "voters", "votes")
-
-    def __init__(self, opener: int, content: Digest, now_us: int) -> None:
-        self.content = content
-        self.votes = self.voters = 1 << opener
-        self.opener = opener
-        self.since_us = now_us
-        self.asked_at_us = now_us
-        self._others: dict[Digest, int] | None = None
+    content: Digest = b""
+    votes: int = 0
+    voters: int = 0
+    others: dict[Digest, int] | None = None
 
     def votes_for(self, content: Digest) -> int:
         """Who spoke for this content, as bits."""
         if content == self.content:
             return self.votes
-        return self._others.get(content, 0) if self._others else 0
+        return self.others.get(content, 0) if self.others else 0
+
+    def others_than(self, content: Digest) -> int:
+        """Who spoke for another content, as bits."""
+        return self.voters & ~self.votes_for(content)
 
     def add(self, bit: int, content: Digest) -> int:
         """Count a voice: how many now agree with it, or why it does not count."""
-        if self.voters & bit:
+        voters = self.voters
+        if voters & bit:
             return REPEATED if self.votes_for(content) & bit else TWO_FACED
-        self.voters |= bit
+        self.voters = voters | bit
         if content == self.content:
-            self.votes |= bit
-            return self.votes.bit_count()
-        if self._others is None:
-            self._others = {}
-        votes = self._others[content] = self._others.get(content, 0) | bit
+            votes = self.votes = self.votes | bit
+        elif not voters:
+            self.content, self.votes = content, bit
+            return 1
+        else:
+            if self.others is None:
+                self.others = {}
+            votes = self.others[content] = self.others.get(content, 0) | bit
         return votes.bit_count()
 
 
+class Tally(Votes, eq=False, gc=False):
+    """The voices about one batch, since somebody opened it."""
+
+    opener: int = 0
+    since_us: int = 0
+    asked_at_us: int = 0
+
+
+@dataclass(slots=True)
 class WholeRun:
     """The voices about a run of batches, as long as all that speak of it agree.
 
@@ -60,15 +75,12 @@ class WholeRun:
     comes from each of them, and one comparison counts all its batches.
     """
 
-    __slots__ = ("contents", "copier", "opener", "payloads", "since_us", "votes")
-
-    def __init__(self, opener: int, contents: list[Digest], now_us: int) -> None:
-        self.contents = contents
-        self.votes = 0
-        self.opener = opener
-        self.since_us = now_us
-        self.payloads: list[bytes] | None = None
-        self.copier: NodeId | None = None
+    opener: int
+    contents: list[Digest]
+    since_us: int
+    votes: int = 0
+    payloads: list[bytes] | None = None
+    copier: NodeId | None = None
 
 
 class Ballot:
@@ -93,7 +105,8 @@ class Ballot:
         if self._opened[position] >= self.span:
             return REPEATED
         self._opened[position] += 1
-        self.open[sequence] = Tally(position, content, now_us)
+        bit = 1 << position
+        self.open[sequence] = Tally(content, bit, bit, None, position, now_us, now_us)
         return 1
 
     def reserve(self, position: int, batches: int) -> bool:

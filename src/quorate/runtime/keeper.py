@@ -16,7 +16,7 @@ from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC_ID, owner_of
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition
-from quorate.crypto.digests import payload_digest
+from quorate.crypto.digests import digest
 from quorate.crypto.evidence import render
 from quorate.crypto.identity import Identity
 from quorate.protocol.broker import Broker
@@ -185,7 +185,7 @@ class LogKeeper:
         state = steward.control.state
         return {
             "revision": state.revision,
-            "digest": payload_digest(msgspec.msgpack.encode(state)).hex(),
+            "digest": digest(msgspec.msgpack.encode(state)).hex(),
             "sessions": len(state.sessions),
             "groups": {
                 name: msgspec.to_builtins(steward.control.describe_group(name))
@@ -251,7 +251,7 @@ class LogKeeper:
         # A clock that is wrong must not make anything look old: f + 1 of them have to say so.
         if contract.retention_us and group is not None and group.clocks.is_sure:
             oldest_us = group.clocks.time_of_day_us() - contract.retention_us
-            offset = max(offset, self.store.expired(partition, oldest_us))
+            offset = max(offset, self.store.offset_at(partition, oldest_us))
         if contract.retention_bytes:
             bytes_max = contract.retention_bytes
             offset = max(offset, self._surplus(partition, bytes_max, group, missing))
@@ -302,7 +302,7 @@ def _shown_groups(control: Control) -> list[str]:
     """At most `GROUPS_SHOWN`, of each party as many."""
     parties = sorted({owner_of(name) for name in control.state.groups})
     each = GROUPS_SHOWN // len(parties) if parties else 0
-    return [name for party in parties for name in control.groups_of(party)[: max(1, each)]]
+    return [name for party in parties for name in control.groups.of_party(party)[: max(1, each)]]
 
 
 def _groups(broker: Broker) -> Mapping[int, Group]:

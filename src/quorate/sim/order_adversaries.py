@@ -39,7 +39,7 @@ from quorate.core.ordering import (
     Sync,
     Write,
 )
-from quorate.crypto.digests import descriptor, digest
+from quorate.crypto.digests import batch_digest, descriptor
 from quorate.protocol import misbehaviour
 from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Parts
@@ -286,7 +286,7 @@ class FalseHeader(Retold):
             return message
         if isinstance(message, Append):
             payloads = self._batches(message, message.payloads)
-            digests = [*map(digest, payloads)] if message.digests else []
+            digests = [*map(batch_digest, payloads)] if message.digests else []
             return msgspec.structs.replace(message, payloads=payloads, digests=digests)
         if isinstance(message, Announce):
             described = self._batches(message, message.descriptors)

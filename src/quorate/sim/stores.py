@@ -8,12 +8,11 @@ from operator import attrgetter
 import msgspec
 
 from quorate.core.errors import LocalProtocolError
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ids import DIGEST_BYTES, Digest, NodeId, Sequence
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.merkle import node_hash
 from quorate.protocol.ordering.log import LogState
 from quorate.protocol.ordering.records import (
-    DIGEST_BYTES,
     Certified,
     Decided,
     Disowned,
@@ -163,9 +162,6 @@ class SimStore:
         kept = self._kept(partition)
         at = kept.at(offset) + batches
         return kept.slots[max(at, 0)].offset if at < len(kept.slots) else kept.end
-
-    def spot(self, partition: Partition, offset: int) -> Spot | None:
-        return next((spot for _, spot in self.runs(partition, offset, 1)), None)
 
     def runs(self, partition: Partition, offset: int, batches: int) -> list[tuple[int, Spot]]:
         return [

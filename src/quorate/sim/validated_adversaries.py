@@ -38,7 +38,7 @@ from quorate.core.ordering import (
     Retrieved,
     Stored,
 )
-from quorate.crypto.digests import descriptor, digest, payload_digest
+from quorate.crypto.digests import batch_digest, descriptor, digest
 from quorate.crypto.identity import SIGNATURE_BYTES
 from quorate.crypto.sids import Place, Seal, body_of, signed
 from quorate.protocol.machine import Ready
@@ -81,7 +81,7 @@ class Pen:
         body = body_of(payload) if body is None else body
         where = Place.of(CLUSTER, self.topic.name, partition, self.me)._replace(**place or {})
         seal = Seal.decode(payload)._replace(
-            digest=payload_digest(body), public_key=public_key(member_of(self.me), key)
+            digest=digest(body), public_key=public_key(member_of(self.me), key)
         )
         seal = seal._replace(**fields)
         signature = signing_key(member_of(self.me), key).sign(signed(where, sequence, seal))
@@ -315,7 +315,7 @@ def _with_payloads(message: Append | AnnounceSealed, payloads: list[bytes]) -> M
     """The same message with these batches. What it says of them is true to itself."""
     if isinstance(message, AnnounceSealed):
         return msgspec.structs.replace(message, seals=[*map(_seal, payloads)])
-    digests = [*map(digest, payloads)] if message.digests else []
+    digests = [*map(batch_digest, payloads)] if message.digests else []
     return msgspec.structs.replace(message, payloads=payloads, digests=digests)
 
 

@@ -13,15 +13,13 @@ from pathlib import Path
 import msgspec
 
 from quorate.protocol.ordering.records import Certified, Snapshot
-from quorate.storage.absents import Gap
 from quorate.storage.formats import Format
 from quorate.storage.groups import GroupState
 from quorate.storage.index import IndexState
-from quorate.storage.pending import Run, Source
+from quorate.storage.pending import Gap, Run, Source
 from quorate.storage.usage import SegmentUse
 
 _SNAPSHOT = re.compile(r"snapshot-(\d+)")
-_CHECKPOINT = "checkpoint"
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -50,18 +48,6 @@ SNAPSHOTS = Format("snapshot", {1: msgspec.msgpack.Decoder(SavedSnapshot).decode
 CERTIFIED = Format("certified", {1: msgspec.msgpack.Decoder(Certified).decode})
 
 
-def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    CHECKPOINTS.save(directory / _CHECKPOINT, checkpoint)
-
-
-def load_checkpoint(directory: Path) -> Checkpoint | None:
-    return CHECKPOINTS.load(directory / _CHECKPOINT)
-
-
-def save_snapshot(directory: Path, saved: SavedSnapshot) -> None:
-    SNAPSHOTS.save(directory / f"snapshot-{saved.snapshot.group}", saved)
-
-
 def load_snapshots(directory: Path) -> dict[int, SavedSnapshot]:
     """The newest snapshot of each group that has one."""
     found: dict[int, SavedSnapshot] = {}
@@ -69,11 +55,3 @@ def load_snapshots(directory: Path) -> dict[int, SavedSnapshot]:
         if _SNAPSHOT.fullmatch(path.name) and (saved := SNAPSHOTS.load(path)):
             found[saved.snapshot.group] = saved
     return found
-
-
-def save_certified(directory: Path, certified: Certified) -> None:
-    CERTIFIED.save(directory / f"certified-{certified.group}", certified)
-
-
-def load_certified(directory: Path, group: int) -> Certified | None:
-    return CERTIFIED.load(directory / f"certified-{group}")

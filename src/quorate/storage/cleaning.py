@@ -13,7 +13,7 @@ from typing import NamedTuple
 from quorate.protocol.ordering.records import Held
 from quorate.storage.heads import Moved
 from quorate.storage.index import Index
-from quorate.storage.pending import Pending, Source
+from quorate.storage.pending import Pending
 from quorate.storage.places import NOWHERE, unpack
 from quorate.storage.reading import gather
 from quorate.storage.segments import Segments
@@ -70,17 +70,20 @@ class Cleaner:
         self, doomed: Collection[int], pending: Pending, indexes: Iterable[Index]
     ) -> Iterator[Held | Moved]:
         """Everything that is live in these segments, to be appended as it comes."""
-        for first in doomed:
-            self._refuse_damaged(first)
         if not doomed:
             return
-        for source, found in self._pending_in(doomed, pending):
-            for run in _runs(found):
-                yield Held(*source, run[0].number, self._payloads(run))
+        for first in doomed:
+            # A copy gets a checksum of its own, which must not cover up that it is a bad copy.
+            for _ in self._segments.frames(first):
+                pass
+        for source, run in list(pending):
+            for found in self._within(doomed, run.first, run.places):
+                yield Held(*source, found[0].number, self._payloads(found))
         for index in indexes:
-            for found in self._indexed_in(doomed, index):
-                for run in _runs(found):
-                    yield Moved(*index.partition, run[0].number, self._payloads(run))
+            for number in range(index.start, index.end, _SCAN_ENTRIES):
+                places = index.places(number, min(_SCAN_ENTRIES, index.end - number))
+                for found in self._within(doomed, number, places):
+                    yield Moved(*index.partition, found[0].number, self._payloads(found))
 
     def _free(self) -> list[int]:
         """Segments that are needed for payloads only, if for anything."""
@@ -94,53 +97,26 @@ class Cleaner:
             )
         ]
 
-    def _refuse_damaged(self, first: int) -> None:
-        """A copy gets a checksum of its own, which must not cover up that it is a bad copy."""
-        for _ in self._segments.frames(first):
-            pass
-
-    def _pending_in(
-        self, doomed: Collection[int], pending: Pending
-    ) -> list[tuple[Source, list[_Found]]]:
-        return [
-            (source, found)
-            for source, run in pending
-            if (found := self._within(doomed, run.first, run.places))
-        ]
-
-    def _indexed_in(self, doomed: Collection[int], index: Index) -> Iterator[list[_Found]]:
-        for number in range(index.start, index.end, _SCAN_ENTRIES):
-            places = index.places(number, min(_SCAN_ENTRIES, index.end - number))
-            if found := self._within(doomed, number, places):
-                yield found
-
-    def _within(self, doomed: Collection[int], first: int, places: bytes) -> list[_Found]:
-        """Those of the places that are in these segments."""
+    def _within(self, doomed: Collection[int], first: int, places: bytes) -> Iterator[list[_Found]]:
+        """Those of the places that are in these segments: consecutive numbers, in pieces that are
+        not too large to write at once."""
         positions, lengths = unpack(places)
         ends = [start + self._segments.size(start) for start in doomed]
         # Most stretches have nothing there, and a minimum is found much faster than a match.
         if min(positions) >= max(ends):
-            return []
-        containing = self._segments.containing
-        return [
-            _Found(number, position, length)
-            for number, (position, length) in enumerate(zip(positions, lengths, strict=True), first)
-            if position != NOWHERE and containing(position) in doomed
-        ]
+            return
+        run: list[_Found] = []
+        for number, (position, length) in enumerate(zip(positions, lengths, strict=True), first):
+            if position == NOWHERE or self._segments.containing(position) not in doomed:
+                continue
+            if run and (number != run[-1].number + 1 or len(run) == _COPY_ENTRIES):
+                yield run
+                run = []
+            run.append(_Found(number, position, length))
+        if run:
+            yield run
 
     def _payloads(self, run: list[_Found]) -> list[bytes]:
         return gather(
             self._segments, [found.position for found in run], [found.length for found in run]
         )
-
-
-def _runs(found: list[_Found]) -> Iterator[list[_Found]]:
-    """Consecutive numbers, in pieces that are not too large to write at once."""
-    run: list[_Found] = []
-    for payload in found:
-        if run and (payload.number != run[-1].number + 1 or len(run) == _COPY_ENTRIES):
-            yield run
-            run = []
-        run.append(payload)
-    if run:
-        yield run

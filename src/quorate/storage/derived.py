@@ -21,7 +21,7 @@ from quorate.protocol.ordering.records import (
     Placed,
     Voted,
 )
-from quorate.storage.absents import Absents, Gap
+from quorate.storage.absents import Absents
 from quorate.storage.checkpoint import Checkpoint
 from quorate.storage.columns import Column
 from quorate.storage.errors import RefusedRecordError
@@ -29,7 +29,7 @@ from quorate.storage.files import Files, sync_directory
 from quorate.storage.groups import Group, GroupState
 from quorate.storage.heads import Entry, HeldHead, MovedHead
 from quorate.storage.index import Index, IndexState
-from quorate.storage.pending import Pending, Source
+from quorate.storage.pending import Gap, Pending, Source
 from quorate.storage.places import (
     ABSENT,
     PLACE_BYTES,
@@ -66,7 +66,18 @@ class Derived:
         self._files = files
         self._directory = directory
         self._chunk_entries = checkpoint.chunk_entries
-        self._restore(checkpoint)
+        # In place of the index of a partition in which nothing was ever put.
+        nothing = IndexState(0, 0, 0, 0)
+        self._nothing = Index(files, str(directory), nothing, checkpoint.chunk_entries)
+        for source, run in checkpoint.pending:
+            self.pending.hold(source, run.first, run.places)
+        for source, gap in checkpoint.absents:
+            self._absents.add(source, gap)
+        for index_state in checkpoint.indexes:
+            self._add_index(index_state).restore()
+        for group_state in checkpoint.groups:
+            for column in self._add_group(group_state).columns:
+                column.restore()
         for number, slot in snapshot_slots.items():
             self.group(number).snapshot_taken(slot)
         self._sweep()
@@ -74,6 +85,10 @@ class Derived:
     def group(self, number: int) -> Group:
         group = self._groups.get(number)
         return self._add_group(GroupState(number, 0)) if group is None else group
+
+    def index_of(self, partition: tuple[int, int]) -> Index:
+        """What is kept of a partition; nothing may be appended to it."""
+        return self.indexes.get(partition, self._nothing)
 
     @property
     def kept_slots(self) -> dict[int, int]:
@@ -95,7 +110,12 @@ class Derived:
         ends: dict[tuple[int, int], int] = {}
         for entry in entries:
             if isinstance(entry, Installed):
-                self._refuse_going_back(entry, slots.get(entry.group))
+                slot = slots.get(entry.group, self.group(entry.group).next_slot)
+                if slot is not None and entry.slot < slot:
+                    raise RefusedRecordError(
+                        entry.group,
+                        f"a snapshot of slot {entry.slot} is installed, but {slot} is next",
+                    )
                 state = _state_of(entry)
                 for target in state.partitions:
                     self._refuse_others(entry, target, owners)
@@ -116,16 +136,20 @@ class Derived:
     def note(self, frame: Frame) -> bool:
         """Remember from where on a group must be replayed; says whether this record must."""
         head = frame.head
-        if isinstance(head, Voted | Decided):
-            is_vote = isinstance(head, Voted)
-            return self.group(head.group).mark(head.slot, frame.position, is_vote=is_vote)
         if isinstance(head, Installed):
             return self.group(head.group).mark_installed(head.slot, frame.position)
-        return False
+        if not isinstance(head, Voted | Decided) or not self.is_needed(head):
+            return False
+        self.group(head.group).mark(head.slot, frame.position)
+        return True
 
     def is_needed(self, head: Voted | Decided) -> bool:
-        """Whether the machine must hear of this record again."""
-        return self.group(head.group).is_needed(head.slot, is_vote=isinstance(head, Voted))
+        """Whether the machine must hear of this record again.
+
+        What was voted in the snapshot's own slot is still asked for when the leader changes.
+        """
+        taken = self.group(head.group).snapshot_slot
+        return head.slot > taken or (head.slot == taken and isinstance(head, Voted))
 
     def apply(self, frame: Frame) -> None:
         head = frame.head
@@ -314,8 +338,7 @@ class Derived:
             target = (placed.topic, placed.partition)
             end = ends.get(target)
             if end is None:
-                index = self.indexes.get(target)
-                end = 0 if index is None else index.end_offset
+                end = self.index_of(target).end_offset
             if placed.offset != end:
                 raise _gap(entry.group, "offset", placed.offset, end)
             if placed.leaf != leaf:
@@ -323,17 +346,6 @@ class Derived:
             ends[target] = end + sum(events_of(placed.descriptors))
             leaf += placed.count
         return leaf
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        for source, run in checkpoint.pending:
-            self.pending.hold(source, run.first, run.places)
-        for source, gap in checkpoint.absents:
-            self._absents.add(source, gap)
-        for index_state in checkpoint.indexes:
-            self._add_index(index_state).restore()
-        for group_state in checkpoint.groups:
-            for column in self._add_group(group_state).columns:
-                column.restore()
 
     def _sweep(self) -> None:
         """Delete chunk files that began, or were trimmed, without the checkpoint saying so."""
@@ -354,13 +366,6 @@ class Derived:
 
     def _paths(self) -> set[str]:
         return {path for column in self._columns() for path in column.paths()}
-
-    def _refuse_going_back(self, entry: Installed, slot: int | None) -> None:
-        slot = self.group(entry.group).next_slot if slot is None else slot
-        if slot is not None and entry.slot < slot:
-            raise RefusedRecordError(
-                entry.group, f"a snapshot of slot {entry.slot} is installed, but {slot} is next"
-            )
 
     def _columns(self) -> list[Column]:
         holders: Iterator[Index | Group] = iter((*self.indexes.values(), *self._groups.values()))

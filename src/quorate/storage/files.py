@@ -10,6 +10,8 @@ import crc32c
 
 from quorate.storage.errors import StorageError, explained
 
+# Room that is set aside for the day when the disk is full.
+RESERVE_BYTES = 4 * 1024 * 1024
 _CHECK_BYTES = 4
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
@@ -21,9 +23,6 @@ class Files:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._open_max = open_max
         self._failed = ""
-
-    def __len__(self) -> int:
-        return len(self._open)
 
     def descriptor(self, path: str, *, create: bool = False) -> int:
         """The file, open for reading and writing. Use it at once: later calls may close it."""
@@ -103,6 +102,36 @@ class Files:
     def close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
+
+
+class Reserve:
+    """A file that is there only to be deleted.
+
+    Deleting old segments takes a checkpoint first, and a checkpoint takes some room. Without a
+    reserve, a disk that is full could not be cleaned.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._size = size
+
+    def fill(self) -> None:
+        """Take the room, unless we have it."""
+        if not self._size or (self._path.exists() and self._path.stat().st_size == self._size):
+            return
+        try:
+            with self._path.open("wb") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, self._size)
+                else:
+                    file.write(bytes(self._size))
+        except OSError as error:
+            self.release()
+            raise explained(error, self._path, "set aside") from error
+
+    def release(self) -> None:
+        """Give the room back."""
+        self._path.unlink(missing_ok=True)
 
 
 def sync_file(descriptor: int) -> None:

@@ -63,19 +63,9 @@ class Group:
         """From where on the journal has records behind the snapshot; `position` if it has none."""
         return min(self._marks.values(), default=position)
 
-    def mark(self, slot: int, position: int, *, is_vote: bool) -> bool:
-        """A record of this slot stands here; says whether the machine needs it beside the snapshot.
-
-        What was voted in the snapshot's own slot is still asked for when the leader changes.
-        """
-        if not self.is_needed(slot, is_vote=is_vote):
-            return False
+    def mark(self, slot: int, position: int) -> None:
+        """A record of this slot that the machine needs beside the snapshot stands here."""
         self._marks.setdefault(slot, position)
-        return True
-
-    def is_needed(self, slot: int, *, is_vote: bool) -> bool:
-        """Whether the machine needs this record of a slot beside the snapshot."""
-        return slot > self.snapshot_slot or (slot == self.snapshot_slot and is_vote)
 
     def mark_installed(self, slot: int, position: int) -> bool:
         """The group starts over here, with a snapshot that may be in the journal only."""

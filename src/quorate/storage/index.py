@@ -26,9 +26,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from quorate.core.ids import Digest, NodeId, Sequence
+from quorate.core.ids import DIGEST_BYTES, Digest, NodeId, Sequence
 from quorate.core.ordering import Partition
-from quorate.protocol.ordering.records import DIGEST_BYTES, Placed
+from quorate.protocol.ordering.records import Placed
 from quorate.protocol.ordering.value import CHAIN_START
 from quorate.storage.columns import Column, Extent
 from quorate.storage.files import Files
@@ -39,7 +39,6 @@ from quorate.storage.places import (
     events_of,
     little_endian,
     payload_bytes,
-    unpack,
 )
 
 _OFFSET_BYTES = 8
@@ -223,10 +222,6 @@ class Index:
             if patch is not None:
                 patched[at * PLACE_BYTES : (at + 1) * PLACE_BYTES] = patch
         return bytes(patched)
-
-    def located(self, number: int, count: int) -> tuple[Numbers, Numbers]:
-        """Positions and lengths of so many payloads."""
-        return unpack(self.places(number, count))
 
     def move(self, number: int, places: bytes) -> bytes:
         """From now on, these payloads stand there; says where they stood."""

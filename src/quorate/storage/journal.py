@@ -5,7 +5,7 @@ Invariants:
   a bad frame anywhere else is damage. So is one in the last segment if a record behind it says that
   it was synced: what rests on it has been said, and it must not pass for a torn tail. Where nothing
   waits for syncs, that happens in the background, and a power cut in between may leave what counts
-  as damage too. That the last segment is the last one, a file beside it tells (`witness`);
+  as damage too. That the last segment is the last one, a file beside it tells (`Witness`);
 - what a failed write left behind is cut off before anything else is written;
 - a failed sync is final, because the operating system may have dropped what it could not write
   and would report success the next time.
@@ -20,15 +20,33 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
 
+import msgspec
+
 from quorate.storage.errors import DiskFullError, StorageError, explained
 from quorate.storage.files import Files, sync_directory, sync_file, uncache
+from quorate.storage.formats import Format
 from quorate.storage.frames import PREFIX_BYTES, encode_frame, frames_in
 from quorate.storage.heads import Entry, Synced, encode_head, split
 from quorate.storage.segments import Frame, Segments
-from quorate.storage.witness import load_witness, new_mark, save_witness
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
+_MARK_BYTES = 16
+
+
+class Witness(msgspec.Struct, frozen=True):
+    """What stands beside a journal, and tells of it what it could not say were it damaged.
+
+    `mark` is in every record that says how far the journal was synced. Nobody else knows it, so
+    that these records can be found behind damage of any kind, and no payload passes for one. `last`
+    is a segment that was there: a journal that ends before it has lost one.
+    """
+
+    mark: bytes
+    last: int
+
+
+WITNESSES = Format("witness", {1: msgspec.msgpack.Decoder(Witness).decode})
 
 
 class Journal:
@@ -51,12 +69,13 @@ class Journal:
         self._retiring: Thread | None = None
         self._failed: str = ""
         self._torn = False
-        last, witness = self.segments.last, load_witness(directory)
+        self._witness = directory / "witness"
+        last, witness = self.segments.last, WITNESSES.load(self._witness)
         if witness is not None and (last is None or last < witness.last):
             raise StorageError(
                 f"{self.segments.path(witness.last)} is missing, though it was written"
             )
-        self._mark = new_mark() if witness is None else witness.mark
+        self._mark = os.urandom(_MARK_BYTES) if witness is None else witness.mark
         if last is None:
             self._first, self._size = 0, 0
             self._descriptor = self._create(0)
@@ -65,8 +84,8 @@ class Journal:
             self._descriptor = self._reopen(last, self._size)
         if witness is None or witness.last < self._first:
             self._tell_witness()
-        # Up to where it was synced, and up to where records say so.
-        self._synced = self._noted = self.end
+        # Everything before this position outlives a power cut; and up to where records say so.
+        self.synced = self._noted = self.end
         if self.end < synced:
             raise StorageError(
                 f"the journal in {directory} ends at position {self.end}, "
@@ -78,11 +97,6 @@ class Journal:
         """The position after the last record."""
         return self._first + self._size
 
-    @property
-    def synced(self) -> int:
-        """Everything before this position outlives a power cut."""
-        return self._synced
-
     def append(self, entries: Iterable[Entry]) -> list[Frame]:
         """Write the entries, all or none of them."""
         self._refuse_if_failed()
@@ -91,7 +105,7 @@ class Journal:
         if self._size >= self._segment_bytes or not self.segments.is_present(self._first):
             self._roll()
         frames: list[Frame] = []
-        noted, at = self._synced, self.end
+        noted, at = self.synced, self.end
         buffers: list[bytes] = []
         # That a segment before this one was synced goes without saying.
         if noted > max(self._noted, self._first):
@@ -118,9 +132,9 @@ class Journal:
             if not self._waits:
                 # The segment before this one may still be on its way to the disk.
                 self._finish_retiring()
-            if end > self._synced:
+            if end > self.synced:
                 self._sync_segment(self._first, self._descriptor)
-                self._synced = end
+                self.synced = end
 
     def replay(self, position: int) -> Iterator[Frame]:
         """Every record from this position on."""
@@ -169,9 +183,9 @@ class Journal:
         """Begin the next segment, with everything before it on disk."""
         with self._lock:
             first = self.end
-            if self._waits and first > self._synced:
+            if self._waits and first > self.synced:
                 self._sync_segment(self._first, self._descriptor)
-                self._synced = first
+                self.synced = first
             descriptor = self._create(first)
             self._retire(self._first, self._descriptor)
             self._descriptor, self._first, self._size = descriptor, first, 0
@@ -180,7 +194,7 @@ class Journal:
     def _tell_witness(self) -> None:
         # Nothing rests on it. Where there is no room, it hears of the next segment.
         with suppress(DiskFullError):
-            save_witness(self.segments.directory, self._mark, self._first)
+            WITNESSES.save(self._witness, Witness(self._mark, self._first))
 
     def _retire(self, first: int, descriptor: int) -> None:
         """Look after a segment that is full while the next one is written.
@@ -217,7 +231,7 @@ class Journal:
             raise StorageError(self._failed) from error
 
     def _create(self, first: int) -> int:
-        path = self.segments.new_path(first)
+        path = self.segments.path(first, is_new=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC, 0o600)
         except OSError as error:

@@ -27,8 +27,7 @@ from quorate.core.ids import TopicId
 from quorate.core.ordering import Partition
 from quorate.core.stores import KafkaStore
 from quorate.protocol.ordering.records import Deposit
-from quorate.storage.kafka_client import POLL_S, Listener, Trouble, settings_of
-from quorate.storage.kafka_memory import Place
+from quorate.storage.kafka_client import POLL_S, Listener, Place, Trouble, settings_of
 from quorate.storage.kafka_reading import Reader
 from quorate.storage.kafka_writing import Writer
 from quorate.storage.outside import OutsideError

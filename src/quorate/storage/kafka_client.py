@@ -3,11 +3,12 @@
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from quorate.core.errors import ConfigError
 from quorate.core.limits import SEALED_BYTES_MAX
@@ -64,6 +65,48 @@ class Trouble:
             before, self.sentence = self.sentence, ""
         if before:
             _log.info("the Kafka at %s answers again", self._bootstrap)
+
+
+class Place(NamedTuple):
+    """A record of Kafka."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Memory:
+    """The payloads of Kafka that were put here or asked for last, bounded in bytes.
+
+    Whoever uses it from threads locks.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._payloads: OrderedDict[Place, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._payloads
+
+    def get(self, place: Place) -> bytes | None:
+        payload = self._payloads.get(place)
+        if payload is not None:
+            self._payloads.move_to_end(place)
+        return payload
+
+    def put(self, place: Place, payload: bytes) -> None:
+        self.pop(place)
+        self._payloads[place] = payload
+        self._bytes += len(payload)
+        while self._bytes > self._bytes_max:
+            self._bytes -= len(self._payloads.popitem(last=False)[1])
+
+    def pop(self, place: Place) -> bytes | None:
+        payload = self._payloads.pop(place, None)
+        if payload is not None:
+            self._bytes -= len(payload)
+        return payload
 
 
 def settings_of(store: KafkaStore) -> dict[str, Any]:

@@ -14,17 +14,18 @@ from collections import OrderedDict
 from functools import partial
 from typing import Any, TypeAlias
 
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import batch_digest
 from quorate.storage.kafka_client import (
     CLOSE_SECONDS_MAX,
     POLL_S,
     REST_SECONDS,
     Listener,
+    Memory,
+    Place,
     Trouble,
     kafka_exception,
     made,
 )
-from quorate.storage.kafka_memory import Memory, Place
 from quorate.storage.pointers import Pointer
 
 # A fetch that brings nothing for so long is given up.
@@ -93,7 +94,8 @@ class Reader:
         with self._lock:
             is_wanted = place.offset in self._wanted.get(place[:2], {})
             is_here = place in self._written or place in self._fetched
-            if is_wanted or is_here or self._is_hopeless(place):
+            hopeless_until = max(self._resting_until, self._lost.get(place, 0.0))
+            if is_wanted or is_here or time.monotonic() < hopeless_until:
                 return
             self._wanted.setdefault(place[:2], {})[place.offset] = pointer
             self._something.notify()
@@ -121,36 +123,26 @@ class Reader:
 
     # In the thread
 
-    def _is_hopeless(self, place: Place) -> bool:
-        now = time.monotonic()
-        return now < self._resting_until or now < self._lost.get(place, 0.0)
-
     def _run(self) -> None:
         while True:
             with self._lock:
-                is_something = self._something.wait_for(self._is_something, self._patience_s())
+                patience_s = None if self._at is None else IDLE_SECONDS
+                is_something = self._something.wait_for(
+                    lambda: self._closed or bool(self._wanted), patience_s
+                )
                 if self._closed:
                     break
                 target = next(iter(self._wanted), None)
             try:
                 if not is_something:
-                    self._rest()
+                    # The client library would go on fetching what is written where we read last.
+                    self._consumer.unassign()
+                    self._at = None
                 elif target is not None:
                     self._fetch(target)
             except (kafka_exception(), RuntimeError) as error:
                 self._give_up(str(error))
         self._consumer.close()
-
-    def _is_something(self) -> bool:
-        return self._closed or bool(self._wanted)
-
-    def _patience_s(self) -> float | None:
-        return None if self._at is None else IDLE_SECONDS
-
-    def _rest(self) -> None:
-        """The client library would go on fetching whatever is written where we read last."""
-        self._consumer.unassign()
-        self._at = None
 
     def _fetch(self, target: Target) -> None:
         """Everything that is wanted there, from the first offset on."""
@@ -268,9 +260,13 @@ class Reader:
                 if place not in self._written and place not in self._fetched:
                     self._ahead.put(place, value)
                 return 0
-        if len(value) != pointer.length or digest(value) != pointer.digest:
+        if len(value) != pointer.length or batch_digest(value) != pointer.digest:
             return self._lose(target, [offset], "it is not what was written there")
-        self._keep(place, value)
+        with self._lock:
+            self.fetched += 1
+            self._settle(place)
+            self._fetched.put(place, value)
+        self._trouble.is_over()
         return 1
 
     def _look(self, target: Target) -> int:
@@ -293,13 +289,6 @@ class Reader:
             return self._lose(target, wanted, "there is no such partition")
         gone = [each for each in wanted if not low <= each < high]
         return self._lose(target, gone, "it is not there any more")
-
-    def _keep(self, place: Place, payload: bytes) -> None:
-        with self._lock:
-            self.fetched += 1
-            self._settle(place)
-            self._fetched.put(place, payload)
-        self._trouble.is_over()
 
     def _lose(self, target: Target, offsets: list[int], why: str) -> int:
         for offset in offsets:

@@ -19,12 +19,12 @@ from quorate.storage.kafka_client import (
     REQUEST_SECONDS_MAX,
     REST_SECONDS,
     Listener,
+    Place,
     Trouble,
     kafka_exception,
     made,
     make_topics,
 )
-from quorate.storage.kafka_memory import Place
 from quorate.storage.pointers import Pointer, Pointers
 
 # What Kafka has not acknowledged after so long was not taken.
@@ -194,7 +194,8 @@ class Writer:
                     self._begin_with(topic, partitions)
             for topic, why in failed.items():
                 self._refuse_words(f"topic {topic} cannot be made: {why}")
-                self._drop_waiting(topic)
+                for deposit in self._taken_waiting(topic):
+                    self._settle(deposit, b"")
             if failed:
                 with self._lock:
                     self._something_wanted.wait(REST_SECONDS)
@@ -202,11 +203,8 @@ class Writer:
                 self._trouble.is_over()
 
     def _unprepared(self) -> dict[str, int]:
-        return {
-            topic: partitions
-            for topic, partitions in self._wanted.items()
-            if topic not in self._made
-        }
+        wanted = self._wanted.items()
+        return {topic: partitions for topic, partitions in wanted if topic not in self._made}
 
     def _unready(self, topics: Iterable[str]) -> dict[str, str]:
         """Have the producer know where topics are: their first batches are not to wait for that.
@@ -228,10 +226,6 @@ class Writer:
             self._made.add(topic)
         for deposit in self._taken_waiting(topic):
             self._produce(topic, deposit)
-
-    def _drop_waiting(self, topic: str) -> None:
-        for deposit in self._taken_waiting(topic):
-            self._settle(deposit, b"")
 
     def _taken_waiting(self, topic: str) -> list[Deposit]:
         with self._lock:

@@ -13,18 +13,19 @@ Rules:
 - nothing from outside is served that does not have the digest of its pointer.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import structs
+
 from quorate.core.errors import QuorateError
-from quorate.core.ids import TopicId
+from quorate.core.ids import DIGEST_BYTES, TopicId
 from quorate.core.ordering import Partition
-from quorate.protocol.ordering.records import DIGEST_BYTES, Deposit, Held, Stretch
+from quorate.protocol.ordering.records import Deposit, Held, Stretch
+from quorate.storage.pending import Run, Source
 from quorate.storage.pointers import POINTER_BYTES, Pointer, Pointers
-from quorate.storage.recovery import Recovered, Replayed
-from quorate.storage.store import DiskStore, FsyncPolicy
+from quorate.storage.store import DiskStore, FsyncPolicy, Replayed
 
 # So many bytes are asked for ahead of whoever reads.
 READ_AHEAD_BYTES = 4 * 1024 * 1024
@@ -95,30 +96,18 @@ class OutsideStore(DiskStore):
             return super().read(partition, offset, bytes_max)
         # A few first: behind pointers there is much more than they take themselves.
         found = super().read(partition, offset, _POINTERS_READ_BYTES)
-        if not self._has_pointers(found):
+        decode = self._pointers.decode
+        if all(decode(payload) is None for stretch in found for payload in stretch.payloads):
             found = super().read(partition, offset, bytes_max)
         return self._followed(partition, found, bytes_max)
 
     def is_fetching(self, partition: Partition, offset: int) -> bool:
-        pointer = self._pointer_at(partition, offset)
-        return (
-            self.payloads is not None
-            and pointer is not None
-            and self.payloads.is_fetching(partition, pointer)
-        )
+        pointer, payloads = self._pointer_at(partition, offset), self.payloads
+        return bool(payloads and pointer and payloads.is_fetching(partition, pointer))
 
     def may_come(self, partition: Partition, offset: int) -> bool:
-        pointer = self._pointer_at(partition, offset)
-        return (
-            self.payloads is not None
-            and pointer is not None
-            and not self.payloads.is_lost(partition, pointer)
-        )
-
-    def recover(self) -> Recovered:
-        recovered = super().recover()
-        records = self._recovered(recovered.records)
-        return replace(recovered, records=records)
+        pointer, payloads = self._pointer_at(partition, offset), self.payloads
+        return bool(payloads and pointer and not payloads.is_lost(partition, pointer))
 
     # Parts
 
@@ -126,10 +115,6 @@ class OutsideStore(DiskStore):
         for stretch in super().read(partition, offset, 1):
             return self._pointers.decode(stretch.payloads[0])
         return None
-
-    def _has_pointers(self, stretches: list[Stretch]) -> bool:
-        decode = self._pointers.decode
-        return any(decode(payload) is not None for each in stretches for payload in each.payloads)
 
     def _followed(
         self, partition: Partition, stretches: list[Stretch], bytes_max: int
@@ -148,7 +133,9 @@ class OutsideStore(DiskStore):
                 payloads.append(found)
                 taken += len(found)
             if payloads:
-                followed.append(_cut(stretch, payloads))
+                # The first batches of the stretch, with these payloads.
+                chains = stretch.chains[: len(payloads) * DIGEST_BYTES]
+                followed.append(structs.replace(stretch, chains=chains, payloads=payloads))
             if len(payloads) < len(stretch.payloads):
                 break
         return followed
@@ -174,13 +161,15 @@ class OutsideStore(DiskStore):
         if wanted:
             self.payloads.fetch(partition, wanted)
 
-    def _recovered(self, records: Iterator[Replayed]) -> Iterator[Replayed]:
+    def _replayed_records(
+        self, pending: Sequence[tuple[Source, Run]], positions: Sequence[int]
+    ) -> Iterator[Replayed]:
         """The machine goes on with payloads, not with pointers. Those that are lost it never had.
 
         What is undecided was promised, and may be on no other disk yet: nothing goes on before the
         store outside has said what it has of it.
         """
-        for record in records:
+        for record in super()._replayed_records(pending, positions):
             if isinstance(record, Held):
                 yield from self._recovered_held(record)
             else:
@@ -193,33 +182,16 @@ class OutsideStore(DiskStore):
         if not wanted:
             yield held
             return
-        found: list[bytes | None] = [None] * len(wanted)
-        if self.payloads is not None:
-            found = self.payloads.fetch_now(partition, wanted)
-        fetched = iter(found)
+        has = self.payloads
+        fetched = iter([None] * len(wanted) if has is None else has.fetch_now(partition, wanted))
         payloads = [
             payload if pointer is None else next(fetched)
             for payload, pointer in zip(held.payloads, pointers, strict=True)
         ]
-        for first, run in _present(held.first, payloads):
-            yield Held(held.publisher, held.topic, held.partition, first, run)
-
-
-def _cut(stretch: Stretch, payloads: list[bytes]) -> Stretch:
-    """The first batches of a stretch, with these payloads."""
-    chains = stretch.chains[: len(payloads) * DIGEST_BYTES]
-    return Stretch(
-        stretch.publisher, stretch.offset, stretch.first, stretch.time_us, stretch.before, chains,
-        payloads,
-    )  # fmt: skip
-
-
-def _present(first: int, payloads: list[bytes | None]) -> Iterator[tuple[int, list[bytes]]]:
-    """Runs of payloads that are there, and their first numbers."""
-    run: list[bytes] = []
-    for number, payload in enumerate([*payloads, None], first):
-        if payload is not None:
-            run.append(payload)
-        elif run:
-            yield number - len(run), run
-            run = []
+        run: list[bytes] = []
+        for number, payload in enumerate([*payloads, None], held.first):
+            if payload is not None:
+                run.append(payload)
+            elif run:
+                yield Held(held.publisher, held.topic, held.partition, number - len(run), run)
+                run = []

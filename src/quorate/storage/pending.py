@@ -6,7 +6,7 @@ run moves its places without looking at each.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from quorate.storage.places import ABSENT, PLACE_BYTES
 
@@ -20,10 +20,22 @@ class Run(NamedTuple):
     places: bytes
 
     def part(self, first: int, end: int) -> "Run":
-        return Run(first, end, self._places(first, end))
+        low, high = first - self.first, end - self.first
+        return Run(first, end, self.places[low * PLACE_BYTES : high * PLACE_BYTES])
 
-    def _places(self, first: int, end: int) -> bytes:
-        return self.places[(first - self.first) * PLACE_BYTES : (end - self.first) * PLACE_BYTES]
+
+class Gap(NamedTuple):
+    """Sequence numbers `first` to `end` are consecutive batches of a partition from `number` on."""
+
+    first: int
+    end: int
+    number: int
+
+    def part(self, first: int, end: int) -> "Gap":
+        return Gap(first, end, self.number + first - self.first)
+
+
+_Part = TypeVar("_Part", Run, Gap)
 
 
 class Pending:
@@ -31,9 +43,6 @@ class Pending:
 
     def __init__(self) -> None:
         self._runs: dict[Source, list[Run]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._runs.values()))
 
     def __iter__(self) -> Iterator[tuple[Source, Run]]:
         for source, runs in self._runs.items():
@@ -55,7 +64,7 @@ class Pending:
             return b""
         replaced = self.take(source, first, run.end - first)
         runs = self._runs.setdefault(source, [])
-        runs.insert(bisect_left(runs, first, key=_first), run)
+        runs.insert(bisect_left(runs, first, key=lambda run: run.first), run)
         return replaced
 
     def take(self, source: Source, first: int, count: int) -> bytes:
@@ -67,7 +76,11 @@ class Pending:
         if runs[0].first == first and runs[0].end == end:
             places = runs.pop(0).places
         else:
-            places = _cut_out(runs, first, end)
+            at, pieces = first, list[bytes]()
+            for part in cut_out(runs, first, end):
+                pieces += (ABSENT * (part.first - at), part.places)
+                at = part.end
+            places = b"".join(pieces) + ABSENT * (end - at)
         if not runs:
             del self._runs[source]
         return places
@@ -80,27 +93,18 @@ class Pending:
         return self.take(source, runs[0].first, min(end, runs[-1].end) - runs[0].first)
 
 
-def _first(run: Run) -> int:
-    return run.first
-
-
-def _end(run: Run) -> int:
-    return run.end
-
-
-def _cut_out(runs: list[Run], first: int, end: int) -> bytes:
-    low = bisect_right(runs, first, key=_end)
-    high = bisect_left(runs, end, key=_first)
-    pieces: list[bytes] = []
-    rest: list[Run] = []
-    at = first
+def cut_out(runs: list[_Part], first: int, end: int) -> list[_Part]:
+    """Remove what lies between these numbers from runs that are in order; says what that was."""
+    low = bisect_right(runs, first, key=lambda run: run.end)
+    high = bisect_left(runs, end, key=lambda run: run.first)
+    parts: list[_Part] = []
+    rest: list[_Part] = []
     for run in runs[low:high]:
         start, stop = max(run.first, first), min(run.end, end)
-        pieces += (ABSENT * (start - at), run.part(start, stop).places)
-        at = stop
-        if run.first < first:
-            rest.append(run.part(run.first, first))
-        if run.end > end:
-            rest.append(run.part(end, run.end))
+        parts.append(run.part(start, stop))
+        if run.first < start:
+            rest.append(run.part(run.first, start))
+        if run.end > stop:
+            rest.append(run.part(stop, run.end))
     runs[low:high] = rest
-    return b"".join(pieces) + ABSENT * (end - at)
+    return parts

@@ -4,9 +4,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from quorate.protocol.ordering.records import DIGEST_BYTES, Spot, Stretch
+from quorate.core.ids import DIGEST_BYTES
+from quorate.protocol.ordering.records import Spot, Stretch
 from quorate.storage.index import Index, Run
-from quorate.storage.places import NOWHERE
+from quorate.storage.places import NOWHERE, unpack
 from quorate.storage.segments import Segments
 
 # A read is worth a copy of what stands between two payloads (heads of frames, say) up to here.
@@ -21,8 +22,11 @@ def payloads_from(segments: Segments, index: Index, number: int, bytes_max: int)
     """At least one payload if it is here, and as many as fit into so many bytes."""
     payloads: list[bytes] = []
     while number < index.end:
-        count = min(_likely_count(index, bytes_max), index.end - number)
-        positions, lengths = index.located(number, count)
+        # Of so many batches as might fit, going by their average size.
+        average = index.bytes_held // (index.end - index.start) + 1
+        likely = max(_PLACES_READ_MIN, min(bytes_max // average + 1, _PLACES_READ))
+        count = min(likely, index.end - number)
+        positions, lengths = unpack(index.places(number, count))
         here = positions.index(NOWHERE) if NOWHERE in positions else count
         fitting = bisect_right(list(accumulate(lengths[:here])), bytes_max)
         taken = min(here, max(fitting, 0 if payloads else 1))
@@ -80,7 +84,7 @@ def surplus_end(index: Index, bytes_max: int, absent_bytes: int = 0) -> int:
     held = index.bytes_held + index.absent * absent_bytes
     number, excess = index.start, held - bytes_max
     while excess > 0 and number < index.end:
-        places = index.located(number, min(_PLACES_READ, index.end - number))
+        places = unpack(index.places(number, min(_PLACES_READ, index.end - number)))
         for position, length in zip(*places, strict=True):
             if excess > 0:
                 number += 1
@@ -97,12 +101,6 @@ def gather(segments: Segments, positions: Sequence[int], lengths: Sequence[int])
         for at, length in zip(positions[low:high], lengths[low:high], strict=True):
             payloads.append(data[at - start : at - start + length])
     return payloads
-
-
-def _likely_count(index: Index, bytes_max: int) -> int:
-    """How many batches might fit, going by their average size."""
-    average = index.bytes_held // (index.end - index.start) + 1
-    return max(_PLACES_READ_MIN, min(bytes_max // average + 1, _PLACES_READ))
 
 
 def _stretches(

@@ -60,14 +60,9 @@ class Segments:
     def last(self) -> int | None:
         return self._firsts[-1] if self._firsts else None
 
-    def path(self, first: int) -> str:
-        return self._path(first, self._versions.get(first, SEGMENTS.version))
-
-    def new_path(self, first: int) -> str:
-        """Of a segment that is to begin here."""
-        return self._path(first, SEGMENTS.version)
-
-    def _path(self, first: int, version: int) -> str:
+    def path(self, first: int, *, is_new: bool = False) -> str:
+        """The file of the segment that begins here, or of a new one that is to."""
+        version = SEGMENTS.version if is_new else self._versions.get(first, SEGMENTS.version)
         suffix = f".v{version}" if version else ""
         return f"{self.directory}/journal-{first:020d}{suffix}.log"
 

@@ -13,8 +13,9 @@ One thread uses the store. `sync` and `sync_now` may run in another thread meanw
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -26,43 +27,39 @@ from quorate.protocol.ordering.records import (
     Certified,
     Decided,
     Disowned,
+    Held,
     Installed,
     Placed,
     Record,
     Snapshot,
     Spot,
     Stretch,
+    Voted,
 )
-from quorate.protocol.ordering.value import CHAIN_START
 from quorate.storage.checkpoint import (
     CERTIFIED,
     CHECKPOINTS,
     SNAPSHOTS,
     Checkpoint,
     SavedSnapshot,
-    load_certified,
-    load_checkpoint,
     load_snapshots,
-    save_certified,
-    save_checkpoint,
-    save_snapshot,
 )
 from quorate.storage.cleaning import Cleaned, Cleaner
 from quorate.storage.columns import CHUNK_ENTRIES
 from quorate.storage.derived import Derived
 from quorate.storage.errors import DiskFullError, RefusedRecordError, StorageError
-from quorate.storage.files import Files, lock_directory, make_directory
+from quorate.storage.files import RESERVE_BYTES, Files, Reserve, lock_directory, make_directory
 from quorate.storage.formats import Format
 from quorate.storage.heads import SEGMENTS, Entry
 from quorate.storage.index import Index
-from quorate.storage.journal import SEGMENT_BYTES, Journal
+from quorate.storage.journal import SEGMENT_BYTES, WITNESSES, Journal
+from quorate.storage.pending import Run, Source
+from quorate.storage.places import unpack
 from quorate.storage.pointers import POINTERS
-from quorate.storage.reading import payloads_from, spots, stretches, surplus_end
-from quorate.storage.recovery import Recovered, recovered_records
-from quorate.storage.reserve import RESERVE_BYTES, Reserve
+from quorate.storage.reading import gather, payloads_from, spots, stretches, surplus_end
 from quorate.storage.segments import Frame
-from quorate.storage.witness import WITNESSES
 
+Replayed: TypeAlias = Held | Voted | Decided
 FsyncPolicy: TypeAlias = Literal["always", "interval", "never"]
 
 _GIVES_UP: Final[dict[FsyncPolicy, str]] = {
@@ -82,6 +79,23 @@ FORMATS: Final[tuple[Format[Any], ...]] = (
 )  # fmt: skip
 # Changed index entries wait in memory for a checkpoint; so many of them bring one about.
 _PATCHES_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The newest snapshot of each group that has one, and what came after.
+
+    `records` has the payloads that are held and not decided, then what was voted and decided
+    behind the snapshots, in the order of writing. It reads from the journal as it goes, so it
+    must be used up before the store is cleaned. `replayed` says how many records of the journal
+    were read again.
+    """
+
+    snapshots: dict[int, Snapshot]
+    records: Iterator[Replayed]
+    replayed: int
+    # Why the first record that was skipped of a group does not fit, by group.
+    skipped: dict[int, str]
 
 
 class DiskStore:
@@ -174,7 +188,9 @@ class DiskStore:
                 self._save_owed()
         if self._owed_certified:
             with suppress(DiskFullError):
-                self._save_certified()
+                for certified in list(self._owed_certified.values()):
+                    CERTIFIED.save(self._directory / f"certified-{certified.group}", certified)
+                    del self._owed_certified[certified.group]
 
     def sync(self) -> None:
         """What was appended is safe from now on, as far as the fsync policy promises."""
@@ -189,7 +205,8 @@ class DiskStore:
         """Sync everything, so that starting begins here. Nothing needs it, but it saves time."""
         self._journal.sync()
         self._derived.sync()
-        save_checkpoint(self._directory, self._derived.checkpoint(self._journal.end))
+        saved = self._derived.checkpoint(self._journal.end)
+        CHECKPOINTS.save(self._directory / "checkpoint", saved)
         self._derived.saved()
 
     def close(self) -> None:
@@ -201,9 +218,7 @@ class DiskStore:
         """What the machines need to go on from where they were; to be asked for once."""
         wanted, self._wanted = self._wanted, []
         saved, self._snapshots = self._snapshots, {}
-        records = recovered_records(
-            self._journal.segments, list(self._derived.pending), wanted, self._derived.is_needed
-        )
+        records = self._replayed_records(list(self._derived.pending), wanted)
         snapshots = {group: each.snapshot for group, each in saved.items()}
         return Recovered(snapshots, records, self._replayed, self._skipped)
 
@@ -237,9 +252,7 @@ class DiskStore:
         """Where the batch of this offset begins, and the partition's chain before it, if that is
         still known. At the end there is a chain as well.
         """
-        index = self._derived.indexes.get(partition)
-        if index is None:
-            return (0, CHAIN_START) if offset == 0 else None
+        index = self._derived.index_of(partition)
         if not index.start_offset <= offset <= index.end_offset:
             return None
         number = index.number_of(offset)
@@ -249,9 +262,7 @@ class DiskStore:
         """The offset after so many batches from that of this offset on, or so many before it if the
         number is negative; no further than what is kept.
         """
-        index = self._derived.indexes.get(partition)
-        if index is None:
-            return 0
+        index = self._derived.index_of(partition)
         number = index.number_of(min(max(offset, index.start_offset), index.end_offset))
         return index.offset_of(min(max(number + batches, index.start), index.end))
 
@@ -266,18 +277,16 @@ class DiskStore:
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """The first offset that is kept, and the one after the last."""
-        index = self._derived.indexes.get(partition)
-        return (0, 0) if index is None else (index.start_offset, index.end_offset)
+        index = self._derived.index_of(partition)
+        return index.start_offset, index.end_offset
 
     def taken(self, partition: Partition) -> int:
         """Before this offset retention took everything, for all that this replica knows."""
-        index = self._derived.indexes.get(partition)
-        return 0 if index is None else index.taken
+        return self._derived.index_of(partition).taken
 
     def offset_at(self, partition: Partition, time_us: int) -> int:
         """The first offset that was decided at this time or later; the end if there is none."""
-        index = self._derived.indexes.get(partition)
-        return 0 if index is None else index.offset_at(time_us)
+        return self._derived.index_of(partition).offset_at(time_us)
 
     def absent(self) -> list[tuple[Partition, int, int]]:
         """Offsets, and how many batches from each on, whose payloads are not here: the latest."""
@@ -321,7 +330,7 @@ class DiskStore:
     def certified(self, group: int) -> Certified | None:
         """The last snapshot that a quorum signed."""
         owed = self._owed_certified.get(group)
-        return load_certified(self._directory, group) if owed is None else owed
+        return CERTIFIED.load(self._directory / f"certified-{group}") if owed is None else owed
 
     def node(self, group: int, level: int, number: int) -> bytes:
         """A perfect tree's hash in the order log of a group; level 0 has the leaves.
@@ -335,14 +344,13 @@ class DiskStore:
 
     def trim(self, partition: Partition, offset: int) -> None:
         """Drop every batch that ends at this offset or before it."""
-        index = self._derived.indexes.get(partition)
-        if index is not None and offset > index.start_offset:
+        index = self._derived.index_of(partition)
+        if offset > index.start_offset:
             self._derived.trim(index, index.number_of(min(offset, index.end_offset)))
 
     def first_time_us(self, partition: Partition) -> int | None:
         """When the first batch that is kept of a partition was decided, if there is one."""
-        index = self._derived.indexes.get(partition)
-        return None if index is None else index.first_time_us
+        return self._derived.index_of(partition).first_time_us
 
     def slot_at(self, group: int, time_us: int) -> int:
         """The first slot that is kept and was decided then or later; the next one if none was."""
@@ -363,21 +371,14 @@ class DiskStore:
 
     def bytes_held(self, partition: Partition) -> int:
         """Payload bytes of a partition that this replica has."""
-        index = self._derived.indexes.get(partition)
-        return 0 if index is None else index.bytes_held
-
-    def expired(self, partition: Partition, before_time_us: int) -> int:
-        """The offset to trim to, if batches that were decided before this time shall go."""
-        return self.offset_at(partition, before_time_us)
+        return self._derived.index_of(partition).bytes_held
 
     def surplus(self, partition: Partition, bytes_max: int, *, absent_bytes: int = 0) -> int:
         """The offset to trim to, if no more than so many bytes shall be held.
 
         A batch whose payload is not here counts for so many.
         """
-        index = self._derived.indexes.get(partition)
-        if index is None:
-            return 0
+        index = self._derived.index_of(partition)
         return index.offset_of(surplus_end(index, bytes_max, absent_bytes))
 
     def clean(self, *, segments_max: int = 4) -> Cleaned:
@@ -405,8 +406,8 @@ class DiskStore:
 
     def _found(self, partition: Partition, offset: int) -> tuple[Index, int] | tuple[None, int]:
         """The batch that has this offset, by its number in the index, if it is kept."""
-        index = self._derived.indexes.get(partition)
-        if index is None or not index.start_offset <= offset < index.end_offset:
+        index = self._derived.index_of(partition)
+        if not index.start_offset <= offset < index.end_offset:
             return None, 0
         return index, index.number_of(offset)
 
@@ -423,14 +424,10 @@ class DiskStore:
         for snapshot in list(self._owed.values()):
             group = self._derived.group(snapshot.group)
             replay = group.replay_after(snapshot.slot, self._journal.end)
-            save_snapshot(self._directory, SavedSnapshot(snapshot, replay))
+            path = self._directory / f"snapshot-{snapshot.group}"
+            SNAPSHOTS.save(path, SavedSnapshot(snapshot, replay))
             group.snapshot_taken(snapshot.slot)
             del self._owed[snapshot.group]
-
-    def _save_certified(self) -> None:
-        for certified in list(self._owed_certified.values()):
-            save_certified(self._directory, certified)
-            del self._owed_certified[certified.group]
 
     def _replay(self, checkpoint: Checkpoint) -> None:
         """Apply what came after the checkpoint, and note what the machines must hear again."""
@@ -456,6 +453,18 @@ class DiskStore:
             return True
         return False
 
+    def _replayed_records(
+        self, pending: Sequence[tuple[Source, Run]], positions: Sequence[int]
+    ) -> Iterator[Replayed]:
+        segments = self._journal.segments
+        for source, run in pending:
+            yield Held(*source, run.first, gather(segments, *unpack(run.places)))
+        for position in positions:
+            head = segments.frame(position).head
+            # A snapshot that was installed later may have made it void.
+            if isinstance(head, Voted | Decided) and self._derived.is_needed(head):
+                yield head
+
     def _begin_with(self, installed: Installed, position: int) -> None:
         """The crash came before the snapshot had its file."""
         saved = self._snapshots.get(installed.group)
@@ -474,7 +483,7 @@ class DiskStore:
 
 
 def _checkpoint(directory: Path, chunk_entries: int) -> Checkpoint:
-    checkpoint = load_checkpoint(directory) or Checkpoint(0, chunk_entries)
+    checkpoint = CHECKPOINTS.load(directory / "checkpoint") or Checkpoint(0, chunk_entries)
     if checkpoint.chunk_entries != chunk_entries:
         raise StorageError(
             f"{directory} has index chunks of {checkpoint.chunk_entries} entries, "

@@ -12,7 +12,8 @@ from quorate.core.ids import NodeId
 from quorate.core.ordering import Slot
 from quorate.crypto.evidence import Keys, parse, render, verify_evidence
 from quorate.protocol.auditing.findings import Finding, Findings
-from quorate.protocol.auditing.history import History, Judgement, credible_end
+from quorate.protocol.auditing.history import History, credible_end
+from quorate.protocol.auditing.ranges import Judgement, judge
 from quorate.protocol.ordering.value import Value
 
 
@@ -47,7 +48,7 @@ class Walks:
             self.history.begin(replica, by.walked(start, checkpoints=checkpoints))
 
     def judge(self) -> Judgement:
-        return self.history.judge()
+        return judge(self.history)
 
     @property
     def found(self) -> list[Finding]:

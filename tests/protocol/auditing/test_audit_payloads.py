@@ -24,15 +24,17 @@ from quorate.core.event import Event
 from quorate.core.header import HEADER_BYTES, header_of
 from quorate.core.ordering import Absent, Entries, Receipts, Refusal, SignedReceipt
 from quorate.crypto import receipts as signing
-from quorate.crypto.digests import descriptor, digest
+from quorate.crypto.digests import batch_digest, descriptor
 from quorate.crypto.events import events_root
 from quorate.crypto.evidence import Keys, parse, render, verify_evidence
-from quorate.crypto.sids import Place, sealed
+from quorate.crypto.sids import Place
 from quorate.protocol.auditing.findings import Finding, Findings
 from quorate.protocol.auditing.history import History
 from quorate.protocol.auditing.payloads import Holding, KnownKeys, Missing, PartitionAudit
+from quorate.protocol.auditing.ranges import judge
 from quorate.protocol.ordering.placement import stores_of
 from quorate.protocol.ordering.value import CHAIN_START, chained
+from seals import sealed
 from stage import topic
 
 KEYS = Keys("demo", {1000: "alice", 1001: "bob"}, {m: (public_of(m),) for m in (1000, 1001)})
@@ -89,7 +91,7 @@ class Shelf:
         history = History(orderers(), self.findings)
         truth = Scribe().slot({ALICE: self.payloads})
         history.begin(0, truth.walked(checkpoints=[truth.checkpoint()]))
-        trusted = history.judge().trusted
+        trusted = judge(history).trusted
         assert trusted is not None
         self.audit = PartitionAudit(
             topic(self.contract, TOPIC), trusted.ledgers()[HERE], self.keys, self.findings, name_of
@@ -518,7 +520,7 @@ FIRST, SECOND, THIRD, LAST = STORES
 def receipts_of(shelf: Shelf, store: int, *, signed_by: int | None = None) -> Receipts:
     """That this store keeps both batches, as a replica tells it that has neither."""
     challenge = shelf.audit.challenge(0)
-    contents = [*map(digest, shelf.payloads)]
+    contents = [*map(batch_digest, shelf.payloads)]
     chain = chained(CHAIN_START, contents)[-1]
     statement = signing.Receipt(Place.of("demo", TOPIC, 0, ALICE), 1, 2, chain)
     signature = secret_of((store if signed_by is None else signed_by) + 1).sign(statement.encode())
@@ -527,7 +529,7 @@ def receipts_of(shelf: Shelf, store: int, *, signed_by: int | None = None) -> Re
 
 
 def refusal_of(shelf: Shelf, store: int, *, start: int = 0) -> Refusal:
-    content = digest(shelf.payloads[0])
+    content = batch_digest(shelf.payloads[0])
     statement = signing.Refusal(Place.of("demo", TOPIC, 0, ALICE), 1, content, 0, start, 9)
     signature = secret_of(store + 1).sign(statement.encode())
     return Refusal(ALICE, *HERE, 0, 1, content, start, 9, signature)

@@ -20,6 +20,7 @@ from quorate.protocol.auditing.ranges import (
     Whole,
     broken_lines,
     extracts,
+    judge,
     line_pieces,
 )
 
@@ -58,7 +59,7 @@ def in_one_go(tales: Tales, checkpoints: list[str], start: int = 1) -> Findings:
     history = History(orderers(), findings)
     for replica, tale in tales.items():
         history.begin(replica, tale.walked(start, checkpoints=checkpoints))
-    history.judge()
+    judge(history)
     return findings
 
 

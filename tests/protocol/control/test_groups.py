@@ -37,9 +37,12 @@ def orders(*partitions: int) -> list[tuple[str, int]]:
 
 
 def begun(node: NodeId, *, commander: Commander) -> dict[tuple[str, int], int | None]:
-    assignment = commander.control.assignment("crew/g", node)
+    assignment = commander.assignment("crew/g", node)
     assert assignment is not None
-    return {(topic, partition): offset for topic, partition, offset in assignment.partitions}
+    return {
+        (topic, partition): None if offset < 0 else offset
+        for topic, partition, offset in assignment.partitions
+    }
 
 
 def handed_over() -> Commander:
@@ -54,15 +57,12 @@ def handed_over() -> Commander:
 def test_the_first_member_reads_everything() -> None:
     commander = Commander()
     commander.join(ANNA)
-    assert commander.control.assignment("crew/g", ANNA) == (
-        1,
-        4,
-        [("orders", partition, None) for partition in range(4)],
-        [],
+    assert commander.assignment("crew/g", ANNA) == Assigned(
+        "crew/g", 1, 4, [("orders", partition, -1) for partition in range(4)]
     )
     assert commander.control.take_changes().groups == {"crew/g": [ANNA]}
-    assert commander.control.assignment("crew/g", BEN) is None
-    assert commander.control.assignment("h", ANNA) is None
+    assert commander.assignment("crew/g", BEN) is None
+    assert commander.assignment("h", ANNA) is None
 
 
 def test_a_partition_is_handed_over_only_when_its_holder_gives_it_up() -> None:
@@ -88,7 +88,7 @@ def test_a_member_that_leaves_gives_up_all() -> None:
     commander.ok(ANNA, Leave("crew/g"))
     assert commander.reads(BEN) == orders(0, 1, 2, 3)
     assert begun(BEN, commander=commander)["orders", 3] == 30
-    assert commander.control.assignment("crew/g", ANNA) is None
+    assert commander.assignment("crew/g", ANNA) is None
     commander.ok(ANNA, Leave("crew/g"))
     assert commander.state.sessions[ANNA].groups == []
 
@@ -105,9 +105,9 @@ def test_a_member_whose_lease_ends_gives_up_all() -> None:
 
 def test_what_comes_back_before_it_was_given_up_was_never_away() -> None:
     commander = handed_over()
-    before = commander.control.assignment("crew/g", ANNA)
+    before = commander.assignment("crew/g", ANNA)
     commander.ok(BEN, Leave("crew/g"))
-    after = commander.control.assignment("crew/g", ANNA)
+    after = commander.assignment("crew/g", ANNA)
     assert before is not None
     assert after is not None
     assert commander.reads(ANNA) == orders(0, 1, 2, 3)
@@ -269,7 +269,7 @@ def test_who_is_taken_off_the_subscribe_list_reads_no_more() -> None:
     assert set(commander.control.take_changes().groups["crew/g"]) == {ANNA, BEN}
 
     commander.ok(ACME, AlterTopic("b", {"subscribe": ["ben"]}))
-    assert commander.control.assignment("crew/g", ANNA) is None
+    assert commander.assignment("crew/g", ANNA) is None
     assert commander.state.sessions[ANNA].groups == []
     assert ANNA in commander.control.take_changes().groups["crew/g"]
     assert commander.reads(BEN) == [("a", 0), ("b", 0)]
@@ -383,7 +383,7 @@ def test_an_idle_group_ends_by_age() -> None:
     commander.ok(ANNA, Leave("crew/g"))
     commander.wait(60)
     commander.ok(ACME, Join("acme/g", ["orders"]))
-    assert commander.control.groups_of("crew") == []
+    assert commander.control.groups.of_party("crew") == []
     commander.ok(ANNA, Join("crew/g", ["orders"]))
     assert begun(ANNA, commander=commander)["orders", 0] is None
 
@@ -400,9 +400,9 @@ def test_an_operator_of_its_party_resets_and_deletes_a_group() -> None:
     assert "has no partition 4" in commander.does(ACME, ResetGroup("acme/g", [("orders", 4, 0)]))
     commander.ok(ACME, ResetGroup("acme/g", [("orders", 1, 2)]))
     commander.ok(ACME, Join("acme/g", ["orders"], mode="basic"))
-    assignment = commander.control.assignment("acme/g", ACME)
+    assignment = commander.assignment("acme/g", ACME)
     assert assignment is not None
-    assert [offset for _, _, offset in assignment.partitions] == [None, 2, None, None]
+    assert [offset for _, _, offset in assignment.partitions] == [-1, 2, -1, -1]
     commander.ok(ACME, Leave("acme/g"))
     commander.ok(ACME, DeleteGroup("acme/g"))
     assert commander.state.groups == {}
@@ -432,7 +432,7 @@ def test_what_comes_with_a_commit_is_handed_to_the_next_member(
     commander.ok(ANNA, Commit("crew/g", 1, offsets, [(7, "\u00e9" * 2048), (-1, "")]))
     commander.ok(ANNA, Leave("crew/g"))
     commander.join(BEN)
-    assignment = commander.control.assignment("crew/g", BEN)
+    assignment = commander.assignment("crew/g", BEN)
     assert assignment is not None
     assert assignment.notes == [("orders", 0, 7, "\u00e9" * 2048)]
 
@@ -484,14 +484,14 @@ def test_a_group_is_gone_through_as_often_for_many_members_as_for_few(
 ) -> None:
     """All are told whenever one joins: whoever has many sessions could keep replicas busy."""
     walks = 0
-    places = groups._places
+    places = groups.places_of
 
     def counted(group: Group) -> Iterator[tuple[str, int, Place]]:
         nonlocal walks
         walks += 1
         return places(group)
 
-    monkeypatch.setattr(groups, "_places", counted)
+    monkeypatch.setattr(groups, "places_of", counted)
     outbox = Outbox()
     steward = Steward(Control(cluster()), outbox)
     join = encode_one(None, encode_command(Join("crew/g", ["orders"])), (), 0, False)

@@ -273,7 +273,7 @@ def test_no_two_members_read_one_partition_whatever_they_have_heard(
             commander.ok(ACME, AlterTopic("a", {"partitions": min(partitions + 1, 6)}))
         elif node in known:
             _commit(commander, node, known, committed, choice)
-        for gone in [each for each in known if control.assignment("crew/g", each) is None]:
+        for gone in [each for each in known if commander.assignment("crew/g", each) is None]:
             del known[gone]
         _check(commander, known, committed)
 
@@ -287,13 +287,13 @@ def _commit(
 ) -> None:
     """The member hears the news, or not, and says how far it is with what it read so far."""
     epoch, reading = known[node]
-    assignment = commander.control.assignment("crew/g", node)
+    assignment = commander.assignment("crew/g", node)
     news = None if assignment is None else {part[:2] for part in assignment.partitions}
     if choice and assignment is not None and news is not None:
         epoch = assignment.epoch
     offsets = [(topic, number, commander.sequence) for topic, number in sorted(reading)]
     sentence = commander.does(node, Commit("crew/g", epoch, offsets))
-    if commander.control.assignment("crew/g", node) is None:
+    if commander.assignment("crew/g", node) is None:
         assert "is not in group" in sentence
         return
     # Nobody took from it what it did not give up.

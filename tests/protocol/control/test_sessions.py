@@ -153,7 +153,7 @@ def test_a_lease_ends_by_the_time_of_the_log_whoever_the_next_command_is_from() 
         commander.sends(somebody, b"nonsense")
         assert not commander.control.may_publish(ANNA, "orders")
         assert ANNA not in commander.state.sessions
-        assert commander.control.assignment("crew/g", ANNA) is None
+        assert commander.assignment("crew/g", ANNA) is None
         assert commander.control.take_changes().groups == {"crew/g": [ANNA]}
 
 

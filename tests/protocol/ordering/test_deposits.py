@@ -20,7 +20,7 @@ from quorate.core.ordering import (
     Stored,
     Wants,
 )
-from quorate.crypto.digests import descriptor, digest
+from quorate.crypto.digests import batch_digest, descriptor
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, Waiting
 from quorate.protocol.ordering.records import Decided, Deposit, Deposited, Held, Stretch
 from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, ROOMS, Rooms
@@ -160,7 +160,7 @@ def test_what_comes_back_when_it_was_decided_without_it_is_passed_over() -> None
     made = council()
     publish(made, 1, batch(1))
     for replica in OTHERS:
-        made.step(A, replica, Append(T, 0, 1, [batch(1)], [digest(batch(1))]))
+        made.step(A, replica, Append(T, 0, 1, [batch(1)], [batch_digest(batch(1))]))
     made.collect()
     # Nobody fills what we miss meanwhile.
     made.settle()
@@ -184,12 +184,12 @@ def test_what_is_on_its_way_outside_takes_room_of_its_session() -> None:
 
 def test_a_line_costs_what_it_has_under_way_outside() -> None:
     waiting = Waiting((A, T, 0))  # type: ignore[arg-type]
-    waiting.extend(1, [digest(b"x")], [None])
+    waiting.extend(1, [batch_digest(b"x")], [None])
     before = waiting.cost_bytes
-    waiting.deposit(1, digest(b"x"), b"x" * 5000)
+    waiting.deposit(1, batch_digest(b"x"), b"x" * 5000)
 
     assert waiting.cost_bytes == before + 5000
-    assert waiting.end_deposit(1) == (digest(b"x"), b"x" * 5000)
+    assert waiting.end_deposit(1) == (batch_digest(b"x"), b"x" * 5000)
     assert waiting.end_deposit(1) is None
     assert waiting.cost_bytes == before
 

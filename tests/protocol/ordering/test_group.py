@@ -41,7 +41,7 @@ from quorate.core.ordering import (
     Stored,
     Write,
 )
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import batch_digest
 from quorate.protocol.ordering import backlog, snapshots, territory
 from quorate.protocol.ordering import group as module
 from quorate.protocol.ordering.clocks import CLOCK_AHEAD_US_MAX
@@ -386,11 +386,11 @@ def large_batch(council: Council, stores: tuple[int, ...]) -> None:
 def test_a_large_batch_that_is_not_what_its_digest_says_is_not_taken() -> None:
     """Links do not prove large payloads: whoever takes one in does."""
     council = Council()
-    council.say(A, council.seats, Append(T, 0, 1, [LARGE[:-1] + b"x"], [digest(LARGE)]))
+    council.say(A, council.seats, Append(T, 0, 1, [LARGE[:-1] + b"x"], [batch_digest(LARGE)]))
     assert {(report.node, report.kind) for report in council.reports()} == {(A, "altered")}
     assert council.flying == []
 
-    council.say(A, council.seats, Append(T, 0, 1, [LARGE], [digest(LARGE)]))
+    council.say(A, council.seats, Append(T, 0, 1, [LARGE], [batch_digest(LARGE)]))
     council.settle()
     assert council.log(0) == [opened(LARGE)]
 

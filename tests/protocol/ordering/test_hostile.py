@@ -48,7 +48,7 @@ from quorate.core.ordering import (
     Stored,
     Sync,
 )
-from quorate.crypto.digests import digest
+from quorate.crypto.digests import batch_digest
 from quorate.protocol.ordering.placement import GroupKind, stores_of
 from quorate.protocol.ordering.reading import Reading
 from quorate.protocol.ordering.replica import HANDLERS
@@ -79,7 +79,7 @@ KNOWN: dict[str, st.SearchStrategy[Any]] = {
     "chain": st.sampled_from([*CHAINS, CHAIN_START]),
     "before": st.sampled_from([*CHAINS, CHAIN_START]),
     "payloads": st.lists(st.sampled_from(PAYLOADS), min_size=1, max_size=3),
-    "digests": st.lists(st.sampled_from(PAYLOADS).map(digest), min_size=1, max_size=3),
+    "digests": st.lists(st.sampled_from(PAYLOADS).map(batch_digest), min_size=1, max_size=3),
     "descriptors": st.lists(st.sampled_from(PAYLOADS).map(described), min_size=1, max_size=3),
 }
 

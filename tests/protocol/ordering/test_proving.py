@@ -4,9 +4,9 @@ import pytest
 
 from council import BYZANTINE, CRASH, READER, A, B, Council, Flight, T
 from quorate.core.ids import NodeId, topic_id
-from quorate.core.ordering import Cosign, Line, Partition, Prove, Proven
+from quorate.core.ordering import Cosign, Line, Partition, ProvenRange, ProveRange
 from quorate.crypto.checkpoint import read
-from quorate.crypto.merkle import check_inclusion
+from quorate.crypto.merkle import check_runs
 from quorate.protocol.ordering.value import leaves_of
 from quorate.protocol.outbox import ANSWERS_BYTES_MAX
 from quorate.sim.order_stage import SimNotary
@@ -15,11 +15,11 @@ from stage import described
 STRANGER = 1700
 
 
-def ask(council: Council, offset: int, *, of: NodeId = 0, by: NodeId = READER) -> list[Proven]:
+def ask(council: Council, offset: int, *, of: NodeId = 0, by: NodeId = READER) -> list[ProvenRange]:
     """What one replica answers."""
     council.sent.clear()
-    council.say(by, [of], Prove(T, 0, 7, offset))
-    return council.messages(Proven, sender=of, receiver=by)
+    council.say(by, [of], ProveRange(T, 0, 7, offset, 1))
+    return council.messages(ProvenRange, sender=of, receiver=by)
 
 
 def filled(batches: int = 5) -> Council:
@@ -31,14 +31,16 @@ def filled(batches: int = 5) -> Council:
     return council
 
 
-def check(council: Council, proven: Proven) -> None:
+def check(council: Council, proven: ProvenRange) -> None:
     """The batch that this replica reads to others stands where it says."""
     payload = council.log(0)[proven.offset]
-    line = Line(proven.publisher, T, 0)
-    (leaf,) = leaves_of(line, proven.sequence, proven.offset, proven.time_us, [described(payload)])
+    (run,) = proven.runs
+    line = Line(run.publisher, T, 0)
+    leaves = leaves_of(line, run.first, proven.offset, run.time_us, [described(payload)])
     cosigners = SimNotary(0, council.members).cosigners.values()
     head = read(proven.checkpoint, cosigners, 3).head
-    check_inclusion(leaf, proven.leaf, head.size, proven.path, head.root)
+    assert run.count == 1
+    check_runs(leaves, [range(run.leaf, run.leaf + 1)], head.size, proven.path, head.root)
 
 
 def test_every_replica_shows_where_each_batch_stands() -> None:
@@ -164,9 +166,9 @@ def test_only_those_who_may_read_a_topic_are_told_and_the_others_hear_why() -> N
 def test_what_does_not_exist_is_refused(topic: int, partition: int, sentence: str) -> None:
     council = filled(1)
     council.sent.clear()
-    council.say(READER, [0], Prove(topic, partition, 7, 0))
+    council.say(READER, [0], ProveRange(topic, partition, 7, 0, 1))
 
-    (proven,) = council.messages(Proven, sender=0)
+    (proven,) = council.messages(ProvenRange, sender=0)
     assert (proven.sentence, proven.is_final) == (sentence, True)
 
 
@@ -174,10 +176,10 @@ def test_whoever_asks_a_thousand_times_at_once_gets_a_few_answers() -> None:
     council = filled(3)
     council.sent.clear()
     for number in range(1000):
-        council.step(READER, 0, Prove(T, 0, number, number % 5))
+        council.step(READER, 0, ProveRange(T, 0, number, number % 5, 1))
     council.collect()
 
-    answers = council.messages(Proven, sender=0)
+    answers = council.messages(ProvenRange, sender=0)
 
     assert 0 < len(answers) < ANSWERS_BYTES_MAX / (100 * 1024)
 
@@ -189,4 +191,5 @@ def test_a_log_under_crash_faults_has_positions_too() -> None:
 
     (proven,) = ask(council, 0)
 
-    assert (proven.sentence, proven.leaf) == ("", 0)
+    assert proven.sentence == ""
+    assert [run.leaf for run in proven.runs] == [0]

@@ -10,7 +10,7 @@ import pytest
 from quorate.core.ids import NodeId, topic_id
 from quorate.core.messages import Message
 from quorate.core.ordering import Announce, Append, Line, Ordered, Partition, Unordered
-from quorate.crypto.digests import descriptor, digest
+from quorate.crypto.digests import batch_digest, descriptor
 from quorate.crypto.sids import Seal
 from quorate.protocol.machine import Recorded, Refused
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
@@ -164,7 +164,7 @@ def test_a_large_batch_goes_to_f_plus_1_stores_and_its_digest_to_the_others(
     assert len(stores(publisher, sent)) == count
     assert all(
         message
-        in (Append(T, 0, 1, [LARGE], [digest(LARGE)]), Announce(T, 0, 1, [descriptor(LARGE)]))
+        in (Append(T, 0, 1, [LARGE], [batch_digest(LARGE)]), Announce(T, 0, 1, [descriptor(LARGE)]))
         for _, message in sent
     )
 
@@ -175,7 +175,7 @@ def test_a_large_batch_goes_to_as_many_stores_as_were_asked_for() -> None:
     line.add(LARGE, 1)
     line.flush(lambda _: True)
 
-    whole = Append(T, 0, 1, [LARGE], [digest(LARGE)])
+    whole = Append(T, 0, 1, [LARGE], [batch_digest(LARGE)])
     assert look.take().send == [(replica, whole) for replica in range(4)]
 
 
@@ -206,7 +206,7 @@ def test_runs_change_where_large_batches_begin_and_end() -> None:
     store = min({replica for replica, _ in sent} - announced)
     assert [message for replica, message in sent if replica == store] == [
         Append(T, 0, 1, [b"1"]),
-        Append(T, 0, 2, [LARGE] * 2, [digest(LARGE)] * 2),
+        Append(T, 0, 2, [LARGE] * 2, [batch_digest(LARGE)] * 2),
         Append(T, 0, 4, [b"4"]),
     ]
 

@@ -29,14 +29,21 @@ class Desk:
         self.said: list[list[Settled] | Unsettled] = []
         self.reports: list[tuple[int, str]] = []
         self.reading = RangeReading(
-            self.topic, self.partition, stretch, self.look.outbox, count(1), None, self._take
+            self.topic,
+            self.partition,
+            stretch,
+            self.look.outbox,
+            self.connected,
+            count(1),
+            None,
+            self._take,
         )
-        self.reading.taken(stretch.start, self.connected)
+        self.reading.taken(stretch.start)
 
     def _take(self, said: list[Settled] | Unsettled) -> None:
         self.said.append(said)
         if isinstance(said, list):
-            self.reading.taken(said[-1].end, self.connected)
+            self.reading.taken(said[-1].end)
 
     def asked(self) -> list[tuple[int, Follow]]:
         """Who is asked for batches since the last look, which forgets everything."""
@@ -53,7 +60,7 @@ def test_a_lead_that_says_of_what_it_did_not_send_that_it_is_a_descriptor_gives_
     ((lead, _),) = desk.asked()
     said = desk.entries(0, descriptor(event(b"1")), bare=[0, 7])
 
-    desk.reading.on_entries(lead, said, desk.connected)
+    desk.reading.on_entries(lead, said)
 
     ((other, _),) = desk.asked()
     assert other != lead
@@ -67,7 +74,7 @@ def test_a_lead_may_send_as_far_ahead_as_memory_allows_however_much_came_togethe
     large = event(bytes(CREDIT_BYTES * 3 // 10))
     said = desk.entries(0, *[large] * 4, bare=[])
 
-    desk.reading.on_entries(lead, said, desk.connected)
+    desk.reading.on_entries(lead, said)
 
     assert desk.reading._credit == 3
 
@@ -78,9 +85,9 @@ def test_what_nobody_gives_as_it_should_be_is_given_up_by_the_batch() -> None:
     wrong = desk.entries(0, descriptor(events(b"1", b"2", b"3")), bare=[0])
     while not desk.said and desk.look.outbox.now_us < 2 * PATIENCE_US:
         for lead, _ in desk.asked():
-            desk.reading.on_entries(lead, wrong, desk.connected)
+            desk.reading.on_entries(lead, wrong)
         desk.look.at(desk.look.outbox.now_us + AGAIN_AFTER_US)
-        desk.reading.tick(desk.connected)
+        desk.reading.tick()
 
     (given_up,) = desk.said
     assert isinstance(given_up, Unsettled)
@@ -94,9 +101,9 @@ def test_one_that_lies_gives_up_no_more_than_it_must_while_the_others_are_silent
         for lead, follow in desk.asked():
             if lead == liar:
                 absent = Absent(*desk.partition, follow.offset, 9)
-                desk.reading.on_absent(lead, absent, desk.connected)
+                desk.reading.on_absent(lead, absent)
         desk.look.at(desk.look.outbox.now_us + AGAIN_AFTER_US)
-        desk.reading.tick(desk.connected)
+        desk.reading.tick()
 
     (given_up,) = desk.said
     assert isinstance(given_up, Unsettled)

@@ -29,7 +29,7 @@ from quorate.core.ordering import (
     Partition,
     Wants,
 )
-from quorate.crypto.digests import descriptor, payload_digest
+from quorate.crypto.digests import descriptor, digest
 from quorate.protocol.machine import Entry, Ready, Trimmed
 from quorate.protocol.ordering import reading as module
 from quorate.protocol.ordering.ranges import RangeReading, Settled, Unsettled
@@ -309,7 +309,7 @@ def test_one_that_contradicts_the_lead_in_many_ways_is_one_voice_and_takes_no_ro
     lead, liar = desk.lead, desk.others[0]
     desk.entries(TRUE, 0, 2)
     for number in range(1000):
-        word = Chained(T, 0, 2, payload_digest(b"%d" % number), 0, 0, 2)
+        word = Chained(T, 0, 2, digest(b"%d" % number), 0, 0, 2)
         desk.reading.on_chained(liar, word, desk.connected)
     assert len(desk.reading.contradicted_by) == 1
     desk.chain(desk.others[1], TRUE, 2)
@@ -514,9 +514,7 @@ def test_a_lead_that_brings_all_there_is_is_not_slow_however_little_that_is() ->
 def test_one_replica_that_claims_there_is_more_does_not_make_a_lead_slow() -> None:
     desk = Desk()
     lead, liar = desk.lead, desk.others[0]
-    desk.reading.on_chained(
-        liar, Chained(T, 0, 1, payload_digest(b"?"), 0, 0, 1 << 40), desk.connected
-    )
+    desk.reading.on_chained(liar, Chained(T, 0, 1, digest(b"?"), 0, 0, 1 << 40), desk.connected)
     for _ in range(4 * SLOW_AFTER_US // LATE_AFTER_US):
         desk.pass_time(LATE_AFTER_US)
     assert desk.lead == lead
@@ -1299,14 +1297,13 @@ def test_a_stretch_has_the_batches_that_have_its_events_wherever_it_begins_and_e
     def take(said: list[Settled] | Unsettled) -> None:
         assert isinstance(said, list)
         settled.extend(said)
-        reading.taken(said[-1].end, connected)
+        reading.taken(said[-1].end)
 
     reading = RangeReading(
-        topic_, Partition(T, 0), range(begin, end), look.outbox, numbers(1), None, take,
-        validate=validates,
+        topic_, Partition(T, 0), range(begin, end), look.outbox, set(topic_.members), numbers(1),
+        None, take, validate=validates,
     )  # fmt: skip
-    connected = set(topic_.members)
-    reading.taken(begin, connected)
+    reading.taken(begin)
     for replica, message in look.take().send:
         assert isinstance(message, Follow)
         assert (message.wants is Wants.SIGNED) is validates
@@ -1314,7 +1311,7 @@ def test_a_stretch_has_the_batches_that_have_its_events_wherever_it_begins_and_e
         last = bisect_left(book.offsets, end)
         pieces = sorted({first, last, *(each for each in cuts if first < each < last)})
         for piece in pairwise(pieces):
-            reading.on_entries(replica, book.entries(*piece, message.wants), connected)
+            reading.on_entries(replica, book.entries(*piece, message.wants))
 
     inside = [
         (at, until, payload if is_signed(payload) or not validates else None)

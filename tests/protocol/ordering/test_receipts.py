@@ -10,7 +10,7 @@ from council import A, B, Council, T, sealed_by, span_of, value_of
 from quorate.core.batch import encode_values
 from quorate.core.ids import NodeId
 from quorate.core.ordering import Announce, Append, Line, Partition, Stored
-from quorate.crypto.digests import descriptor, digest
+from quorate.crypto.digests import batch_digest, descriptor
 from quorate.crypto.receipts import Receipt
 from quorate.crypto.sids import Place
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX, WORDS_MAX
@@ -66,7 +66,7 @@ def test_a_store_signs_once_for_as_many_batches_as_came_together() -> None:
 
     said = council.messages(Stored, sender=FIRST)
     assert said == [said[0]] * 3
-    chain = chained(CHAIN_START, map(digest, batches))[-1]
+    chain = chained(CHAIN_START, map(batch_digest, batches))[-1]
     receipt = Receipt(Place.of(CLUSTER, "t", 0, A), 1, 3, chain)
     signer = council.seats[LAST].signer
     assert signer.is_attested_by(FIRST, receipt.encode(), said[0].signature)
@@ -76,7 +76,7 @@ def test_a_store_signs_once_for_as_many_batches_as_came_together() -> None:
 def hand_in_basic(council: Council, number: int) -> None:
     """A batch that nobody signed, whole to two stores."""
     payload = encode_values([bytes(INLINE_BYTES_MAX + 1)], 0)
-    council.say(A, [FIRST, SECOND], Append(T, 0, number, [payload], [digest(payload)]))
+    council.say(A, [FIRST, SECOND], Append(T, 0, number, [payload], [batch_digest(payload)]))
     council.say(A, [THIRD, LAST], Announce(T, 0, number, [descriptor(payload)]))
 
 
@@ -390,7 +390,7 @@ def test_what_is_kept_holds_also_if_it_covers_more_than_was_decided() -> None:
         receipt = Receipt(Place.of(CLUSTER, "t", 0, A), kept.first, kept.count, kept.chain)
         signer = council.seats[LAST].signer
         assert signer.is_attested_by(kept.store, receipt.encode(), kept.signature)
-        digests = [digest(large(A, number)) for number in range(1, 1 + kept.count)]
+        digests = [batch_digest(large(A, number)) for number in range(1, 1 + kept.count)]
         assert kept.behind == b"".join(digests[2:])
         assert kept.chain == chained(CHAIN_START, digests)[-1]
 

@@ -32,9 +32,9 @@ from quorate.core.ordering import (
     Partition,
     Received,
 )
-from quorate.crypto.digests import descriptor, digest, payload_digest
+from quorate.crypto.digests import batch_digest, descriptor, digest
 from quorate.crypto.identity import Identity
-from quorate.crypto.sids import Place, Seal, sealed
+from quorate.crypto.sids import Place, Seal
 from quorate.protocol.ordering.group import Group
 from quorate.protocol.ordering.lines import INLINE_BYTES_MAX
 from quorate.protocol.ordering.placement import GroupKind
@@ -42,7 +42,7 @@ from quorate.protocol.ordering.publisher import LineOutgoing
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.ordering.value import CHAIN_START, chain_of
 from quorate.sim.sealing import CLUSTER, public_key
-from seals import batch_of_values, sealed_batch
+from seals import batch_of_values, sealed, sealed_batch
 from stage import Outlook, topic
 
 WITH_PROOFS = {**VALIDATED, "event_proofs": True}
@@ -84,7 +84,7 @@ def test_of_a_large_batch_stores_have_the_payload_and_the_others_its_seal() -> N
     council = Council(VALIDATED)
     payload = large_batch(1)
 
-    council.say(A, (1, 2), Append(T, 0, 1, [payload], [digest(payload)]))
+    council.say(A, (1, 2), Append(T, 0, 1, [payload], [batch_digest(payload)]))
     council.say(A, (0, 3), announced(payload))
     council.settle()
 
@@ -314,7 +314,7 @@ def test_one_that_says_it_stores_a_batch_is_not_enough_for_its_order() -> None:
 def test_a_sealed_batch_that_waits_is_there_after_a_restart() -> None:
     council = Council(VALIDATED)
     payload = large_batch(1)
-    council.say(A, (1, 2), Append(T, 0, 1, [payload], [digest(payload)]))
+    council.say(A, (1, 2), Append(T, 0, 1, [payload], [batch_digest(payload)]))
     for replica in (1, 2):
         council.reboot(replica)
 
@@ -457,7 +457,7 @@ def test_the_batch_is_behind_the_salt_if_there_is_a_tree() -> None:
     bare = batch_of_values(b"1")
     salted = sealed_batch(A, 1, bare, salt=SALT, root=ROOT)
     assert batch.Batch(salted).events() == batch.Batch(sealed_batch(A, 1, bare)).events()
-    assert Seal.decode(salted).digest == payload_digest(SALT + bare[HEADER_BYTES:])
+    assert Seal.decode(salted).digest == digest(SALT + bare[HEADER_BYTES:])
 
 
 class Office(Council):

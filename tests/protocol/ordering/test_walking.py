@@ -7,6 +7,7 @@ from quorate.core.ids import NodeId
 from quorate.core.ordering import Partition, Walk, Walked
 from quorate.protocol.auditing.findings import Findings
 from quorate.protocol.auditing.history import History, Orderers
+from quorate.protocol.auditing.ranges import judge
 from quorate.protocol.ordering import walking as module
 from quorate.protocol.ordering.log import Content, OrderLog
 from quorate.protocol.ordering.value import Value, value_digest
@@ -60,7 +61,7 @@ def test_what_replicas_tell_leads_to_the_root_that_they_signed(table: dict[str, 
     order(council, 1, 4, B)
     council.run(1.0)
 
-    judgement = history_of(council, findings).judge()
+    judgement = judge(history_of(council, findings))
 
     assert not findings
     assert judgement.trusted is not None
@@ -75,7 +76,7 @@ def test_slots_are_told_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     council.run(1.0)
 
     assert len(walk(council, 0)[0].slots) == 1
-    assert history_of(council, findings).judge().signed == 6
+    assert judge(history_of(council, findings)).signed == 6
     assert not findings
 
 
@@ -86,7 +87,7 @@ def test_a_replica_that_keeps_few_slots_tells_the_tree_before_them() -> None:
     council.run(1.0)
 
     first = walk(council, 0)[0]
-    judgement = history_of(council, findings).judge()
+    judgement = judge(history_of(council, findings))
 
     assert first.slot == first.start > 1
     assert judgement.trusted is not None
@@ -110,7 +111,7 @@ def test_a_replica_that_started_over_tells_the_tree_of_its_snapshot() -> None:
     assert transfer is not None
     assert transfer.count == 1
 
-    judgement = history_of(council, findings).judge()
+    judgement = judge(history_of(council, findings))
 
     assert not findings
     assert set(judgement.agreeing) == set(council.members)

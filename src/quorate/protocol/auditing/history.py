@@ -9,7 +9,7 @@ no gaps either, and time does not go back. Replicas that tell the same share a b
 differs in a slot gets a branch of its own, which is a fork.
 
 A checkpoint that a quorum signed says which branch is right: the one whose tree has its root at
-its size. Where nothing signed tells, so many replicas do that one of them is correct.
+its size. Where nothing signed tells, so many replicas do that one of them is correct (`ranges.py`).
 
 A history may begin late, since old slots are not kept for ever. Then the tree before the first
 slot is a replica's word, which a later checkpoint confirms or does not.
@@ -25,7 +25,7 @@ from quorate.core.errors import LocalProtocolError, RemoteProtocolError
 from quorate.core.header import DESCRIPTOR_BYTES, count_of
 from quorate.core.ids import Digest, NodeId, Sequence, member_of
 from quorate.core.ordering import Line, Partition, Slot, Walked
-from quorate.crypto.checkpoint import Checkpoint, Cosigner, Head, OtherKeysError
+from quorate.crypto.checkpoint import Checkpoint, Cosigner, OtherKeysError
 from quorate.crypto.checkpoint import read as read_checkpoint
 from quorate.crypto.digests import cut, digest_of
 from quorate.crypto.evidence import heads_in_conflict
@@ -346,18 +346,6 @@ class Walker:
         return self.is_broken or self.slot >= self.end
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What holds of a group: the history that is right, and up to where a quorum signed it."""
-
-    trusted: Branch | None
-    signed: int
-    checkpoints: int
-    # The replicas that tell this history, as far as they go.
-    agreeing: tuple[NodeId, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 @dataclass(slots=True)
 class Signed:
     """A checkpoint that a quorum signed, and who showed it."""
@@ -373,7 +361,7 @@ class History:
         self.orderers = orderers
         self.branches: list[Branch] = []
         self.walkers: dict[NodeId, Walker] = {}
-        self._findings = findings
+        self.findings = findings
         # By their texts, so that none is verified twice; and those that count for nothing.
         self._signed: dict[str, Signed] = {}
         self._notes: dict[str, None] = {}
@@ -465,76 +453,7 @@ class History:
         self._signed[text] = Signed(checkpoint)
         return self._signed[text]
 
-    # Judging
-
-    def judge(self) -> Judgement:
-        """Which history is right, and who tells another one."""
-        self.find_two_heads()
-        trusted = max(self.branches, key=self._weight, default=None)
-        if trusted is None:
-            return Judgement(None, 0, len(self._signed), notes=self.notes)
-        self._find_unserved()
-        for replica, walker in self.walkers.items():
-            for fault in walker.branch.faults:
-                if fault.slot < walker.slot:
-                    self._accuse(replica, "broken-history", fault.slot, fault.sentence)
-        for branch in self.branches:
-            if branch is not trusted:
-                self._compare(branch, trusted)
-        agreeing = [r for r, walker in self.walkers.items() if walker.branch is trusted]
-        return Judgement(
-            trusted, self._confirmed(trusted), len(self._signed), tuple(agreeing),
-            self.notes,
-        )  # fmt: skip
-
-    def _weight(self, branch: Branch) -> tuple[int, int, int]:
-        return (
-            self._confirmed(branch),
-            self.orderers.voices(self._tellers(branch)),
-            branch.tree.size,
-        )
-
-    def _tellers(self, branch: Branch) -> list[NodeId]:
-        return [replica for replica, walker in self.walkers.items() if walker.branch is branch]
-
-    def _confirmed(self, branch: Branch) -> int:
-        """Up to which size a quorum signed this history."""
-        heads = [signed.checkpoint.head for signed in self._signed.values()]
-        return max([head.size for head in heads if branch.roots.get(head.size) == head.root] + [0])
-
-    def _contradiction(self, branch: Branch) -> Checkpoint | None:
-        """The first checkpoint that this history cannot be reconciled with."""
-        found = [
-            signed.checkpoint
-            for signed in self._signed.values()
-            if branch.sizes[0] <= signed.checkpoint.head.size <= branch.tree.size
-            and branch.roots.get(signed.checkpoint.head.size) != signed.checkpoint.head.root
-        ]
-        return min(found, key=lambda checkpoint: checkpoint.head.size, default=None)
-
-    def _compare(self, branch: Branch, trusted: Branch) -> None:
-        """Say who tells this history, which is not the one that we take for right."""
-        fork, contradiction = fork_of(branch, trusted), self._contradiction(branch)
-        before = None if fork is None else trusted.before(fork + 1)
-        size = None if contradiction is None else contradiction.head.size
-        divergence = Divergence(
-            self._tellers(branch),
-            self._tellers(trusted),
-            range(branch.start, branch.end),
-            fork,
-            None if before is None else before[0],
-            None if size is None else (size, branch.slot_of(size)),
-            self._confirmed(trusted),
-        )
-        judge_divergence(self.orderers, divergence, self._findings, self._notes)
-
-    def _find_unserved(self) -> None:
-        """What a quorum signed must be the history of somebody, if anybody goes so far."""
-        for signed in self._signed.values():
-            head = signed.checkpoint.head
-            far = [b for b in self.branches if b.sizes[0] <= head.size <= b.tree.size]
-            if far and not any(branch.roots.get(head.size) == head.root for branch in far):
-                self._findings.add(unserved(self.orderers, signed))
+    # What is known of all checkpoints
 
     @property
     def signed(self) -> list[Signed]:
@@ -557,72 +476,21 @@ class History:
         signed = [each.checkpoint for each in self._signed.values()]
         for at, one in enumerate(signed):
             for other in signed[at + 1 :]:
-                self._find_fork(one.head, other.head)
+                # Those who signed them are not to blame where they may be deceived.
+                is_fork = one.head.size == other.head.size and one.head.root != other.head.root
+                if is_fork and orderers.may_be_deceived:
+                    sentence = (
+                        f"two heads with {one.head.size} batches were signed, and {CRASHES_ONLY}"
+                    )
+                    self.findings.add(Finding("fork", "", Where(orderers.name), sentence))
                 for evidence in heads_in_conflict(orderers.cluster, one, other, numbers):
                     who = orderers.name_of(evidence.replica)
                     sentence = f"{who} signed two heads with {evidence.size} batches"
                     where = Where(orderers.name)
-                    self._findings.add(Finding("two-heads", who, where, sentence, evidence))
-
-    def _find_fork(self, one: Head, other: Head) -> None:
-        """Two heads of one size, where those who signed them are not to blame for it."""
-        if self.orderers.may_be_deceived and one.size == other.size and one.root != other.root:
-            sentence = f"two heads with {one.size} batches were signed, and {CRASHES_ONLY}"
-            self._findings.add(Finding("fork", "", Where(self.orderers.name), sentence))
+                    self.findings.add(Finding("two-heads", who, where, sentence, evidence))
 
     def _accuse(self, replica: NodeId, kind: str, slot: int | None, what: str) -> None:
-        self._findings.add(accusation(self.orderers, replica, kind, slot, what))
-
-
-class Divergence(NamedTuple):
-    """A history that is not the one that we take for right, and what speaks against it."""
-
-    tellers: list[NodeId]
-    # Those who tell the other one.
-    right: list[NodeId]
-    # The slots that were told.
-    slots: range
-    # The first slot that differs, and how many batches the right history has after it.
-    fork: int | None
-    after: int | None
-    # The size of a checkpoint with another root, and the slot that leads there.
-    contradiction: tuple[int, int] | None
-    # Up to which size a quorum signed the right history.
-    confirmed: int
-
-
-def judge_divergence(
-    orderers: Orderers, found: Divergence, findings: Findings, notes: dict[str, None]
-) -> None:
-    """Name those who tell another history, if what was signed or enough others speak against it."""
-    tellers, fork = found.tellers, found.fork
-    at = fork
-    if found.contradiction is not None:
-        size, slot = found.contradiction
-        why, at = f"that a quorum signed, with {size} batches", fork or slot
-    elif found.after is not None and found.after <= found.confirmed:
-        why = f"that a quorum signed, with {found.confirmed} batches"
-    elif fork is None:
-        notes[
-            f"what {orderers.names(tellers)} told of slots {found.slots.start} to "
-            f"{found.slots.stop - 1} has nothing in common with what others did"
-        ] = None
-        return
-    elif orderers.voices(found.right) >= orderers.one_correct > orderers.voices(tellers):
-        why = f"that {orderers.names(found.right)} tell"
-    else:
-        why = ""
-    if not why or orderers.may_be_deceived:
-        what = CRASHES_ONLY if orderers.may_be_deceived else "nothing signed tells who is right"
-        sentence = (
-            f"{orderers.names(found.right)} and {orderers.names(tellers)} decided slot {at} "
-            f"differently, and {what}"
-        )
-        findings.add(Finding("fork", "", Where(orderers.name, at), sentence))
-        return
-    for replica in tellers:
-        what = f"is not of the history {why}"
-        findings.add(accusation(orderers, replica, "other-history", at, what))
+        self.findings.add(accusation(self.orderers, replica, kind, slot, what))
 
 
 def accusation(
@@ -632,14 +500,6 @@ def accusation(
     subject = who if slot is None else f"slot {slot} of {who}"
     named = "" if orderers.may_be_deceived else who
     return Finding(kind, named, Where(orderers.name, slot), f"{subject} {what}")
-
-
-def unserved(orderers: Orderers, signed: Signed) -> Finding:
-    return Finding(
-        "unserved-checkpoint", "", Where(orderers.name),
-        f"a quorum signed a history of {signed.checkpoint.head.size} batches that no replica tells "
-        f"(shown by {orderers.names(signed.shown_by)})",
-    )  # fmt: skip
 
 
 def credible_end(ends: Iterable[int], one_correct: int) -> int:

@@ -29,9 +29,8 @@ from quorate.core.cluster import Cluster
 from quorate.core.control import CONTROL_TOPIC_ID, PutClient, decode_command
 from quorate.core.errors import QuorateError, RemoteProtocolError
 from quorate.core.header import SEAL_BYTES, is_signed
-from quorate.core.ids import Digest, MemberId, NodeId, member_of
+from quorate.core.ids import DIGEST_BYTES, Digest, MemberId, NodeId, member_of
 from quorate.core.ordering import (
-    DIGEST_BYTES,
     Absent,
     Challenge,
     Entries,
@@ -361,16 +360,13 @@ class PartitionAudit:
             self.payload_bytes += len(payload)
             if is_signed(payload):
                 self._look_into_signed(number, payload)
-            else:
-                self._look_into_basic(payload)
-
-    def _look_into_basic(self, payload: bytes) -> None:
-        try:
-            self.events += Batch(payload).count
-            if self.topic.id == CONTROL_TOPIC_ID:
-                self._keys.learn(payload)
-        except QuorateError:
-            self.notes[f"'{self.topic.name}' has basic batches that are malformed"] = None
+                continue
+            try:
+                self.events += Batch(payload).count
+                if self.topic.id == CONTROL_TOPIC_ID:
+                    self._keys.learn(payload)
+            except QuorateError:
+                self.notes[f"'{self.topic.name}' has basic batches that are malformed"] = None
 
     def _look_into_signed(self, number: int, payload: bytes) -> None:
         (place, sequence), offset = self._place(number), self.ledger.offsets[number]
@@ -425,18 +421,22 @@ class PartitionAudit:
         """
         if not self._is_validated:
             return []
-        stores = self.topic.quorum.one_correct
+        ledger, stores = self.ledger, self.topic.quorum.one_correct
         silent = sum(member not in self.holdings for member in self.topic.members)
-        designated = stores_of(self.topic.members, self.ledger.partition)[:stores]
+        designated = stores_of(self.topic.members, ledger.partition)[:stores]
         found: list[tuple[NodeId, int]] = []
         for replica in self.topic.members:
             holding = self.holdings.get(replica)
             if holding is None:
                 continue
-            offsets = islice(self._offsets_in(holding.absent), ABSENT_LOOKED_AT_MAX)
+            absent = (
+                ledger.offsets[number]
+                for start, end in holding.absent
+                for number in range(ledger.at(start), ledger.at(end - 1) + 1)
+            )
             few = (
                 offset
-                for offset in offsets
+                for offset in islice(absent, ABSENT_LOOKED_AT_MAX)
                 if offset >= holding.kept_from
                 and (replica in designated or self._holders(offset) + silent < stores)
             )
@@ -493,12 +493,6 @@ class PartitionAudit:
                 sentence = f"{who} signed that it stores batch {sequence}, and that it does not"
                 self._find("false-receipt", who, refusal.offset, sentence, evidence)
                 return
-
-    def _offsets_in(self, ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
-        """Where each batch in these ranges begins."""
-        for start, end in ranges:
-            for number in range(self.ledger.at(start), self.ledger.at(end - 1) + 1):
-                yield self.ledger.offsets[number]
 
     def _holders(self, offset: int) -> int:
         return sum(holding.has(offset) for holding in self.holdings.values())

@@ -25,12 +25,12 @@ from typing import NamedTuple
 from quorate.core.ids import Digest, MemberId, NodeId, member_of
 from quorate.core.ordering import Line, Partition
 from quorate.crypto.checkpoint import Head
-from quorate.protocol.auditing.findings import Findings
+from quorate.protocol.auditing.findings import Finding, Findings, Where
 from quorate.protocol.auditing.history import (
+    CRASHES_ONLY,
     FAULTS_MAX,
     FIRST_SLOT,
     Branch,
-    Divergence,
     Fault,
     History,
     Opening,
@@ -40,8 +40,6 @@ from quorate.protocol.auditing.history import (
     back_in_time,
     broken_line,
     fork_of,
-    judge_divergence,
-    unserved,
     wrong_offset,
 )
 
@@ -183,6 +181,30 @@ class Whole:
         return self.trusted[-1].after.size if self.trusted else 0
 
 
+class Judgement(NamedTuple):
+    """What holds of a group whose history was walked in one go."""
+
+    # The history that is right, and up to where a quorum signed it.
+    trusted: Branch | None
+    signed: int
+    checkpoints: int
+    # The replicas that tell this history, as far as they go.
+    agreeing: tuple[NodeId, ...]
+    notes: tuple[str, ...]
+
+
+def judge(history: History) -> Judgement:
+    """Which history is right, and who tells another one, where all slots are one range."""
+    history.find_two_heads()
+    heads = [signed.checkpoint.head for signed in history.signed]
+    found = extracts(history, FIRST_SLOT, heads)
+    whole = Assembly(history.orderers, found, history.signed).judge(history.findings)
+    trusted = history.branches[whole.trusted[0].id.number] if whole.trusted else None
+    agreeing = [node for node, walker in history.walkers.items() if walker.branch is trusted]
+    notes = (*history.notes, *whole.notes)
+    return Judgement(trusted, whole.signed, len(heads), tuple(agreeing), notes)
+
+
 class Assembly:
     """Puts the ranges of one group together."""
 
@@ -206,19 +228,17 @@ class Assembly:
         for branches, right, size in zip(self.ranges, trusted, confirmed, strict=True):
             for extract in branches:
                 if extract is not right:
-                    self._compare(extract, right, size, signed, accused, findings)
+                    self._compare(extract, right, signed if size else 0, accused, findings)
         self._compare_ranges(trusted)
-        there = {node for branches in self.ranges for each in branches for node in each.tellers}
-        agreeing = {
+        others = {
             node
-            for node in there
-            if all(
-                right is each or node not in each.tellers
-                for branches, right in zip(self.ranges, trusted, strict=True)
-                for each in branches
-            )
+            for branches, right in zip(self.ranges, trusted, strict=True)
+            for each in branches
+            if each is not right
+            for node in each.tellers
         }
-        return Whole(tuple(trusted), signed, tuple(sorted(agreeing)), tuple(self._notes))
+        agreeing = tuple(node for node in self.nodes if node not in others)
+        return Whole(tuple(trusted), signed, agreeing, tuple(self._notes))
 
     def path(self, node: NodeId) -> tuple[Extract, ...]:
         """The branches that one replica tells, from the first range on."""
@@ -264,25 +284,45 @@ class Assembly:
         extract: Extract,
         right: Extract,
         confirmed: int,
-        signed: int,
         accused: set[NodeId],
         findings: Findings,
     ) -> None:
-        """A replica that tells another history is named once, at the first slot that differs."""
+        """Name those who tell another history, if signatures or enough others speak against it.
+
+        Each is named once, at the first slot that differs.
+        """
+        orderers, others = self._orderers, list(right.tellers)
         tellers = [node for node in extract.tellers if node not in accused]
         if not tellers:
             return
         fork, after = extract.forks.get(right.id.number, (None, None))
         contradiction = min(((head.size, slot) for head, slot in extract.differs), default=None)
-        found = Divergence(
-            tellers, [*right.tellers], range(extract.start, extract.end), fork, after,
-            contradiction, signed if confirmed else 0,
-        )  # fmt: skip
-        several = Findings()
-        judge_divergence(self._orderers, found, several, self._notes)
-        for pile in several:
-            findings.add_pile(pile)
-            accused.update(tellers)
+        at, why = fork, ""
+        if contradiction is not None:
+            size, slot = contradiction
+            why, at = f"that a quorum signed, with {size} batches", fork or slot
+        elif after is not None and after <= confirmed:
+            why = f"that a quorum signed, with {confirmed} batches"
+        elif fork is None:
+            self._notes[
+                f"what {orderers.names(tellers)} told of slots {extract.start} to "
+                f"{extract.end - 1} has nothing in common with what others did"
+            ] = None
+            return
+        elif orderers.voices(others) >= orderers.one_correct > orderers.voices(tellers):
+            why = f"that {orderers.names(others)} tell"
+        accused.update(tellers)
+        if not why or orderers.may_be_deceived:
+            what = CRASHES_ONLY if orderers.may_be_deceived else "nothing signed tells who is right"
+            sentence = (
+                f"{orderers.names(others)} and {orderers.names(tellers)} decided slot {at} "
+                f"differently, and {what}"
+            )
+            findings.add(Finding("fork", "", Where(orderers.name, at), sentence))
+            return
+        for node in tellers:
+            what = f"is not of the history {why}"
+            findings.add(accusation(orderers, node, "other-history", at, what))
 
     def _compare_ranges(self, trusted: Sequence[Extract]) -> None:
         """The right branches lead to each other, or nobody tells a whole history."""
@@ -301,7 +341,12 @@ class Assembly:
             if any(head in each.agrees for each in everywhere):
                 continue
             if any(head == differing for each in everywhere for differing, _ in each.differs):
-                findings.add(unserved(self._orderers, signed))
+                sentence = (
+                    f"a quorum signed a history of {head.size} batches that no replica tells "
+                    f"(shown by {self._orderers.names(signed.shown_by)})"
+                )
+                where = Where(self._orderers.name)
+                findings.add(Finding("unserved-checkpoint", "", where, sentence))
 
     def _find_faults(self, findings: Findings) -> None:
         for node in self.nodes:
@@ -370,7 +415,8 @@ def _between(path: Sequence[Extract], *, is_whole: bool) -> Iterator[Fault]:
                 yield Fault(extract.start, back_in_time(last_us, first_us))
             last_us = end_us
         for partition, (first, end) in extract.bounds.items():
-            due = ends.get(partition, 0 if is_whole else first)
+            # The first range has looked at this itself.
+            due = ends.get(partition, 0 if is_whole and extract is not path[0] else first)
             if first != due:
                 yield Fault(extract.start, wrong_offset(partition, first, due))
             ends[partition] = end

@@ -17,17 +17,10 @@ Invariants:
 - what a destination delivers, at least f + 1 correct replicas forwarded.
 """
 
-from quorate.core.quorum import Quorum
-from quorate.protocol.broadcast.forwarding import Replica
+from quorate.protocol.broadcast.scope import Rules
 
-__all__ = ["GUARANTEE", "Replica", "copies_to_deliver", "replicas_to_settle"]
-
-GUARANTEE = "at least f + 1 correct replicas have it and will forward it"
-
-
-def copies_to_deliver(quorum: Quorum) -> int:
-    return quorum.majority_correct
-
-
-def replicas_to_settle(quorum: Quorum) -> int:
-    return quorum.majority_correct
+RULES = Rules(
+    guarantee="at least f + 1 correct replicas have it and will forward it",
+    copies_to_deliver=lambda quorum: quorum.majority_correct,
+    replicas_to_settle=lambda quorum: quorum.majority_correct,
+)

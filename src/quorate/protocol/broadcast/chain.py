@@ -26,30 +26,27 @@ Invariants:
 
 from struct import Struct
 
+from msgspec import structs
+
 from quorate.core.ids import Digest, NodeId, Sequence, Stream
 from quorate.core.messages import Authenticator, Link, Status
-from quorate.core.quorum import Quorum
 from quorate.crypto.digests import digest
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broadcast import history
-from quorate.protocol.broadcast.scope import Scope
+from quorate.protocol.broadcast.scope import BroadcastReplica, Rules, Scope
 from quorate.protocol.outlet import Run, events_in
 from quorate.protocol.topic import Topic
 
-GUARANTEE = "the last f + 1 replicas of the chain have it, so all its correct ones do"
+RULES = Rules(
+    guarantee="the last f + 1 replicas of the chain have it, so all its correct ones do",
+    # Replicas that are asked say what they accepted, and 2f + 1 equal voices decide too: f + 1 of
+    # them are correct, as many as a chain's end to end acceptance has at least.
+    copies_to_deliver=lambda quorum: quorum.majority_correct,
+    # The last f + 1 of the chain.
+    replicas_to_settle=lambda quorum: quorum.one_correct,
+)
 
 _HEAD = Struct("<QIBQQBI")
-
-
-def copies_to_deliver(quorum: Quorum) -> int:
-    """Replicas that are asked say what they accepted, and 2f + 1 equal voices decide too:
-    f + 1 of them are correct, as many as a chain's end to end acceptance has at least."""
-    return quorum.majority_correct
-
-
-def replicas_to_settle(quorum: Quorum) -> int:
-    """The last f + 1 of the chain."""
-    return quorum.one_correct
 
 
 def authenticated_bytes(link: Link, digests: list[Digest]) -> bytes:
@@ -82,8 +79,10 @@ def source_authenticators(
     return [Authenticator(link.publisher, reader, macs.tag(reader, covered)) for reader in readers]
 
 
-class Replica:
+class Replica(BroadcastReplica):
     """One replica of the chain, whichever position a run's chain gives it."""
+
+    takes = Link
 
     def __init__(self, scope: Scope, histories: history.Replica | None) -> None:
         self._scope = scope
@@ -91,22 +90,32 @@ class Replica:
         # How many nodes ahead a node authenticates for, and how many behind it verifies.
         self._reach = scope.topic.quorum.one_correct
 
-    def on_link(self, sender: NodeId, link: Link) -> None:
+    def on_publish(self, sender: NodeId, link: Link) -> None:
+        """Algorithm 8: a run that comes from the node before us, and goes on to the next."""
         scope = self._scope
-        chain = scope.topic.chain(link.chain)
-        path = (link.publisher, *chain)
-        if scope.me not in chain or sender != path[chain.index(scope.me)]:
+        path = (link.publisher, *scope.topic.chain(link.chain))
+        position = path.index(scope.me) if scope.me in path else 0
+        if not position or sender != path[position - 1]:
             scope.outbox.report(sender, "misrouted", f"a run of chain {link.chain} is not its")
             return
         digests = [digest(payload) for payload in link.payloads]
         covered = authenticated_bytes(link, digests)
-        position = chain.index(scope.me) + 1
         makers = path[max(0, position - self._reach) : position]
         if not are_authentic(link, covered, makers, scope.me, scope.macs):
             scope.outbox.report(sender, "bad-authenticator", f"run at {link.first} was altered")
             return
-        if not self._accept(link, digests, covered, path, position) and self._histories:
-            self._histories.hold_back(Stream(link.publisher, link.topic), sender, link)
+        stream, histories = Stream(link.publisher, link.topic), self._histories
+        intake = scope.intake(stream, link.settled)
+        if scope.channel.is_full(stream):
+            scope.refuse(stream)
+            return
+        if histories is not None and histories.room(stream, link.first) < len(digests):
+            histories.hold_back(stream, sender, link)
+        elif not self._contradicts(stream, link.first, digests):
+            intake.accept(link.first, len(digests))
+            self._note(stream, link.first, link.payloads, digests)
+            self._pass_on(stream, link, digests, covered, path[position + 1 :])
+        scope.acknowledge(stream, histories.status(stream) if histories else Status.OK)
 
     def accept_late(self, stream: Stream, sequence: Sequence, payload: bytes) -> None:
         """A batch that a history named, sent by its source when we asked for it."""
@@ -115,72 +124,38 @@ class Replica:
         self._note(stream, sequence, [payload], [content])
         self._scope.channel.note(stream, sequence, [payload], [content])
 
-    def _accept(
-        self,
-        link: Link,
-        digests: list[Digest],
-        covered: bytes,
-        path: tuple[NodeId, ...],
-        position: int,
-    ) -> bool:
-        """Take a run that is authentic. False if its source owes us a history first."""
-        scope = self._scope
-        stream = Stream(link.publisher, link.topic)
-        intake = scope.intake(stream, link.settled)
-        count = len(digests)
-        if scope.channel.is_full(stream):
-            scope.refuse(stream)
-            return True
-        histories = self._histories
-        is_blocked = histories is not None and histories.room(stream, link.first) < count
-        if not is_blocked and not self._contradicts(stream, link.first, digests):
-            intake.accept(link.first, count)
-            self._note(stream, link.first, link.payloads, digests)
-            self._pass_on(link, digests, covered, path, position)
-        scope.acknowledge(stream, self._status(stream))
-        return not is_blocked
-
     def _pass_on(
         self,
+        stream: Stream,
         link: Link,
         digests: list[Digest],
         covered: bytes,
-        path: tuple[NodeId, ...],
-        position: int,
+        further: tuple[NodeId, ...],
     ) -> None:
         """Add our authenticators for the next f + 1 nodes, prune the others, hand on."""
-        scope = self._scope
-        ahead = path[position + 1 : position + 1 + self._reach]
-        at_the_end = len(ahead) < self._reach
-        readers = ahead + tuple(scope.channel.outlets) if at_the_end else ahead
-        tag = scope.macs.tag
-        still_to_read = {*path[position + 1 :], *scope.channel.outlets}
-        kept = [a for a in link.authenticators if a.reader in still_to_read]
-        kept += [Authenticator(scope.me, reader, tag(reader, covered)) for reader in readers]
-        if ahead:
-            onward = Link(
-                link.publisher, link.topic, link.urgent, link.first, link.settled, link.chain,
-                link.payloads, kept,
-            )  # fmt: skip
-            scope.outbox.send(ahead[0], onward)
-            stream = Stream(link.publisher, link.topic)
+        scope, subscribers = self._scope, tuple(self._scope.channel.outlets)
+        readers = further[: self._reach]
+        if len(readers) < self._reach:
+            readers += subscribers
+        still_to_read = {*further, *subscribers}
+        kept = [each for each in link.authenticators if each.reader in still_to_read]
+        kept += [
+            Authenticator(scope.me, reader, scope.macs.tag(reader, covered)) for reader in readers
+        ]
+        if further:
+            scope.outbox.send(further[0], structs.replace(link, authenticators=kept))
             scope.channel.note(stream, link.first, link.payloads, digests)
-        else:
-            self._deliver(link, digests, kept)
-
-    def _deliver(self, link: Link, digests: list[Digest], kept: list[Authenticator]) -> None:
-        """We are the tail: every subscriber gets the run with the authenticators meant for it."""
-        readers: dict[NodeId, list[Authenticator]] = {}
+            return
+        # We are the tail: every subscriber gets the run with the authenticators meant for it.
+        by_reader: dict[NodeId, list[Authenticator]] = {}
         for authenticator in kept:
-            readers.setdefault(authenticator.reader, []).append(authenticator)
-        stream = Stream(link.publisher, link.topic)
-        events = list(map(events_in, link.payloads))
-        now_us = self._scope.outbox.now_us
+            by_reader.setdefault(authenticator.reader, []).append(authenticator)
         run = Run(
-            stream, link.urgent, link.first, link.payloads, digests, events, now_us,
-            link.settled, link.chain, readers,
+            stream, link.urgent, link.first, link.payloads, digests,
+            list(map(events_in, link.payloads)), scope.outbox.now_us,
+            link.settled, link.chain, by_reader,
         )  # fmt: skip
-        self._scope.channel.offer(run)
+        scope.channel.offer(run)
 
     def _note(
         self, stream: Stream, first: Sequence, payloads: list[bytes], digests: list[Digest]
@@ -188,8 +163,7 @@ class Replica:
         """Remember what we accepted, so that a second content is refused."""
         self._scope.retention.keep(stream, first, digests, payloads)
         if self._histories is not None:
-            for offset, content in enumerate(digests):
-                self._histories.accepted(stream, first + offset, content)
+            self._histories.accepted(stream, first, digests)
 
     def _contradicts(self, stream: Stream, first: Sequence, digests: list[Digest]) -> bool:
         """Did we accept something else before? What we passed on once, we may pass on again."""
@@ -213,6 +187,3 @@ class Replica:
             return self._histories.content_of(stream, sequence)
         held = self._scope.retention.get(stream, sequence)
         return held.digest if held else None
-
-    def _status(self, stream: Stream) -> Status:
-        return self._histories.status(stream) if self._histories else Status.OK

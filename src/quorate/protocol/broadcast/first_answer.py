@@ -13,17 +13,10 @@ Invariants:
 - a batch that a correct source sent, every correct destination delivers.
 """
 
-from quorate.core.quorum import Quorum
-from quorate.protocol.broadcast.forwarding import Replica
+from quorate.protocol.broadcast.scope import Rules
 
-__all__ = ["GUARANTEE", "Replica", "copies_to_deliver", "replicas_to_settle"]
-
-GUARANTEE = "one replica has it, and the publisher sends it to the others while it is there"
-
-
-def copies_to_deliver(_: Quorum) -> int:
-    return 1
-
-
-def replicas_to_settle(_: Quorum) -> int:
-    return 1
+RULES = Rules(
+    guarantee="one replica has it, and the publisher sends it to the others while it is there",
+    copies_to_deliver=lambda _: 1,
+    replicas_to_settle=lambda _: 1,
+)

@@ -16,10 +16,10 @@ from quorate.core.ids import NodeId, Sequence, Stream
 from quorate.core.messages import Publish, Status
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import history
-from quorate.protocol.broadcast.scope import Scope
+from quorate.protocol.broadcast.scope import BroadcastReplica, Scope
 
 
-class Replica:
+class Replica(BroadcastReplica):
     """Forwards each batch once, to every subscriber."""
 
     def __init__(self, scope: Scope, histories: history.Replica | None = None) -> None:
@@ -63,6 +63,5 @@ class Replica:
             return
         digests = [digest(payload) for payload in payloads]
         if self._histories is not None:
-            for offset, content in enumerate(digests):
-                self._histories.accepted(stream, first + offset, content)
+            self._histories.accepted(stream, first, digests)
         self._scope.vouch(stream, urgent, first, payloads, digests)

@@ -23,20 +23,21 @@ A replica that lacks payloads first waits whether the others complete the histor
 and only then asks the source: in the chain, f replicas never see the payloads, and need not.
 """
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from struct import Struct
 from struct import error as StructError
 
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.ids import SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream
+from quorate.core.ids import DIGEST_BYTES, SEQUENCE_MAX, Digest, Lane, NodeId, Sequence, Stream
 from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Fetch, Link, Publish, Status, Supply
 from quorate.crypto.digests import digest
 from quorate.protocol.broadcast import reliable
 from quorate.protocol.broadcast.scope import Scope
 
-DIGEST_BYTES = 32
 ASK_SOURCE_AFTER_US = 200_000
 HELD_BACK_BYTES_MAX = 16 * 1024 * 1024
 _HEAD = Struct("<QI")
@@ -97,7 +98,7 @@ class Replica:
         self._scope = scope
         self._span = scope.topic.windows.span
         self._alpha = scope.topic.contract.history_every
-        self._ledgers: dict[Stream, Ledger] = {}
+        self._ledgers = defaultdict[Stream, Ledger](Ledger)
         # Streams for which the last missing batch came in this turn.
         self._complete: dict[Stream, None] = {}
         # Streams whose source a history unblocked in this turn, and what waits for that.
@@ -107,7 +108,7 @@ class Replica:
 
     def room(self, stream: Stream, first: Sequence) -> int:
         """How many batches from `first` on the source may send before its next history."""
-        ledger = self._ledger(stream)
+        ledger = self._ledgers[stream]
         open_from = ledger.open_from or first
         room: int = open_from + 2 * self._alpha - first
         return max(0, room)
@@ -129,25 +130,26 @@ class Replica:
         unblocked, self._unblocked = self._unblocked, {}
         return [held for stream in unblocked for held in self._antechamber.pop(stream, [])]
 
-    def accepted(self, stream: Stream, sequence: Sequence, content: Digest) -> None:
-        """A batch was accepted on its own way: the histories to come must agree with it."""
-        ledger = self._ledger(stream)
+    def accepted(self, stream: Stream, first: Sequence, contents: Iterable[Digest]) -> None:
+        """Batches were accepted on their own way: the histories to come must agree with them."""
+        ledger = self._ledgers[stream]
         if not ledger.open_from:
-            ledger.open_from = sequence
-        ledger.accepted[sequence] = content
-        if sequence in ledger.missing:
-            del ledger.missing[sequence]
-            if not ledger.missing:
-                self._complete[stream] = None
-        if len(ledger.accepted) >= 2 * self._span:
-            ledger.forget_oldest(self._span)
+            ledger.open_from = first
+        for sequence, content in enumerate(contents, first):
+            ledger.accepted[sequence] = content
+            if sequence in ledger.missing:
+                del ledger.missing[sequence]
+                if not ledger.missing:
+                    self._complete[stream] = None
+            if len(ledger.accepted) >= 2 * self._span:
+                ledger.forget_oldest(self._span)
 
     def content_of(self, stream: Stream, sequence: Sequence) -> Digest | None:
-        return self._ledger(stream).accepted.get(sequence)
+        return self._ledgers[stream].accepted.get(sequence)
 
     def status(self, stream: Stream) -> Status:
         """What to tell the source with an acknowledgement (Freeman, listing 6.3)."""
-        ledger = self._ledger(stream)
+        ledger = self._ledgers[stream]
         intake = self._scope.intakes.get(stream)
         if intake is None or not ledger.open_from:
             return Status.OK
@@ -155,9 +157,6 @@ class Replica:
         if count >= 2 * self._alpha:
             return Status.BLOCKED
         return Status.HISTORY if count >= self._alpha else Status.OK
-
-    def on_publish(self, publisher: NodeId, publish: Publish) -> None:
-        self.broadcast.on_publish(publisher, publish)
 
     def on_supply(self, sender: NodeId, supply: Supply) -> list[tuple[Stream, Sequence, bytes]]:
         """Payloads that a history named and the source delivers late: accept them now."""
@@ -196,12 +195,6 @@ class Replica:
             self._antechamber.pop(stream, None)
         self.broadcast.forget(publisher)
 
-    def _ledger(self, stream: Stream) -> Ledger:
-        ledger = self._ledgers.get(stream)
-        if ledger is None:
-            ledger = self._ledgers[stream] = Ledger()
-        return ledger
-
     def _admits(self, lane: Stream, _: Sequence, payload: bytes) -> bool:
         """May this history be ECHOed? Only if we hold all of it and contradict none of it."""
         stream = lane._replace(lane=Lane.EVENTS)
@@ -210,7 +203,7 @@ class Replica:
         except RemoteProtocolError as error:
             self._scope.outbox.report(stream.publisher, "malformed", str(error))
             return False
-        ledger = self._ledger(stream)
+        ledger = self._ledgers[stream]
         if history.first < ledger.forgotten_below:
             return False
         missing = {}
@@ -219,30 +212,25 @@ class Replica:
             if known is None:
                 missing[history.first + offset] = content
             elif known != content:
-                self._report_contradiction(stream, history.first + offset)
+                self._scope.outbox.report(
+                    stream.publisher,
+                    "equivocation",
+                    f"its history names another content for batch {history.first + offset} than "
+                    "it sent",
+                )
                 return False
-        self._miss(ledger, missing)
-        return not missing
-
-    def _miss(self, ledger: Ledger, missing: dict[Sequence, Digest]) -> None:
-        """Remember what to ask the source for, unless it comes by itself."""
+        # Remember what to ask the source for, unless it comes by itself.
         if missing and not ledger.missing:
             ledger.ask_at_us = self._scope.outbox.now_us + ASK_SOURCE_AFTER_US
         for sequence, content in missing.items():
             if len(ledger.missing) < self._span:
                 ledger.missing.setdefault(sequence, content)
-
-    def _report_contradiction(self, stream: Stream, sequence: Sequence) -> None:
-        self._scope.outbox.report(
-            stream.publisher,
-            "equivocation",
-            f"its history names another content for batch {sequence} than it sent",
-        )
+        return not missing
 
     def _on_delivered(self, lane: Stream, _: Sequence, payload: bytes) -> None:
         """The history is delivered: the source may go on."""
         stream = lane._replace(lane=Lane.EVENTS)
-        ledger = self._ledger(stream)
+        ledger = self._ledgers[stream]
         history = History.decode(payload)
         end = history.end
         ledger.open_from = max(ledger.open_from, end)

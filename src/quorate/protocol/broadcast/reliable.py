@@ -32,19 +32,21 @@ Invariants:
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
+
+import msgspec
 
 from quorate.core.ids import Digest, MemberId, NodeId, Sequence, Stream, member_of
 from quorate.core.limits import WINDOW_BATCHES
 from quorate.core.messages import Echo, Fetch, Publish, ReadyVote, Supply, Vouch
-from quorate.core.quorum import Quorum
 from quorate.crypto.digests import digest
-from quorate.protocol.broadcast.scope import Scope
+from quorate.protocol.broadcast.scope import BroadcastReplica, Rules, Scope
 from quorate.protocol.budget import gives_way
 from quorate.protocol.runs import consecutive
+from quorate.protocol.voting import TWO_FACED, Votes
 
-GUARANTEE = "a correct replica delivered it, so every correct subscriber will"
 REPEAT_AFTER_US = 300_000
 REPEAT_AFTER_US_MAX = 3_000_000
 PAYLOAD_PATIENCE_US = 100_000
@@ -61,104 +63,67 @@ _SOURCE = -1
 Vote: TypeAlias = Echo | ReadyVote | Vouch
 
 
-def copies_to_deliver(quorum: Quorum) -> int:
-    return quorum.majority_correct
+RULES = Rules(
+    guarantee="a correct replica delivered it, so every correct subscriber will",
+    copies_to_deliver=lambda quorum: quorum.majority_correct,
+    # One of f + 1 is correct, and totality does the rest.
+    replicas_to_settle=lambda quorum: quorum.one_correct,
+)
 
 
-def replicas_to_settle(quorum: Quorum) -> int:
-    """f + 1 replicas delivered it, one of them correct, and totality does the rest."""
-    return quorum.one_correct
+class Instance(msgspec.Struct, eq=False, gc=False):
+    """The broadcast of one batch, as one replica sees it."""
+
+    sequence: Sequence
+    opened_by: int
+    since_us: int
+    repeat_at_us: int
+    repeat_us: int = REPEAT_AFTER_US
+    # What we voted for, and what all did.
+    echoed: Digest | None = None
+    readied: Digest | None = None
+    echoes: Votes = msgspec.field(default_factory=Votes)
+    readies: Votes = msgspec.field(default_factory=Votes)
+    # The payload that is here, and its digest.
+    payload: bytes | None = None
+    content: Digest | None = None
+    urgent: bool = False
+    vouched: bool = False
+    asked: int = 0
 
 
-class Instance:
-    """The broadcast of one batch, as one replica sees it. Votes are bits by replica."""
-
-    __slots__ = (
-        "asked",
-        "content",
-        "echoed",
-        "echoed_by",
-        "echoes",
-        "opened_by",
-        "payload",
-        "readied",
-        "readied_by",
-        "readies",
-        "repeat_at_us",
-        "repeat_us",
-        "since_us",
-        "urgent",
-        "vouched",
-    )
-
-    def __init__(self, opened_by: int, now_us: int) -> None:
-        self.echoed: Digest | None = None
-        self.readied: Digest | None = None
-        self.echoes: dict[Digest, int] = {}
-        self.readies: dict[Digest, int] = {}
-        self.echoed_by = 0
-        self.readied_by = 0
-        # The payload that is here, and its digest.
-        self.payload: bytes | None = None
-        self.content: Digest | None = None
-        self.urgent = False
-        self.vouched = False
-        self.opened_by = opened_by
-        self.asked = 0
-        self.since_us = now_us
-        self.repeat_us = REPEAT_AFTER_US
-        self.repeat_at_us = now_us + REPEAT_AFTER_US
-
-
+@dataclass(slots=True)
 class Share:
     """What all sessions of one member together have open."""
 
-    __slots__ = ("batches", "bytes")
-
-    def __init__(self) -> None:
-        self.batches = 0
-        self.bytes = 0
+    batches: int = 0
+    bytes: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Progress:
     """All instances of one stream, open and recently closed."""
 
-    __slots__ = (
-        "abandoned",
-        "ask",
-        "closed",
-        "echo",
-        "member",
-        "mute_below",
-        "open",
-        "opened",
-        "opened_by",
-        "outvoted",
-        "ready",
-        "share",
-        "vouch",
-    )
-
-    def __init__(self, opened_by: int, member: MemberId, share: Share) -> None:
-        # A replica, as long as the source has not spoken and no quorum either.
-        self.opened_by = opened_by
-        self.member = member
-        self.share = share
-        self.open: dict[Sequence, Instance] = {}
-        self.closed: dict[Sequence, Digest] = {}
-        # What we ECHOed of batches that nobody completed: we never ECHO anything else.
-        self.abandoned: dict[Sequence, Digest] = {}
-        # Below this we no longer know what we ECHOed, and ECHO nothing.
-        self.mute_below: Sequence = 0
-        # How many open instances the source (-1) and each replica opened.
-        self.opened: Counter[int] = Counter()
-        # What this turn has to say.
-        self.echo: list[tuple[Sequence, Digest]] = []
-        self.ready: list[tuple[Sequence, Digest]] = []
-        self.vouch: list[tuple[Sequence, Instance]] = []
-        self.ask: dict[NodeId, list[Sequence]] = {}
-        # Who voted for something else than what was closed, on which batches.
-        self.outvoted: dict[NodeId, list[Sequence]] = {}
+    stream: Stream
+    # A replica, as long as the source has not spoken and no quorum either.
+    opened_by: int
+    member: MemberId
+    share: Share
+    open: dict[Sequence, Instance] = field(default_factory=dict)
+    closed: dict[Sequence, Digest] = field(default_factory=dict)
+    # What we ECHOed of batches that nobody completed: we never ECHO anything else.
+    abandoned: dict[Sequence, Digest] = field(default_factory=dict)
+    # Below this we no longer know what we ECHOed, and ECHO nothing.
+    mute_below: Sequence = 0
+    # How many open instances the source (-1) and each replica opened.
+    opened: Counter[int] = field(default_factory=Counter)
+    # What this turn has to say.
+    echo: list[tuple[Sequence, Digest]] = field(default_factory=list)
+    ready: list[tuple[Sequence, Digest]] = field(default_factory=list)
+    vouch: list[tuple[Sequence, Instance]] = field(default_factory=list)
+    ask: dict[NodeId, list[Sequence]] = field(default_factory=dict)
+    # Who voted for something else than what was closed, on which batches.
+    outvoted: dict[NodeId, list[Sequence]] = field(default_factory=dict)
 
     @property
     def has_our_voice(self) -> bool:
@@ -167,7 +132,7 @@ class Progress:
         return bool(self.abandoned) or any(voted)
 
 
-class Replica:
+class Replica(BroadcastReplica):
     """One replica's half, for one lane of one topic.
 
     `admits` lets a history add its own condition before it is echoed; it is asked again when
@@ -195,11 +160,7 @@ class Replica:
         self._shares: dict[MemberId, Share] = {}
         # How many instances each replica opened, on all streams of each member together.
         self._opened = [Counter[MemberId]() for _ in scope.topic.members]
-        self._touched: dict[Stream, None] = {}
-
-    @property
-    def open_instances(self) -> int:
-        return sum(len(progress.open) for progress in self._streams.values())
+        self._touched: dict[Progress, None] = {}
 
     def on_publish(self, publisher: NodeId, publish: Publish) -> None:
         scope = self._scope
@@ -221,49 +182,41 @@ class Replica:
             if instance is not None and instance.payload is None and room:
                 instance.urgent = publish.urgent
                 self._hold(progress, instance, payload, digest(payload))
-                self._take_in(stream, progress, sequence, instance)
+                self._take_in(progress, instance)
 
     def on_echo(self, replica: NodeId, echo: Echo) -> None:
-        position = self._index[replica]
-        stream, progress = self._votes_for(echo, position)
-        if progress is None:
-            return
-        bit, needed = 1 << position, self._echoes_to_ready
-        sequence = echo.first - 1
-        for content in echo.digests:
-            sequence += 1
-            instance = self._instance(progress, sequence, position)
-            if instance is None:
-                continue
-            if instance.echoed_by & bit:
-                if not instance.echoes.get(content, 0) & bit:
-                    self._report_two_faced(replica, stream, sequence)
-                continue
-            instance.echoed_by |= bit
-            votes = instance.echoes[content] = instance.echoes.get(content, 0) | bit
-            if instance.readied is None and votes.bit_count() >= needed:
-                self._get_ready(stream, progress, sequence, instance, content)
+        self._count(replica, echo, are_echoes=True)
 
     def on_ready(self, replica: NodeId, vote: ReadyVote | Vouch) -> None:
         """READY, as it is first sent or, as a `Vouch`, repeated because we asked."""
+        self._count(replica, vote, are_echoes=False)
+
+    def _count(self, replica: NodeId, vote: Vote, *, are_echoes: bool) -> None:
+        """Count each vote of a replica once."""
         position = self._index[replica]
-        stream, progress = self._votes_for(vote, position)
+        progress = self._votes_for(vote, position)
         if progress is None:
             return
         bit = 1 << position
-        sequence = vote.first - 1
-        for content in vote.digests:
-            sequence += 1
-            instance = self._instance(progress, sequence, position)
+        needed = self._echoes_to_ready if are_echoes else self._readies_to_ready
+        for sequence, content in enumerate(vote.digests, vote.first):
+            known = progress.open.get(sequence)
+            instance = known or self._instance(progress, sequence, position)
             if instance is None:
                 continue
-            if instance.readied_by & bit:
-                if not instance.readies.get(content, 0) & bit:
-                    self._report_two_faced(replica, stream, sequence)
+            equal = (instance.echoes if are_echoes else instance.readies).add(bit, content)
+            if equal == TWO_FACED:
+                self._scope.outbox.report(
+                    replica,
+                    "equivocation",
+                    f"voted for two contents of batch {sequence} of publisher {vote.publisher}",
+                )
+            elif equal < needed:
                 continue
-            instance.readied_by |= bit
-            instance.readies[content] = instance.readies.get(content, 0) | bit
-            self._weigh_readies(stream, progress, sequence, instance, content)
+            elif not are_echoes:
+                self._weigh_readies(progress, instance, content, equal)
+            elif instance.readied is None:
+                self._get_ready(progress, instance, content)
 
     def on_supply(self, supply: Supply) -> None:
         """A payload that we asked for. Only its digest makes it the right one."""
@@ -276,7 +229,7 @@ class Replica:
             if instance is None or instance.vouched or instance.readied != digest(payload):
                 continue
             self._hold(progress, instance, payload, instance.readied)
-            self._take_in(stream, progress, sequence, instance)
+            self._take_in(progress, instance)
 
     def inquire(self, stream: Stream, sequences: list[Sequence]) -> None:
         """A subscriber asks about batches that we never heard of: ask the others in turn.
@@ -298,9 +251,9 @@ class Replica:
     def reconsider(self, stream: Stream) -> None:
         """What `admits` refused for now may be admitted by now."""
         progress = self._streams.get(stream)
-        for sequence, instance in list(progress.open.items()) if progress else ():
+        for instance in list(progress.open.values()) if progress else ():
             if progress and instance.payload is not None and instance.echoed is None:
-                self._take_in(stream, progress, sequence, instance)
+                self._take_in(progress, instance)
 
     def tick(self) -> None:
         """Repeat what stays open, forget what nobody will ever complete."""
@@ -308,40 +261,45 @@ class Replica:
         for stream, progress in list(self._streams.items()):
             if progress.opened_by != _SOURCE and not progress.open and not progress.abandoned:
                 del self._streams[stream]
-                self._touched.pop(stream, None)
-            due = [s for s, i in progress.open.items() if i.repeat_at_us <= now_us]
-            for sequence in due[:REPEAT_BATCHES_MAX]:
-                instance = progress.open[sequence]
+                self._touched.pop(progress, None)
+            due = [i for i in progress.open.values() if i.repeat_at_us <= now_us]
+            for instance in due[:REPEAT_BATCHES_MAX]:
                 if now_us - instance.since_us > ABANDON_AFTER_US:
-                    self._abandon(progress, sequence, instance)
+                    self._abandon(progress, instance)
                 else:
-                    self._repeat(stream, progress, sequence, instance)
+                    self._repeat(progress, instance)
 
     def flush(self) -> None:
         """Send this turn's votes as runs, and stand up for what became ready."""
-        for stream in self._touched:
-            progress = self._streams[stream]
-            others, send_all = self._scope.others, self._scope.outbox.send_all
+        outbox = self._scope.outbox
+        for progress in self._touched:
+            stream, others = progress.stream, self._scope.others
             for first, digests in consecutive(progress.echo):
-                send_all(others, Echo(*stream, first, digests))
+                outbox.send_all(others, Echo(*stream, first, digests))
             for first, digests in consecutive(progress.ready):
-                send_all(others, ReadyVote(*stream, first, digests))
-            self._flush_vouches(stream, progress)
+                outbox.send_all(others, ReadyVote(*stream, first, digests))
+            for first, instances in consecutive(progress.vouch):
+                payloads = [i.payload for i in instances if i.payload is not None]
+                digests = [i.readied for i in instances if i.readied is not None]
+                urgent = any(instance.urgent for instance in instances)
+                self._scope.vouch(stream, urgent, first, payloads, digests)
             for replica, sequences in progress.ask.items():
-                fetch = Fetch(*stream, payload=True, sequences=sequences)
-                self._scope.outbox.send(replica, fetch)
-            if progress.outvoted:
-                self._name_outvoted(stream, progress)
-            progress.echo, progress.ready, progress.vouch, progress.ask = [], [], [], {}
+                outbox.send(replica, Fetch(*stream, payload=True, sequences=sequences))
+            # Once a turn, however many there are: to hear of lies must not cost more than lying.
+            for replica, sequences in progress.outvoted.items():
+                what = f"voted for another content of batch {sequences[0]}"
+                if len(sequences) > 1:
+                    what += f" and {len(sequences) - 1} more"
+                outbox.report(replica, "outvoted", f"{what} of publisher {stream.publisher}")
+            progress.echo, progress.ready, progress.vouch = [], [], []
+            progress.ask, progress.outvoted = {}, {}
         self._touched.clear()
 
     # The rules
 
-    def _take_in(
-        self, stream: Stream, progress: Progress, sequence: Sequence, instance: Instance
-    ) -> None:
+    def _take_in(self, progress: Progress, instance: Instance) -> None:
         """The payload is here: ECHO it, unless we have ECHOed or must not."""
-        payload, content = instance.payload, instance.content
+        sequence, payload, content = instance.sequence, instance.payload, instance.content
         assert payload is not None
         assert content is not None
         if instance.readied is not None and instance.readied != content:
@@ -349,68 +307,52 @@ class Replica:
             self._drop_payload(progress, instance)
             return
         may_echo = instance.echoed is None and sequence >= progress.mute_below
-        if may_echo and (self._admits is None or self._admits(stream, sequence, payload)):
+        if may_echo and (self._admits is None or self._admits(progress.stream, sequence, payload)):
             instance.echoed = content
-            instance.echoed_by |= self._mine
-            votes = instance.echoes[content] = instance.echoes.get(content, 0) | self._mine
+            equal = instance.echoes.add(self._mine, content)
             progress.echo.append((sequence, content))
-            self._touched[stream] = None
-            if instance.readied is None and votes.bit_count() >= self._echoes_to_ready:
-                self._get_ready(stream, progress, sequence, instance, content)
+            self._touched[progress] = None
+            if instance.readied is None and equal >= self._echoes_to_ready:
+                self._get_ready(progress, instance, content)
         if instance.readied == content:
-            self._vouch(stream, progress, sequence, instance)
-            self._weigh_readies(stream, progress, sequence, instance, content)
+            self._vouch(progress, instance)
+            count = instance.readies.votes_for(content).bit_count()
+            self._weigh_readies(progress, instance, content, count)
 
-    def _get_ready(
-        self,
-        stream: Stream,
-        progress: Progress,
-        sequence: Sequence,
-        instance: Instance,
-        content: Digest,
-    ) -> None:
+    def _get_ready(self, progress: Progress, instance: Instance, content: Digest) -> None:
         instance.readied = content
-        instance.readied_by |= self._mine
-        instance.readies[content] = instance.readies.get(content, 0) | self._mine
-        progress.ready.append((sequence, content))
-        self._touched[stream] = None
+        count = instance.readies.add(self._mine, content)
+        progress.ready.append((instance.sequence, content))
+        self._touched[progress] = None
         if instance.content == content:
-            self._vouch(stream, progress, sequence, instance)
+            self._vouch(progress, instance)
         else:
             # It is probably on its way from the source; if not, `tick` asks for it.
             self._drop_payload(progress, instance)
             due_us = self._scope.outbox.now_us + PAYLOAD_PATIENCE_US
             instance.repeat_at_us = min(instance.repeat_at_us, due_us)
-        self._weigh_readies(stream, progress, sequence, instance, content)
+        self._weigh_readies(progress, instance, content, count)
 
     def _weigh_readies(
-        self,
-        stream: Stream,
-        progress: Progress,
-        sequence: Sequence,
-        instance: Instance,
-        content: Digest,
+        self, progress: Progress, instance: Instance, content: Digest, count: int
     ) -> None:
-        count = instance.readies.get(content, 0).bit_count()
         if instance.readied is None and count >= self._readies_to_ready:
-            self._get_ready(stream, progress, sequence, instance, content)
+            self._get_ready(progress, instance, content)
         elif count >= self._readies_to_close and instance.vouched:
-            self._close(stream, progress, sequence, instance, content)
+            self._close(progress, instance, content)
 
-    def _close(
-        self,
-        stream: Stream,
-        progress: Progress,
-        sequence: Sequence,
-        instance: Instance,
-        content: Digest,
-    ) -> None:
+    def _close(self, progress: Progress, instance: Instance, content: Digest) -> None:
+        stream, sequence = progress.stream, instance.sequence
         if sequence not in progress.open:
             return
-        if len(instance.echoes) + len(instance.readies) > 2:
-            self._note_outvoted(progress, sequence, instance, content)
-            self._touched[stream] = None
-        self._forget(progress, sequence, instance)
+        echoes, readies = instance.echoes, instance.readies
+        if echoes.votes != echoes.voters or readies.votes != readies.voters:
+            # Those who voted for something else lied, or the source lied to them.
+            outvoted = echoes.others_than(content) | readies.others_than(content)
+            for replica in self._replicas(outvoted & ~self._mine):
+                progress.outvoted.setdefault(replica, []).append(sequence)
+            self._touched[progress] = None
+        self._forget(progress, instance)
         progress.opened_by = _SOURCE
         progress.closed[sequence] = content
         if len(progress.closed) >= 2 * self._span:
@@ -420,13 +362,11 @@ class Replica:
         if self._on_closed is not None and instance.payload is not None:
             self._on_closed(stream, sequence, instance.payload)
 
-    def _vouch(
-        self, stream: Stream, progress: Progress, sequence: Sequence, instance: Instance
-    ) -> None:
+    def _vouch(self, progress: Progress, instance: Instance) -> None:
         if not instance.vouched:
             instance.vouched = True
-            progress.vouch.append((sequence, instance))
-            self._touched[stream] = None
+            progress.vouch.append((instance.sequence, instance))
+            self._touched[progress] = None
 
     # Bookkeeping
 
@@ -435,17 +375,17 @@ class Replica:
         if progress is None:
             member = member_of(stream.publisher)
             share = self._shares.setdefault(member, Share())
-            progress = self._streams[stream] = Progress(opener, member, share)
+            progress = self._streams[stream] = Progress(stream, opener, member, share)
         return progress
 
-    def _votes_for(self, vote: Vote, position: int) -> tuple[Stream, Progress | None]:
+    def _votes_for(self, vote: Vote, position: int) -> Progress | None:
         """The stream that a replica votes on, unless it has made up too many already."""
         stream = Stream(vote.publisher, vote.topic, vote.lane)
         if stream not in self._streams:
             alone = [s for s, progress in self._streams.items() if progress.opened_by == position]
             if len(alone) >= STREAMS_MAX and not self._make_room(alone, member_of(vote.publisher)):
-                return stream, None
-        return stream, self._progress(stream, position)
+                return None
+        return self._progress(stream, position)
 
     def _make_room(self, alone: list[Stream], member: MemberId) -> bool:
         """Forget a stream of the member that has most of these, unless it is this one."""
@@ -459,9 +399,9 @@ class Replica:
 
     def _drop(self, stream: Stream) -> None:
         progress = self._streams.pop(stream)
-        self._touched.pop(stream, None)
-        for sequence, instance in list(progress.open.items()):
-            self._forget(progress, sequence, instance)
+        self._touched.pop(progress, None)
+        for instance in list(progress.open.values()):
+            self._forget(progress, instance)
 
     def _instance(self, progress: Progress, sequence: Sequence, opener: int) -> Instance | None:
         """The open instance, or a new one as long as its opener has few others open."""
@@ -481,24 +421,26 @@ class Replica:
                 return None
             opened[member] += 1
         progress.opened[opener] += 1
-        instance = progress.open[sequence] = Instance(opener, self._scope.outbox.now_us)
+        now_us = self._scope.outbox.now_us
+        instance = Instance(sequence, opener, now_us, now_us + REPEAT_AFTER_US)
+        progress.open[sequence] = instance
         echoed = progress.abandoned.pop(sequence, None) if progress.abandoned else None
         if echoed is not None:
             instance.echoed = echoed
-            instance.echoed_by = instance.echoes[echoed] = self._mine
+            instance.echoes.add(self._mine, echoed)
         return instance
 
-    def _abandon(self, progress: Progress, sequence: Sequence, instance: Instance) -> None:
+    def _abandon(self, progress: Progress, instance: Instance) -> None:
         """Nobody will ever complete this, or its source comes back to it: with the same content."""
-        self._forget(progress, sequence, instance)
+        self._forget(progress, instance)
         if instance.echoed is not None:
-            progress.abandoned[sequence] = instance.echoed
+            progress.abandoned[instance.sequence] = instance.echoed
         if len(progress.abandoned) >= 2 * self._span:
             forgotten = list(islice(progress.abandoned, self._span))
             progress.abandoned = dict(islice(progress.abandoned.items(), self._span, None))
             progress.mute_below = max(progress.mute_below, max(forgotten) + 1)
 
-    def _forget(self, progress: Progress, sequence: Sequence, instance: Instance) -> None:
+    def _forget(self, progress: Progress, instance: Instance) -> None:
         opener = instance.opened_by
         progress.opened[opener] -= 1
         if opener == _SOURCE:
@@ -509,7 +451,7 @@ class Replica:
             if not opened[progress.member]:
                 del opened[progress.member]
         progress.share.bytes -= len(instance.payload or b"")
-        del progress.open[sequence]
+        del progress.open[instance.sequence]
 
     def _hold(
         self, progress: Progress, instance: Instance, payload: bytes, content: Digest
@@ -521,68 +463,31 @@ class Replica:
         progress.share.bytes -= len(instance.payload or b"")
         instance.payload = instance.content = None
 
-    def _repeat(
-        self, stream: Stream, progress: Progress, sequence: Sequence, instance: Instance
-    ) -> None:
+    def _repeat(self, progress: Progress, instance: Instance) -> None:
+        sequence = instance.sequence
         instance.repeat_us = min(2 * instance.repeat_us, REPEAT_AFTER_US_MAX)
         instance.repeat_at_us = self._scope.outbox.now_us + instance.repeat_us
         if instance.payload is not None and instance.echoed is None:
-            self._take_in(stream, progress, sequence, instance)
+            self._take_in(progress, instance)
         elif instance.echoed is not None:
             progress.echo.append((sequence, instance.echoed))
         if instance.readied is not None:
             progress.ready.append((sequence, instance.readied))
             if instance.payload is None:
-                self._ask_for_payload(progress, sequence, instance)
-        silent = ~(instance.readied_by | self._mine)
-        ask = Fetch(*stream, payload=False, sequences=[sequence])
+                self._ask_for_payload(progress, instance, instance.readied)
+        silent = ~(instance.readies.voters | self._mine)
+        ask = Fetch(*progress.stream, payload=False, sequences=[sequence])
         self._scope.outbox.send_all(self._replicas(silent), ask)
-        self._touched[stream] = None
+        self._touched[progress] = None
 
-    def _ask_for_payload(self, progress: Progress, sequence: Sequence, instance: Instance) -> None:
+    def _ask_for_payload(self, progress: Progress, instance: Instance, content: Digest) -> None:
         """Ask one of those that vouched, and each time the next."""
-        content = instance.readied
-        assert content is not None
-        votes = instance.echoes.get(content, 0) | instance.readies.get(content, 0)
+        votes = instance.echoes.votes_for(content) | instance.readies.votes_for(content)
         vouchers = list(self._replicas(votes & ~self._mine))
         if vouchers:
             replica = vouchers[instance.asked % len(vouchers)]
             instance.asked += 1
-            progress.ask.setdefault(replica, []).append(sequence)
+            progress.ask.setdefault(replica, []).append(instance.sequence)
 
     def _replicas(self, votes: int) -> Iterable[NodeId]:
         return (node for node, position in self._index.items() if votes >> position & 1)
-
-    def _flush_vouches(self, stream: Stream, progress: Progress) -> None:
-        for first, instances in consecutive(progress.vouch):
-            payloads = [i.payload for i in instances if i.payload is not None]
-            digests = [i.readied for i in instances if i.readied is not None]
-            urgent = any(instance.urgent for instance in instances)
-            self._scope.vouch(stream, urgent, first, payloads, digests)
-
-    def _note_outvoted(
-        self, progress: Progress, sequence: Sequence, instance: Instance, content: Digest
-    ) -> None:
-        """These voted for something else: they lied, or the source lied to them."""
-        echoed = instance.echoed_by & ~instance.echoes.get(content, 0)
-        readied = instance.readied_by & ~instance.readies.get(content, 0)
-        for replica in self._replicas((echoed | readied) & ~self._mine):
-            progress.outvoted.setdefault(replica, []).append(sequence)
-
-    def _name_outvoted(self, stream: Stream, progress: Progress) -> None:
-        """Once a turn, however many there are: to hear of lies must not cost more than lying."""
-        for replica, sequences in progress.outvoted.items():
-            what = f"voted for another content of batch {sequences[0]}"
-            if len(sequences) > 1:
-                what += f" and {len(sequences) - 1} more"
-            self._scope.outbox.report(
-                replica, "outvoted", f"{what} of publisher {stream.publisher}"
-            )
-        progress.outvoted = {}
-
-    def _report_two_faced(self, replica: NodeId, stream: Stream, sequence: Sequence) -> None:
-        self._scope.outbox.report(
-            replica,
-            "equivocation",
-            f"voted for two contents of batch {sequence} of publisher {stream.publisher}",
-        )

@@ -5,18 +5,20 @@ acknowledging to the source, and answering those who missed something.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from quorate.core.ids import SEQUENCE_MAX, Digest, NodeId, Sequence, Stream
-from quorate.core.messages import Ack, Fetch, Status, Supply, Vouch
+from quorate.core.messages import Ack, Fetch, Link, Publish, Status, Supply, Vouch
+from quorate.core.quorum import Quorum
 from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.channel import Channel
 from quorate.protocol.intake import Intake
 from quorate.protocol.outbox import Outbox
 from quorate.protocol.outlet import run_of
 from quorate.protocol.retention import Held, Retention
-from quorate.protocol.runs import RUN_BYTES_MAX, consecutive
+from quorate.protocol.runs import RUN_BYTES_MAX, by_size, consecutive
 from quorate.protocol.topic import Topic
 
 # A source that is pushed back hears so again, or it would take us for dead.
@@ -104,12 +106,13 @@ class Scope:
             for first, run in consecutive((sequence, h.digest) for sequence, h in held):
                 self.outbox.send(asker, Vouch(*stream, first, run))
             return
-        for part in _within_size([(sequence, h.payload) for sequence, h in held]):
+        sequences = [sequence for sequence, _ in held]
+        for at, payloads in by_size(0, [h.payload for _, h in held]) if held else ():
             if self.supplied[asker] >= SUPPLY_BYTES_MAX:
                 return
-            sequences, payloads = [s for s, _ in part], [p for _, p in part]
+            some = sequences[at : at + len(payloads)]
             self.supplied[asker] += sum(map(len, payloads))
-            self.outbox.send(asker, Supply(*stream, sequences, payloads))
+            self.outbox.send(asker, Supply(*stream, some, payloads))
 
     def _find(
         self, asker: NodeId, stream: Stream, sequences: Iterable[Sequence]
@@ -153,16 +156,32 @@ class Scope:
         self.retention.forget(publisher, self.topic.id)
 
 
-def _within_size(
-    items: list[tuple[Sequence, bytes]],
-) -> Iterable[list[tuple[Sequence, bytes]]]:
-    part: list[tuple[Sequence, bytes]] = []
-    size = 0
-    for item in items:
-        if part and size + len(item[1]) > RUN_BYTES_MAX:
-            yield part
-            part, size = [], 0
-        part.append(item)
-        size += len(item[1])
-    if part:
-        yield part
+class Rules(NamedTuple):
+    """What each protocol says to sources and destinations."""
+
+    # What a receipt promises, in words.
+    guarantee: str
+    # How many replicas must vouch for one content before it is delivered.
+    copies_to_deliver: Callable[[Quorum], int]
+    # How many replicas must have a batch before its receipt is due.
+    replicas_to_settle: Callable[[Quorum], int]
+
+
+class BroadcastReplica:
+    """A replica's part in one protocol. What a protocol does not need does nothing."""
+
+    # How its runs come: from their publisher, or through a chain.
+    takes: type[Publish] | type[Link] = Publish
+
+    def on_publish(self, sender: NodeId, run: Any) -> None:
+        """A run that may be published here."""
+
+    def accept_late(self, stream: Stream, sequence: Sequence, payload: bytes) -> None:
+        """A batch that a history named, sent by its source when we asked for it."""
+
+    def forget(self, publisher: NodeId) -> None:
+        """This publisher is gone for good."""
+
+    def tick(self) -> None: ...
+
+    def flush(self) -> None: ...

@@ -17,17 +17,10 @@ Invariants, for a correct source:
 - a batch that the source sent, every correct destination delivers.
 """
 
-from quorate.core.quorum import Quorum
-from quorate.protocol.broadcast.forwarding import Replica
+from quorate.protocol.broadcast.scope import Rules
 
-__all__ = ["GUARANTEE", "Replica", "copies_to_deliver", "replicas_to_settle"]
-
-GUARANTEE = "at least one correct replica has it and will forward it"
-
-
-def copies_to_deliver(quorum: Quorum) -> int:
-    return quorum.one_correct
-
-
-def replicas_to_settle(quorum: Quorum) -> int:
-    return quorum.one_correct
+RULES = Rules(
+    guarantee="at least one correct replica has it and will forward it",
+    copies_to_deliver=lambda quorum: quorum.one_correct,
+    replicas_to_settle=lambda quorum: quorum.one_correct,
+)

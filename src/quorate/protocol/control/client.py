@@ -211,10 +211,10 @@ class Commands:
         for inquiry in list(self._inquiries.values()):
             if now_us - inquiry.asked_us >= ASK_AGAIN_US and not self._is_answered(inquiry):
                 inquiry.ask()
-        given = self._given
-        if given is None or self._topic is None:
+        given, line = self._given, self._line
+        if given is None or self._topic is None or line is None:
             return
-        if now_us - given.since_us >= FORGOTTEN_AFTER_US and not self._line_in_flight:
+        if now_us - given.since_us >= FORGOTTEN_AFTER_US and not line.in_flight:
             self._conclude("nobody remembers what became of this command; ask for its effect")
         elif now_us - given.asked_us >= ASK_AGAIN_US:
             given.asked_us = now_us
@@ -302,10 +302,6 @@ class Commands:
         return True
 
     # Parts
-
-    @property
-    def _line_in_flight(self) -> bool:
-        return self._line is not None and self._line.in_flight > 0
 
     def _give_next(self) -> None:
         if self._given is not None or not self._waiting:

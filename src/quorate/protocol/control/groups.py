@@ -29,7 +29,6 @@ Invariants:
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
 
 from quorate.core.cluster import Client
 from quorate.core.contract import EVERYONE, Contract
@@ -44,6 +43,7 @@ from quorate.core.control import (
 )
 from quorate.core.errors import RefusedError
 from quorate.core.ids import NodeId
+from quorate.core.ordering import Assigned
 from quorate.protocol.control.balance import balance
 from quorate.protocol.control.state import (
     GROUPS_PER_PARTY_MAX,
@@ -52,41 +52,30 @@ from quorate.protocol.control.state import (
     PARTITIONS_PER_PARTY_MAX,
     TOPICS_PER_MEMBER_MAX,
     TOPICS_PER_PARTY_MAX,
+    ControlState,
     Group,
     GroupMember,
     Place,
 )
 
-Contracts = Mapping[str, Contract]
-
-
-class Assignment(NamedTuple):
-    """What one member may read: topic, partition, and the offset to begin with, if any."""
-
-    epoch: int
-    revision: int
-    partitions: list[tuple[str, int, int | None]]
-    # Of those of them whose commit said more: topic, partition, epoch of the leader, metadata.
-    notes: list[tuple[str, int, int, str]]
-
 
 class Groups:
-    """All groups of a cluster. `changed` has the members to tell, until somebody takes it."""
+    """All groups of a cluster. `changed` has the members to tell, until somebody takes it.
 
-    def __init__(self, groups: dict[str, Group]) -> None:
-        self._groups = groups
+    Whoever carries out commands keeps the time of the state and the `contracts` of topics.
+    """
+
+    def __init__(self, state: ControlState, contracts: Mapping[str, Contract]) -> None:
+        self.contracts = contracts
         self.changed: dict[str, dict[NodeId, None]] = {}
+        self._state, self._groups = state, state.groups
         self._of_party: dict[str, dict[str, None]] = {}
-        # The time of the command that is being carried out.
-        self._now_us = 0
-        for name in groups:
+        for name in self._groups:
             self._of_party.setdefault(owner_of(name), {})[name] = None
 
     # What members ask for. A refusal is raised, and then nothing has changed.
 
-    def join(
-        self, join: Join, node: NodeId, client: Client, contracts: Contracts, now_us: int
-    ) -> None:
+    def join(self, join: Join, node: NodeId, client: Client) -> None:
         name, wanted = join.group, sorted(set(join.topics))
         if not 1 <= len(wanted) <= TOPICS_PER_MEMBER_MAX:
             raise RefusedError(
@@ -98,18 +87,22 @@ class Groups:
                 f"offsets that are kept for {join.keep_us} microseconds; allowed are 1 to "
                 f"{KEEP_US_MAX}"
             )
-        self._now_us = now_us
         group = self._found(name)
-        _check_access(name, group, client)
+        access = () if group is None else tuple(group.access)
+        if client.party != owner_of(name) and access != EVERYONE and client.name not in access:
+            raise RefusedError(
+                f"group '{name}' is of {owner_of(name)}, and {client.name} is of {client.party} "
+                f"and not on its access list"
+            )
         if group is not None and join.mode and group.mode not in ("", join.mode):
             raise RefusedError(
                 f"group '{name}' reads {group.mode} batches, and {client.name} asks for "
                 f"{join.mode} ones; join another group, or have the owner reset this one"
             )
-        self._check_room(name, node, group, wanted, contracts)
+        self._check_room(name, node, group, wanted)
         group = self._made(name, group, join.keep_us)
         group.mode = group.mode or join.mode
-        group.used_us = now_us
+        group.used_us = self._state.time_us
         member = group.members.get(node)
         if member is not None and member.topics == wanted:
             return
@@ -117,16 +110,16 @@ class Groups:
             group.members[node] = GroupMember(wanted)
         else:
             member.topics = wanted
-        self._rebalance(name, contracts)
+        self._rebalance(name)
 
-    def leave(self, name: str, node: NodeId, contracts: Contracts, now_us: int) -> None:
+    def leave(self, name: str, node: NodeId) -> None:
         group = self._groups.get(name)
         if group is not None and group.members.pop(node, None) is not None:
-            group.used_us = now_us
-            self._rebalance(name, contracts)
+            group.used_us = self._state.time_us
+            self._rebalance(name)
 
-    def commit(self, commit: Commit, node: NodeId, who: str, now_us: int) -> None:
-        name, epoch, self._now_us = commit.group, commit.epoch, now_us
+    def commit(self, commit: Commit, node: NodeId, who: str) -> None:
+        name, epoch = commit.group, commit.epoch
         group = self._groups.get(name)
         if group is None or node not in group.members:
             raise RefusedError(
@@ -136,73 +129,73 @@ class Groups:
             raise RefusedError(
                 f"group '{name}' is in epoch {group.epoch}, and has not been in {epoch}"
             )
-        places = [
-            self._held(name, group, node, epoch, who, topic, partition)
-            for topic, partition, _ in commit.offsets
-        ]
-        if len(commit.notes) not in (0, len(places)):
-            raise RefusedError(f"a commit of {len(places)} offsets with {len(commit.notes)} notes")
-        if any(len(metadata.encode()) > METADATA_BYTES_MAX for _, metadata in commit.notes):
-            raise RefusedError(f"metadata of a commit has at most {METADATA_BYTES_MAX} bytes")
-        if any(metadata for _, metadata in commit.notes):
-            self._check_metadata(name, places, commit)
+        places: list[Place] = []
+        for topic, partition, _ in commit.offsets:
+            known = group.places.get(topic, [])
+            if partition >= len(known):
+                raise RefusedError(
+                    f"group '{name}' has no partition {partition} of topic '{topic}'"
+                )
+            if known[partition].holder != node:
+                raise RefusedError(
+                    f"{who} does not hold partition {partition} of topic '{topic}' in group "
+                    f"'{name}' (it commits in epoch {epoch}, and the group is in {group.epoch})"
+                )
+            places.append(known[partition])
+        self._check_metadata(name, places, commit.notes)
         for place, (_, _, offset), note in zip_longest(places, commit.offsets, commit.notes):
             place.offset = offset
             place.leader_epoch, place.metadata = note or (-1, "")
-        group.used_us = now_us
+        group.used_us = self._state.time_us
         if group.moving:
             self._give_up(name, group, node, epoch)
 
     # What the owner of a group asks for
 
-    def let_in(self, name: str, access: list[str], now_us: int) -> list[NodeId]:
+    def let_in(self, name: str, access: list[str]) -> list[NodeId]:
         """These clients of other parties may be in it. Returns the members that it has."""
-        self._now_us = now_us
         group = self._found(name)
         if group is None:
             self._check_groups(owner_of(name))
         group = self._made(name, group)
-        group.access, group.used_us = list(access), now_us
+        group.access, group.used_us = list(access), self._state.time_us
         return list(group.members)
 
-    def reset(self, reset: ResetGroup, contracts: Contracts, now_us: int) -> None:
-        self._now_us = now_us
+    def reset(self, reset: ResetGroup) -> None:
         group = self._idle(reset.group)
         places: dict[str, list[Place]] = {}
         for topic, partition, offset in reset.offsets:
-            if partition >= contracts[topic].partitions:
+            count = self.contracts[topic].partitions
+            if partition >= count:
                 raise RefusedError(f"topic '{topic}' has no partition {partition}")
-            made = places.setdefault(topic, [Place() for _ in range(contracts[topic].partitions)])
+            made = places.setdefault(topic, [Place() for _ in range(count)])
             made[partition].offset = offset
         self._check_partitions(reset.group, sum(map(len, places.values())), len(places))
         self._made(reset.group, group)
-        group.places, group.mode, group.used_us = places, "", now_us
+        group.places, group.mode, group.used_us = places, "", self._state.time_us
 
-    def delete(self, name: str, now_us: int) -> None:
-        self._now_us = now_us
+    def delete(self, name: str) -> None:
         self._idle(name)
         self._drop(name)
 
-    def of_party(self, party: str, now_us: int) -> list[str]:
+    def of_party(self, party: str) -> list[str]:
         """The groups of this party that have not ended by age."""
-        self._now_us = now_us
-        return self._living(party)
+        names = self._of_party.get(party, ())
+        return [name for name in names if not self._is_old(self._groups[name])]
 
     # What happens to groups without being asked
 
-    def end(self, ended: Mapping[str, Iterable[NodeId]], contracts: Contracts, now_us: int) -> None:
+    def end(self, ended: Mapping[str, Iterable[NodeId]]) -> None:
         """The leases of these members ended."""
         for name, nodes in ended.items():
             group = self._groups[name]
             for node in nodes:
                 del group.members[node]
                 self._tell(name, node)
-            group.used_us = now_us
-            self._rebalance(name, contracts)
+            group.used_us = self._state.time_us
+            self._rebalance(name)
 
-    def alter(
-        self, topic: str, off: Iterable[NodeId], contracts: Contracts
-    ) -> list[tuple[str, NodeId]]:
+    def alter(self, topic: str, off: Iterable[NodeId]) -> list[tuple[str, NodeId]]:
         """The topic has more partitions, perhaps, and these nodes may not read it any more.
 
         Somebody that may not read has nothing to hand over. Returns who is out of which group,
@@ -216,17 +209,14 @@ class Groups:
             leaving = [node for node in group.members if node in gone]
             leaving = [node for node in leaving if self._take_off(name, group, node, topic)]
             out += [(name, node) for node in leaving if node not in group.members]
-            if leaving or len(group.places[topic]) != contracts[topic].partitions:
-                self._rebalance(name, contracts)
+            if leaving or len(group.places[topic]) != self.contracts[topic].partitions:
+                self._rebalance(name)
         return out
 
     # What is known of them
 
-    def assignment(self, name: str, node: NodeId) -> Assignment | None:
-        return self.assignments(name, [node]).get(node)
-
-    def assignments(self, name: str, nodes: Iterable[NodeId]) -> dict[NodeId, Assignment]:
-        """Of those of them that are members.
+    def assignments(self, name: str, nodes: Iterable[NodeId]) -> dict[NodeId, Assigned]:
+        """What those of them may read that are members.
 
         Whoever joins or leaves makes every member's news: its places are gone through once for all.
         """
@@ -235,13 +225,14 @@ class Groups:
             return {}
         members = {node: group.members[node] for node in nodes if node in group.members}
         found = {
-            node: Assignment(group.epoch, member.revision, [], [])
+            node: Assigned(name, group.epoch, member.revision, [], [])
             for node, member in members.items()
         }
-        for topic, partition, place in _places(group):
+        for topic, partition, place in places_of(group):
             reader = _reader(place)
             if reader is not None and reader in found:
-                found[reader].partitions.append((topic, partition, place.offset))
+                offset = -1 if place.offset is None else place.offset
+                found[reader].partitions.append((topic, partition, offset))
                 if place.metadata or place.leader_epoch >= 0:
                     note = topic, partition, place.leader_epoch, place.metadata
                     found[reader].notes.append(note)
@@ -250,12 +241,7 @@ class Groups:
     # Inside
 
     def _check_room(
-        self,
-        name: str,
-        node: NodeId,
-        group: Group | None,
-        topics: Sequence[str],
-        contracts: Contracts,
+        self, name: str, node: NodeId, group: Group | None, topics: Sequence[str]
     ) -> None:
         if group is None:
             self._check_groups(owner_of(name))
@@ -263,12 +249,12 @@ class Groups:
         if node not in group.members and len(group.members) >= MEMBERS_PER_GROUP_MAX:
             raise RefusedError(f"group '{name}' already has its {MEMBERS_PER_GROUP_MAX} members")
         names = {*topics, *group.places}
-        partitions = sum(contracts[topic].partitions for topic in names)
+        partitions = sum(self.contracts[topic].partitions for topic in names)
         if not names <= set(group.places):
             self._check_partitions(name, partitions, len(names))
 
     def _check_groups(self, party: str) -> None:
-        if len(self._living(party)) >= GROUPS_PER_PARTY_MAX:
+        if len(self.of_party(party)) >= GROUPS_PER_PARTY_MAX:
             raise RefusedError(
                 f"{party} has {GROUPS_PER_PARTY_MAX} groups already; an operator of it has to "
                 f"delete one"
@@ -276,7 +262,7 @@ class Groups:
 
     def _check_partitions(self, name: str, partitions: int, topics: int) -> None:
         party = owner_of(name)
-        for other in self._living(party):
+        for other in self.of_party(party):
             if other != name:
                 partitions += sum(map(len, self._groups[other].places.values()))
                 topics += len(self._groups[other].places)
@@ -291,15 +277,23 @@ class Groups:
                 f"allowed are {PARTITIONS_PER_PARTY_MAX}"
             )
 
-    def _check_metadata(self, name: str, places: Sequence[Place], commit: Commit) -> None:
+    def _check_metadata(
+        self, name: str, places: Sequence[Place], notes: Sequence[tuple[int, str]]
+    ) -> None:
+        if len(notes) not in (0, len(places)):
+            raise RefusedError(f"a commit of {len(places)} offsets with {len(notes)} notes")
+        if any(len(metadata.encode()) > METADATA_BYTES_MAX for _, metadata in notes):
+            raise RefusedError(f"metadata of a commit has at most {METADATA_BYTES_MAX} bytes")
+        if not any(metadata for _, metadata in notes):
+            return
         party, replaced = owner_of(name), set(map(id, places))
         size = sum(
             len(place.metadata.encode())
-            for other in self._living(party)
-            for _, _, place in _places(self._groups[other])
+            for other in self.of_party(party)
+            for _, _, place in places_of(self._groups[other])
             if id(place) not in replaced
         )
-        size += sum(len(metadata.encode()) for _, metadata in commit.notes)
+        size += sum(len(metadata.encode()) for _, metadata in notes)
         if size > METADATA_BYTES_PER_PARTY_MAX:
             raise RefusedError(
                 f"the commits of the groups of {party} would have {size} bytes of metadata; "
@@ -311,12 +305,8 @@ class Groups:
         group = self._groups.get(name)
         return None if group is None or self._is_old(group) else group
 
-    def _living(self, party: str) -> list[str]:
-        names = self._of_party.get(party, ())
-        return [name for name in names if not self._is_old(self._groups[name])]
-
     def _is_old(self, group: Group) -> bool:
-        return not group.members and self._now_us - group.used_us >= group.keep_us
+        return not group.members and self._state.time_us - group.used_us >= group.keep_us
 
     def _made(self, name: str, group: Group | None, keep_us: int = KEEP_US) -> Group:
         """The group, which is made if there is none; those of its party that are old go now."""
@@ -342,30 +332,10 @@ class Groups:
             )
         return group
 
-    def _held(
-        self,
-        name: str,
-        group: Group,
-        node: NodeId,
-        epoch: int,
-        who: str,
-        topic: str,
-        partition: int,
-    ) -> Place:
-        places = group.places.get(topic, [])
-        if partition >= len(places):
-            raise RefusedError(f"group '{name}' has no partition {partition} of topic '{topic}'")
-        if places[partition].holder != node:
-            raise RefusedError(
-                f"{who} does not hold partition {partition} of topic '{topic}' in group '{name}' "
-                f"(it commits in epoch {epoch}, and the group is in {group.epoch})"
-            )
-        return places[partition]
-
     def _give_up(self, name: str, group: Group, node: NodeId, epoch: int) -> None:
         given = [
             place
-            for _, _, place in _places(group)
+            for _, _, place in places_of(group)
             if place.holder == node != place.owner and place.asked <= epoch
         ]
         for place in given:
@@ -392,14 +362,14 @@ class Groups:
             self._tell(name, node)
         return True
 
-    def _rebalance(self, name: str, contracts: Contracts) -> None:
+    def _rebalance(self, name: str) -> None:
         """A new epoch: who shall read what, and who may already."""
         group = self._groups[name]
         group.epoch += 1
-        _fit(group, contracts)
-        readers = [_reader(place) for _, _, place in _places(group)]
+        _fit(group, self.contracts)
+        readers = [_reader(place) for _, _, place in places_of(group)]
         members = group.members
-        for _, _, place in _places(group):
+        for _, _, place in places_of(group):
             if place.holder not in members:
                 place.holder = None
         owners = balance(
@@ -409,12 +379,18 @@ class Groups:
                 for topic, places in group.places.items()
             },
         )
-        for (topic, partition, place), before in zip(_places(group), readers, strict=True):
-            _settle(place, owners[topic][partition], group.epoch)
+        for (topic, partition, place), before in zip(places_of(group), readers, strict=True):
+            place.owner = owners[topic][partition]
+            if place.holder is None:
+                place.holder = place.owner
+            if place.holder == place.owner:
+                place.asked = 0
+            elif not place.asked:
+                place.asked = group.epoch
             if _reader(place) != before:
                 self._revise(name, group, before)
                 self._revise(name, group, _reader(place))
-        group.moving = sum(place.holder != place.owner for _, _, place in _places(group))
+        group.moving = sum(place.holder != place.owner for _, _, place in places_of(group))
         _forget_unused(group)
         # All have to know the epoch, since a commit of an older one gives nothing up.
         for node in members:
@@ -432,16 +408,7 @@ class Groups:
         self.changed.setdefault(name, {})[node] = None
 
 
-def _check_access(name: str, group: Group | None, client: Client) -> None:
-    access = () if group is None else tuple(group.access)
-    if client.party != owner_of(name) and access != EVERYONE and client.name not in access:
-        raise RefusedError(
-            f"group '{name}' is of {owner_of(name)}, and {client.name} is of {client.party} and "
-            f"not on its access list"
-        )
-
-
-def _places(group: Group) -> Iterator[tuple[str, int, Place]]:
+def places_of(group: Group) -> Iterator[tuple[str, int, Place]]:
     for topic, places in group.places.items():
         for partition, place in enumerate(places):
             yield topic, partition, place
@@ -452,17 +419,7 @@ def _reader(place: Place) -> NodeId | None:
     return place.holder if place.holder == place.owner else None
 
 
-def _settle(place: Place, owner: NodeId | None, epoch: int) -> None:
-    place.owner = owner
-    if place.holder is None:
-        place.holder = owner
-    if place.holder == owner:
-        place.asked = 0
-    elif not place.asked:
-        place.asked = epoch
-
-
-def _fit(group: Group, contracts: Contracts) -> None:
+def _fit(group: Group, contracts: Mapping[str, Contract]) -> None:
     """A place for every partition of what members read."""
     topics = {topic for member in group.members.values() for topic in member.topics}
     for topic in sorted(topics | set(group.places)):

@@ -29,7 +29,7 @@ Invariants:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -64,7 +64,7 @@ from quorate.core.control import (
 from quorate.core.errors import QuorateError, RefusedError, RemoteProtocolError
 from quorate.core.ids import MemberId, NodeId, member_of, node_of, session_of, topic_id
 from quorate.protocol.control import topology
-from quorate.protocol.control.groups import Assignment, Groups
+from quorate.protocol.control.groups import Groups, places_of
 from quorate.protocol.control.state import (
     ENDED_PER_MEMBER_MAX,
     GROUPS_PER_SESSION_MAX,
@@ -151,7 +151,7 @@ class Control:
         self.state = ControlState.genesis(genesis) if state is None else state
         self.cluster = genesis if state is None else _cluster_of(genesis, state)
         self._check_member = check_member
-        self._groups = Groups(self.state.groups)
+        self.groups = Groups(self.state, self.cluster.topics)
         self._topology_changed = False
         # What follows from the sessions, to have it at hand.
         self._publishers: dict[str, set[NodeId]] = {}
@@ -209,9 +209,9 @@ class Control:
 
     def take_changes(self) -> Changes:
         """What changed since the last call."""
-        groups = {name: list(nodes) for name, nodes in self._groups.changed.items()}
+        groups = {name: list(nodes) for name, nodes in self.groups.changed.items()}
         changes = Changes(self._topology_changed, groups, self._ended)
-        self._topology_changed, self._groups.changed, self._ended = False, {}, []
+        self._topology_changed, self.groups.changed, self._ended = False, {}, []
         return changes
 
     # What is known
@@ -231,47 +231,26 @@ class Control:
     def is_known(self, node: NodeId) -> bool:
         return node in self.state.sessions or node in self.state.resting
 
-    def assignment(self, group: str, node: NodeId) -> Assignment | None:
-        return self._groups.assignment(group, node)
-
-    def assignments(self, group: str, nodes: Iterable[NodeId]) -> dict[NodeId, Assignment]:
-        return self._groups.assignments(group, nodes)
-
-    def groups_of(self, party: str) -> list[str]:
-        return self._groups.of_party(party, self.state.time_us)
-
     def describe_group(self, group: str) -> GroupDescription | None:
         found = self.state.groups.get(group)
         if found is None:
             return None
-        places = [(topic, i, p) for topic, all_ in found.places.items() for i, p in enumerate(all_)]
+        name, places = self._name, list(places_of(found))
         readable = Counter(place.holder for _, _, place in places if place.holder == place.owner)
+        members = [
+            MemberDescription(self.cluster.name_of(node), node, list(member.topics), readable[node])
+            for node, member in found.members.items()
+        ]
+        partitions = [
+            PartitionDescription(
+                topic, number, name(p.holder), name(p.owner), p.offset, p.leader_epoch, p.metadata
+            )
+            for topic, number, p in places
+        ]
         return GroupDescription(
-            group,
-            found.epoch,
-            [
-                MemberDescription(
-                    self.cluster.name_of(node), node, list(member.topics), readable[node]
-                )
-                for node, member in found.members.items()
-            ],
-            [
-                PartitionDescription(
-                    topic,
-                    i,
-                    self._name(place.holder),
-                    self._name(place.owner),
-                    place.offset,
-                    place.leader_epoch,
-                    place.metadata,
-                )
-                for topic, i, place in places
-            ],
-            list(found.access),
-            found.mode,
-            found.used_us,
+            group, found.epoch, members, partitions, list(found.access), found.mode, found.used_us,
             found.keep_us,
-        )
+        )  # fmt: skip
 
     # Sessions
 
@@ -379,7 +358,7 @@ class Control:
                 self._publishers[topic].discard(node)
             for group in session.groups:
                 groups.setdefault(group, []).append(node)
-        self._groups.end(groups, self.cluster.topics, now_us)
+        self.groups.end(groups)
         for node in list(self.state.resting):
             if now_us - self.state.resting[node].since_us < REST_US:
                 break
@@ -415,7 +394,7 @@ class Control:
                 for topic, _, _ in command.offsets:
                     if topic not in self.cluster.topics:
                         topology.known_topic(self.cluster, topic)
-                self._groups.commit(command, node, client.name, self.state.time_us)
+                self.groups.commit(command, node, client.name)
             case Renew():
                 self._renew(client, session)
             case _:
@@ -432,19 +411,8 @@ class Control:
         finally:
             session.expires_us = max(session.expires_us, self.state.time_us + session.lease_us)
 
-    def _operate(
-        self,
-        client: Client,
-        command: CreateTopic
-        | AlterTopic
-        | AlterGroup
-        | ResetGroup
-        | DeleteGroup
-        | ReplaceReplica
-        | AddReplica
-        | PutClient
-        | RemoveClient,
-    ) -> str:
+    def _operate(self, client: Client, command: Command) -> str:
+        """What takes an operator."""
         if isinstance(command, AlterGroup | ResetGroup | DeleteGroup):
             self._own(client, command)
             return ""
@@ -490,7 +458,14 @@ class Control:
                 )
             self._charge_streams(client, session, name, contract.partitions)
             if not session.topics:
-                self._take_part_of_room(member_of(node), client)
+                # What replicas keep of all that is undecided is bounded for each client, and
+                # every session of it that publishes has its part (`ordering/room.py`).
+                if self._publishing[member_of(node)] >= PUBLISHERS_PER_MEMBER_MAX:
+                    raise RefusedError(
+                        f"{client.name} publishes on log topics in {PUBLISHERS_PER_MEMBER_MAX} "
+                        f"sessions already; one of them has to end before another can begin"
+                    )
+                self._publishing[member_of(node)] += 1
             self._begin_lease(node, session)
             publishers.add(node)
             session.topics.append(name)
@@ -519,16 +494,6 @@ class Control:
                 self._end(node)
         session.streams = {**session.streams, key: partitions}
 
-    def _take_part_of_room(self, member: MemberId, client: Client) -> None:
-        """A session begins to publish. What replicas keep of all that is undecided is bounded for
-        each client, and every session of it has its part (`ordering/room.py`)."""
-        if self._publishing[member] >= PUBLISHERS_PER_MEMBER_MAX:
-            raise RefusedError(
-                f"{client.name} publishes on log topics in {PUBLISHERS_PER_MEMBER_MAX} sessions "
-                f"already; one of them has to end before another can begin"
-            )
-        self._publishing[member] += 1
-
     def _unregister(self, node: NodeId, session: Session, topic: str) -> None:
         if topic in session.topics:
             session.topics.remove(topic)
@@ -549,7 +514,7 @@ class Control:
                 f"this session of {client.name} is in {GROUPS_PER_SESSION_MAX} groups already"
             )
         self._check_shares(node, client, command)
-        self._groups.join(command, node, client, self.cluster.topics, self.state.time_us)
+        self.groups.join(command, node, client)
         if is_new:
             self._begin_lease(node, session)
             session.groups.append(command.group)
@@ -569,8 +534,7 @@ class Control:
 
     def _own(self, client: Client, command: AlterGroup | ResetGroup | DeleteGroup) -> None:
         """What only the owner of a group may ask for."""
-        name, now_us = command.group, self.state.time_us
-        party = owner_of(name)
+        name, party = command.group, owner_of(command.group)
         if not client.operator or not topology.may_speak_for(self.cluster, client, party):
             raise RefusedError(
                 f"group '{name}' is of {party}; only operators of {party} let others in, reset or "
@@ -582,7 +546,7 @@ class Control:
                 for other in command.access:
                     if other not in known:
                         raise RefusedError(f"there is no client named '{other}'")
-                for node in self._groups.let_in(name, command.access, now_us):
+                for node in self.groups.let_in(name, command.access):
                     member = self._client(node)
                     if member is None or (
                         member.party != party and not _listed(member, tuple(command.access))
@@ -591,14 +555,14 @@ class Control:
             case ResetGroup():
                 for topic, _, _ in command.offsets:
                     topology.known_log(self.cluster, topic)
-                self._groups.reset(command, self.cluster.topics, now_us)
+                self.groups.reset(command)
             case DeleteGroup():
-                self._groups.delete(name, now_us)
+                self.groups.delete(name)
 
     def _leave(self, node: NodeId, session: Session, group: str) -> None:
         if group in session.groups:
             session.groups.remove(group)
-            self._groups.leave(group, node, self.cluster.topics, self.state.time_us)
+            self.groups.leave(group, node)
 
     def _renew(self, client: Client, session: Session) -> None:
         if not session.topics and not session.groups:
@@ -618,7 +582,7 @@ class Control:
             if not self._may(node, after.publish):
                 self._unregister(node, self.state.sessions[node], name)
         off = [node for node in self.state.sessions if not self._may(node, after.subscribe)]
-        for group, node in self._groups.alter(name, off, self.cluster.topics):
+        for group, node in self.groups.alter(name, off):
             self.state.sessions[node].groups.remove(group)
 
     def _add_replica(self, client: Client, command: AddReplica) -> str:
@@ -630,7 +594,8 @@ class Control:
             for proposal in self.state.proposals
             if (proposal.party, proposal.request.name) != (client.party, command.name)
         ]
-        asked = [*topology.parties_for(others, command), client.party]
+        # Who has asked for exactly this, in order.
+        asked = [each.party for each in others if each.request == command] + [client.party]
         needed = topology.parties_needed(self.cluster)
         if len(asked) >= needed:
             self.state.proposals = [each for each in others if each.request.name != command.name]
@@ -664,6 +629,7 @@ class Control:
                 state.placed_over.setdefault(name, made.placed_over.get(name, n))
         state.revision += 1
         self.cluster = replace(made, revision=state.revision)
+        self.groups.contracts = self.cluster.topics
         self._topology_changed = True
 
     def _check(self, member: Member) -> None:

@@ -10,11 +10,12 @@ but the commands that were carried out.
 
 from collections.abc import Callable, Iterable
 
-from quorate.core.batch import Batch, compression_of
+from quorate.core.batch import Batch
 from quorate.core.cluster import Cluster
+from quorate.core.columns import compression_of
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.ids import NodeId, Sequence
-from quorate.core.ordering import Assigned, Concluded, Recall, TopologyQuery, TopologyReport
+from quorate.core.ordering import Concluded, Recall, TopologyQuery, TopologyReport
 from quorate.crypto.digests import digest
 from quorate.protocol.control.machine import Control
 from quorate.protocol.control.state import ControlState
@@ -71,7 +72,11 @@ class Steward:
     def on_query(self, sender: NodeId, query: TopologyQuery) -> None:
         if not self._outbox.may_answer(sender):
             return
-        revision, content, text = self._founding() if query.founding else self._topology()
+        if query.founding:
+            text = self.control.state.founding
+            revision, content = 0, digest(text.encode())
+        else:
+            revision, content, text = self._topology()
         text = text if query.whole else ""
         report = TopologyReport(query.number, revision, content, text)
         self._outbox.answer(sender, report, len(text))
@@ -81,10 +86,6 @@ class Steward:
             text = self.control.cluster.shared().render()
             self._rendered = self.control.state.revision, digest(text.encode()), text
         return self._rendered
-
-    def _founding(self) -> tuple[int, bytes, str]:
-        text = self.control.state.founding
-        return 0, digest(text.encode()), text
 
     def _repeat_assignments(self, member: NodeId) -> None:
         """Whoever is here again may have missed something; it hears of it once more, and not with
@@ -99,13 +100,7 @@ class Steward:
             self._tell_assignments(group, [member])
 
     def _tell_assignments(self, group: str, members: list[NodeId]) -> None:
-        for member, assignment in self.control.assignments(group, members).items():
-            partitions = [
-                (topic, partition, -1 if offset is None else offset)
-                for topic, partition, offset in assignment.partitions
-            ]
-            epoch, revision, notes = assignment.epoch, assignment.revision, assignment.notes
-            assigned = Assigned(group, epoch, revision, partitions, notes)
+        for member, assigned in self.control.groups.assignments(group, members).items():
             self._outbox.send(member, assigned)
 
 

@@ -21,6 +21,7 @@ topics that are created later. Those who order stay the same: a quorum of them m
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from quorate.core.cluster import CLIENT_NUMBER_MIN, Client, Cluster, Former, Replica
 from quorate.core.contract import Contract
@@ -36,7 +37,7 @@ from quorate.core.control import (
 )
 from quorate.core.errors import RefusedError
 from quorate.core.ids import topic_id
-from quorate.protocol.control.state import CLIENTS_MAX, TOPICS_MAX, Proposal
+from quorate.protocol.control.state import CLIENTS_MAX, TOPICS_MAX
 
 # In the order in which a refusal names them.
 FIXED_KEYS = (
@@ -48,6 +49,8 @@ FIXED_KEYS = (
     "event_proofs",
     "order_group",
 )
+
+_Member = TypeVar("_Member", Replica, Client)
 
 
 def create_topic(cluster: Cluster, command: CreateTopic) -> Cluster:
@@ -91,10 +94,7 @@ def alter_topic(cluster: Cluster, command: AlterTopic) -> Cluster:
 
 
 def replace_replica(cluster: Cluster, command: ReplaceReplica, operator: Client) -> Cluster:
-    present = next((each for each in cluster.replicas if each.name == command.name), None)
-    if present is None:
-        known = ", ".join(each.name for each in cluster.replicas)
-        raise RefusedError(f"there is no replica named '{command.name}'; there are {known}")
+    present = _named("replica", cluster.replicas, command.name)
     if not may_speak_for(cluster, operator, present.party):
         raise RefusedError(
             f"{present.name} is run by {present.party}, and {operator.name} is of "
@@ -131,10 +131,7 @@ def put_client(cluster: Cluster, command: PutClient, operator: Client) -> Cluste
 
 
 def remove_client(cluster: Cluster, command: RemoveClient, operator: Client) -> Cluster:
-    present = next((each for each in cluster.clients if each.name == command.name), None)
-    if present is None:
-        known = ", ".join(each.name for each in cluster.clients)
-        raise RefusedError(f"there is no client named '{command.name}'; there are {known}")
+    present = _named("client", cluster.clients, command.name)
     if not may_speak_for(cluster, operator, present.party):
         raise RefusedError(_foreign(present.name, present.party, operator))
     for topic, contract in cluster.topics.items():
@@ -146,6 +143,14 @@ def remove_client(cluster: Cluster, command: RemoveClient, operator: Client) -> 
     clients = [each for each in cluster.clients if each is not present]
     former = Former(number=present.number, name=present.name, party=present.party)
     return _with_clients(cluster, clients, [*cluster.formers, former])
+
+
+def _named(what: str, members: Sequence[_Member], name: str) -> _Member:
+    found = next((each for each in members if each.name == name), None)
+    if found is None:
+        known = ", ".join(each.name for each in members)
+        raise RefusedError(f"there is no {what} named '{name}'; there are {known}")
+    return found
 
 
 def _with_clients(
@@ -175,11 +180,6 @@ def parties_needed(cluster: Cluster) -> int:
     """How many parties must ask for a replica: so many that not all of them lie."""
     parties = {client.party for client in cluster.clients if client.operator}
     return min(cluster.f + 1, len(parties))
-
-
-def parties_for(proposals: Sequence[Proposal], command: AddReplica) -> list[str]:
-    """Who has asked for exactly this, in order."""
-    return [proposal.party for proposal in proposals if proposal.request == command]
 
 
 def known_topic(cluster: Cluster, name: str) -> Contract:

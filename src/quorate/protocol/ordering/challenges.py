@@ -39,9 +39,8 @@ from typing import NamedTuple
 
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.header import events_in
-from quorate.core.ids import Digest, MemberId, NodeId, Sequence, member_of
+from quorate.core.ids import DIGEST_BYTES, Digest, MemberId, NodeId, Sequence, member_of
 from quorate.core.ordering import (
-    DIGEST_BYTES,
     RECEIPTS_MAX,
     AskReceipts,
     Challenge,

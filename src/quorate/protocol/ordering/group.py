@@ -31,7 +31,7 @@ from quorate.core.header import (
     is_signed,
     plain_bytes_of,
 )
-from quorate.core.ids import Digest, NodeId, Sequence, member_of, session_of
+from quorate.core.ids import DIGEST_BYTES, Digest, NodeId, Sequence, member_of, session_of
 from quorate.core.limits import SNAPSHOT_EVERY
 from quorate.core.ordering import (
     Absent,
@@ -79,7 +79,6 @@ from quorate.protocol.ordering.proving import Proving
 from quorate.protocol.ordering.readers import Readers
 from quorate.protocol.ordering.receipts import Receipting
 from quorate.protocol.ordering.records import (
-    DIGEST_BYTES,
     Certified,
     Decided,
     Disowned,

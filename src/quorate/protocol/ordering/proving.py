@@ -1,38 +1,35 @@
-"""Where a batch stands, for whoever has to show it to others.
+"""Where batches stand, for whoever reads them with proof, or has to show one to others.
 
 Source: RFC 6962, section 2.1.1; DESIGN section 6 (proof).
 
-A replica answers with what its index knows of an offset, and the way from that batch's leaf to the
-root of the last checkpoint. Nobody has to believe it: a checkpoint is signed by a quorum, and leaf
-and way either lead to its root or they do not (`crypto/proofs.py`). So the word of one correct
-replica is enough, and whoever asks goes on to the next one if it is not that of a correct one.
+A replica answers with what its index knows of the batches from an offset on, and the hashes that
+lead from their leaves together to the root of the last checkpoint: they are few, since what was
+decided together has consecutive leaves. Nobody has to believe it: a checkpoint is signed by a
+quorum, and leaves and hashes either lead to its root or they do not (`crypto/proofs.py`). So the
+word of one correct replica is enough, and whoever asks goes on to the next one if it is not that of
+a correct one.
 
 The payload is no part of it: readers have that from any store.
-
-Whoever reads a stretch is shown at once where all its batches stand (`ProveRange`): the hashes
-beside their leaves are few, since what was decided together has consecutive leaves.
 """
 
-from functools import cache
+from functools import cache, partial
 
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import NodeId
 from quorate.core.ordering import (
     PROVEN_RUNS_MAX,
     Partition,
-    Prove,
-    Proven,
     ProvenRange,
     ProvenRun,
     ProveRange,
 )
-from quorate.crypto.merkle import inclusion_proof, runs_proof
+from quorate.crypto.merkle import runs_proof
 from quorate.protocol.ordering.cosigning import Cosigning
 from quorate.protocol.ordering.log import OrderLog
-from quorate.protocol.ordering.records import Spot, Store
+from quorate.protocol.ordering.records import Store
 from quorate.protocol.outbox import Outbox
 
-# To find an offset and to fold the hashes of its way takes as long as handing out so much.
+# To find an offset and to fold the hashes beside its leaf takes as long as handing out so much.
 SEARCH_BYTES = 128 * 1024
 # Each further run of a stretch takes as long as so much.
 RUN_BYTES = 16 * 1024
@@ -50,35 +47,7 @@ class Proving:
         self._cosigning = cosigning
         self._outbox = outbox
 
-    def on_prove(self, node: NodeId, prove: Prove) -> None:
-        if not self._outbox.may_answer(node):
-            # It asks again.
-            return
-        if self._cosigning is None:
-            refuse(node, prove, "nobody signs the heads of this log", self._outbox)
-            return
-        partition = Partition(prove.topic, prove.partition)
-        spot = self._store.spot(partition, prove.offset)
-        if spot is None:
-            self._say_why(node, prove, partition)
-            return
-        size, checkpoint = self._cosigning.size, self._cosigning.checkpoint
-        if spot.leaf >= size:
-            self._put_off(node, prove, "no checkpoint covers this offset yet")
-            return
-        try:
-            path = inclusion_proof(self._node, spot.leaf, size)
-        except LocalProtocolError as error:
-            # Our disk is a little behind, or the log began here with a snapshot.
-            self._put_off(node, prove, str(error))
-            return
-        proven = Proven(
-            *partition, prove.number, prove.offset, spot.publisher, spot.sequence, spot.time_us,
-            spot.leaf, spot.offset, path, checkpoint,
-        )  # fmt: skip
-        self._outbox.answer(node, proven, SEARCH_BYTES + len(checkpoint))
-
-    def on_prove_range(self, node: NodeId, prove: ProveRange) -> None:
+    def on_prove(self, node: NodeId, prove: ProveRange) -> None:
         if not self._outbox.may_answer(node):
             return
         if self._cosigning is None:
@@ -90,26 +59,28 @@ class Proving:
             self._say_why(node, prove, partition)
             return
         size, checkpoint = self._cosigning.size, self._cosigning.checkpoint
-        covered = [run for count, spot in spots if (run := _covered(count, spot, size))]
+        covered = [
+            ProvenRun(
+                min(count, size - spot.leaf), spot.publisher, spot.sequence, spot.time_us, spot.leaf
+            )
+            for count, spot in spots
+            if spot.leaf < size
+        ]
         if not covered:
             self._put_off(node, prove, "no checkpoint covers this offset yet")
             return
         try:
             leaves = [range(run.leaf, run.leaf + run.count) for run in covered]
-            path = runs_proof(cache(self._node), leaves, size)
+            path = runs_proof(cache(partial(self._store.node, self._group)), leaves, size)
         except LocalProtocolError as error:
+            # Our disk is a little behind, or the log began here with a snapshot.
             self._put_off(node, prove, str(error))
             return
-        proven = ProvenRange(
-            *partition, prove.number, prove.offset, covered, path, checkpoint
-        )  # fmt: skip
+        place = prove.topic, prove.partition, prove.number, prove.offset
         cost_bytes = SEARCH_BYTES + RUN_BYTES * len(covered) + len(checkpoint)
-        self._outbox.answer(node, proven, cost_bytes)
+        self._outbox.answer(node, ProvenRange(*place, covered, path, checkpoint), cost_bytes)
 
-    def _node(self, level: int, number: int) -> bytes:
-        return self._store.node(self._group, level, number)
-
-    def _say_why(self, node: NodeId, prove: Prove | ProveRange, partition: Partition) -> None:
+    def _say_why(self, node: NodeId, prove: ProveRange, partition: Partition) -> None:
         start, _ = self._store.bounds(partition)
         end = self._log.partition(partition).end
         if prove.offset < start:
@@ -121,25 +92,14 @@ class Proving:
         else:
             self._put_off(node, prove, "this offset is yet to be written to the disk here")
 
-    def _put_off(self, node: NodeId, prove: Prove | ProveRange, sentence: str) -> None:
-        self._outbox.answer(node, _without(prove, sentence, is_final=False), SEARCH_BYTES)
+    def _put_off(self, node: NodeId, prove: ProveRange, sentence: str) -> None:
+        refuse(node, prove, sentence, self._outbox, is_final=False)
 
 
-def refuse(node: NodeId, prove: Prove | ProveRange, sentence: str, outbox: Outbox) -> None:
-    """Say that there is nothing to be proved here, and why; asking again does not help."""
+def refuse(
+    node: NodeId, prove: ProveRange, sentence: str, outbox: Outbox, *, is_final: bool = True
+) -> None:
+    """Say that nothing is proved here, and why; if that `is_final`, asking again does not help."""
     if outbox.may_answer(node):
-        outbox.answer(node, _without(prove, sentence, is_final=True), SEARCH_BYTES)
-
-
-def _covered(count: int, spot: Spot, size: int) -> ProvenRun | None:
-    """As much of a run as a tree of this size has."""
-    count = min(count, size - spot.leaf)
-    run = ProvenRun(max(count, 1), spot.publisher, spot.sequence, spot.time_us, spot.leaf)
-    return run if count > 0 else None
-
-
-def _without(prove: Prove | ProveRange, sentence: str, *, is_final: bool) -> Proven | ProvenRange:
-    place = (prove.topic, prove.partition, prove.number, prove.offset)
-    if isinstance(prove, ProveRange):
-        return ProvenRange(*place, [], [], "", sentence, is_final)
-    return Proven(*place, 0, 0, 0, 0, 0, [], "", sentence, is_final)
+        place = prove.topic, prove.partition, prove.number, prove.offset
+        outbox.answer(node, ProvenRange(*place, [], [], "", sentence, is_final), SEARCH_BYTES)

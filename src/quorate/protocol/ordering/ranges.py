@@ -24,7 +24,6 @@ Invariants:
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import repeat
 
 import msgspec
 
@@ -137,19 +136,6 @@ class Checks:
         return known
 
 
-class _Batch(msgspec.Struct, gc=False):
-    """A batch as the lead sent it; nothing is known of it but what it says itself."""
-
-    offset: int
-    end: int
-    publisher: NodeId
-    sequence: Sequence
-    time_us: int
-    payload: bytes | None
-    digest: Digest
-    leaf: Hash
-
-
 @dataclass(slots=True)
 class _Lead:
     """Who is asked now, how far it has come, and what we wait for."""
@@ -159,7 +145,9 @@ class _Lead:
     received: int
     # The chain there, if it was told.
     chain: Digest | None
-    batches: list[_Batch] = field(default_factory=list)
+    # What it sent: nothing is known of that but what it says itself.
+    batches: list[Settled] = field(default_factory=list)
+    leaves: list[Hash] = field(default_factory=list)
     # Whether it has yet to send something.
     is_new: bool = True
     # Where it says that it has nothing more.
@@ -182,6 +170,7 @@ class RangeReading:
         partition: Partition,
         stretch: range,
         outbox: Outbox,
+        connected: Collection[NodeId],
         numbers: Iterator[int],
         checks: Checks | None,
         hand_out: Callable[[list[Settled] | Unsettled], None],
@@ -189,7 +178,9 @@ class RangeReading:
         validate: bool = True,
         patience_us: int = PATIENCE_US,
     ) -> None:
-        """Without `checks`, what the lead sends is taken as it is, and nothing is known of it.
+        """`connected` are the replicas that can be asked, now and whenever it changes.
+
+        Without `checks`, what the lead sends is taken as it is, and nothing is known of it.
 
         On a validated topic, `validate` asks for signed batches, and looks at their seals.
         """
@@ -197,6 +188,7 @@ class RangeReading:
         # The next event to hand out, and where the stretch ends.
         self.position, self.end = stretch.start, stretch.stop
         self._outbox = outbox
+        self._connected = connected
         self._numbers = numbers
         self._checks = checks
         self._hand_out = hand_out
@@ -223,22 +215,22 @@ class RangeReading:
     def is_done(self) -> bool:
         return self.position >= self.end
 
-    def taken(self, through: int, connected: Collection[NodeId]) -> None:
+    def taken(self, through: int) -> None:
         """The application has taken what was handed out before this offset."""
         self._taken = through
         if self._lead is None:
-            self._choose_lead(connected)
+            self._choose_lead()
         elif 2 * (self._limit - self._taken) < self._credit and self._limit < self.end:
             self._limit = self._new_limit()
             self._outbox.send(self._lead.replica, Allow(*self.partition, self._limit))
 
-    def skip(self, connected: Collection[NodeId]) -> None:
+    def skip(self) -> None:
         """Go on behind what was given up on."""
         self._is_given_up = False
         self.position = self._given_up_until()
         self._taken = max(self._taken, self.position)
         self._moved()
-        self._choose_lead(connected)
+        self._choose_lead()
 
     def stop(self) -> None:
         """Nobody need send us anything any more."""
@@ -249,7 +241,7 @@ class RangeReading:
 
     # Messages
 
-    def on_entries(self, sender: NodeId, entries: Entries, connected: Collection[NodeId]) -> None:
+    def on_entries(self, sender: NodeId, entries: Entries) -> None:
         lead = self._lead
         if lead is None or sender != lead.replica:
             return
@@ -260,27 +252,28 @@ class RangeReading:
             return
         lead.moved_us, lead.is_new = self._outbox.now_us, False
         try:
-            batches = self._batches(entries, offsets)
-            self._check_chain(lead, entries, batches)
+            batches, leaves = self._batches(entries, offsets)
+            self._check_chain(lead, entries, leaves)
         except RemoteProtocolError as error:
             self._lacks(sender, lead.batches[0].end if lead.batches else offsets[1])
-            self._give_way(str(error), connected, sent=entries.payloads[0])
+            self._give_way(str(error), sent=entries.payloads[0])
             return
         lead.batches += batches
+        lead.leaves += leaves
         lead.received = offsets[-1]
         if self._checks is None or not self._signed:
-            self._settle(lead, len(lead.batches), None, connected)
+            self._settle(lead, len(lead.batches), None)
         elif not lead.is_asked:
             self._ask_positions(lead)
 
-    def on_absent(self, sender: NodeId, absent: Absent, connected: Collection[NodeId]) -> None:
+    def on_absent(self, sender: NodeId, absent: Absent) -> None:
         lead = self._lead
         if lead is not None and sender == lead.replica and absent.offset == lead.received:
             lead.absent = absent.offset
             self._lacks(sender, absent.end)
-            self._pass_on(lead, connected)
+            self._pass_on(lead)
 
-    def on_proven(self, sender: NodeId, proven: ProvenRange, connected: Collection[NodeId]) -> None:
+    def on_proven(self, sender: NodeId, proven: ProvenRange) -> None:
         lead = self._lead
         if lead is None or sender != lead.replica or not lead.is_asked:
             return
@@ -288,7 +281,7 @@ class RangeReading:
             return
         if proven.sentence:
             if proven.is_final:
-                self._give_way(f"says that {proven.sentence}", connected)
+                self._give_way(f"says that {proven.sentence}")
             # Otherwise it is asked again before long.
             return
         lead.is_asked = False
@@ -296,12 +289,12 @@ class RangeReading:
         try:
             proof = self._proof(lead, proven)
         except RemoteProtocolError as error:
-            self._look_closer(lead, proven, str(error), connected)
+            self._look_closer(lead, proven, str(error))
             return
         lead.batches_at_once = min(PROVEN_BATCHES_MAX, 2 * lead.batches_at_once)
-        self._settle(lead, len(proof.leaves), proof, connected)
+        self._settle(lead, len(proof.leaves), proof)
 
-    def tick(self, connected: Collection[NodeId]) -> None:
+    def tick(self) -> None:
         now_us, lead = self._outbox.now_us, self._lead
         if self.is_done or self._is_given_up:
             return
@@ -309,20 +302,20 @@ class RangeReading:
             if self._again_us is None or now_us >= self._again_us:
                 self._again_us = None
                 self._tried.clear()
-                self._choose_lead(connected)
-        elif lead.replica not in connected:
-            self._give_way("its link went down", connected)
+                self._choose_lead()
+        elif lead.replica not in self._connected:
+            self._give_way("its link went down")
         elif not (lead.batches or lead.received < self._limit):
             # The application has enough for now, and nobody is late.
             lead.moved_us = self._stuck_us = now_us
         elif now_us - lead.moved_us >= LATE_AFTER_US:
-            self._give_way(f"brought nothing for {LATE_AFTER_US / 1e6:g} s", connected)
+            self._give_way(f"brought nothing for {LATE_AFTER_US / 1e6:g} s")
         elif lead.is_asked and now_us - lead.asked_us >= ASK_AGAIN_US:
             self._ask_positions(lead)
 
     # Checking
 
-    def _batches(self, entries: Entries, offsets: list[int]) -> list[_Batch]:
+    def _batches(self, entries: Entries, offsets: list[int]) -> tuple[list[Settled], list[Hash]]:
         publisher, first, time_us = entries.publisher, entries.first, entries.time_us
         bare = frozenset(entries.bare)
         if bare and (not self._validates or max(bare) >= len(entries.payloads)):
@@ -342,23 +335,24 @@ class RangeReading:
             if is_checked
             else [b""] * len(descriptors)
         )
-        return [
-            _Batch(
+        batches = [
+            Settled(
                 offsets[at], offsets[at + 1], publisher, first + at, time_us,
                 None if at in bare else payload,
-                digest_of(descriptors[at]) if is_checked else b"", leaves[at],
+                digest_of(descriptors[at]) if is_checked else b"",
             )
             for at, payload in enumerate(entries.payloads)
         ]  # fmt: skip
+        return batches, leaves
 
-    def _check_chain(self, lead: _Lead, entries: Entries, batches: list[_Batch]) -> None:
+    def _check_chain(self, lead: _Lead, entries: Entries, leaves: list[Hash]) -> None:
         """Where nobody signs, batches at least follow on each other as the lead says they do."""
         if self._checks is None or self._signed:
             return
         before = CHAIN_START if entries.offset == 0 else lead.chain
         if before not in (None, entries.before):
             raise RemoteProtocolError("sent batches that do not follow on each other")
-        lead.chain = chained(entries.before, [batch.leaf for batch in batches])[-1]
+        lead.chain = chained(entries.before, leaves)[-1]
         if lead.chain != entries.after:
             raise RemoteProtocolError("sent batches that are not what it says they are")
 
@@ -370,24 +364,16 @@ class RangeReading:
             raise RemoteProtocolError(f"told of {count} batches, and sent {len(lead.batches)}")
         size, root, checkpoint = self._checks.head(proven.checkpoint)
         runs = [range(run.leaf, run.leaf + run.count) for run in proven.runs]
-        batches = lead.batches[:count]
-        leaves = [batch.leaf for batch in batches]
+        leaves = lead.leaves[:count]
         check_runs(leaves, runs, size, proven.path, root)
         if self._validates:
-            self._check_seals(batches)
+            for batch in lead.batches[:count]:
+                if batch.payload is not None:
+                    line = Line(batch.publisher, *self.partition)
+                    self._checks.validation.check_ordered(line, batch.sequence, batch.payload)
         return RangeProof(size, runs, leaves, proven.path, checkpoint)
 
-    def _check_seals(self, batches: list[_Batch]) -> None:
-        assert self._checks is not None
-        for batch in batches:
-            if batch.payload is None:
-                continue
-            line = Line(batch.publisher, *self.partition)
-            self._checks.validation.check_ordered(line, batch.sequence, batch.payload)
-
-    def _look_closer(
-        self, lead: _Lead, proven: ProvenRange, why: str, connected: Collection[NodeId]
-    ) -> None:
+    def _look_closer(self, lead: _Lead, proven: ProvenRange, why: str) -> None:
         """One of these batches is not what was ordered: find out which is the first."""
         count = sum(run.count for run in proven.runs)
         if 1 < count <= len(lead.batches):
@@ -395,21 +381,20 @@ class RangeReading:
             self._ask_positions(lead)
         else:
             self._lacks(lead.replica, lead.batches[0].end)
-            self._give_way(f"sent {why}", connected, sent=lead.batches[0].payload or b"")
+            self._give_way(f"sent {why}", sent=lead.batches[0].payload or b"")
 
-    def _settle(
-        self, lead: _Lead, count: int, proof: RangeProof | None, connected: Collection[NodeId]
-    ) -> None:
+    def _settle(self, lead: _Lead, count: int, proof: RangeProof | None) -> None:
         """So many batches are what they should be."""
-        places = _places(proof) if proof is not None else repeat((None, None), count)
-        settled = [
-            Settled(
-                batch.offset, batch.end, batch.publisher, batch.sequence, batch.time_us,
-                batch.payload, batch.digest, *place, None if at else proof,
-            )
-            for at, (batch, place) in enumerate(zip(lead.batches[:count], places, strict=True))
-        ]  # fmt: skip
-        del lead.batches[:count]
+        settled = lead.batches[:count]
+        if proof is not None:
+            places = (leaf for run in proof.runs for leaf in run)
+            settled = [
+                msgspec.structs.replace(
+                    batch, leaf=leaf, size=proof.size, proof=None if at else proof
+                )
+                for at, (batch, leaf) in enumerate(zip(settled, places, strict=True))
+            ]
+        del lead.batches[:count], lead.leaves[:count]
         self.position = min(settled[-1].end, self.end)
         events = settled[-1].end - settled[0].offset
         size_bytes = sum(len(each.payload or each.digest) for each in settled) or 1
@@ -420,7 +405,7 @@ class RangeReading:
         if lead.batches:
             self._ask_positions(lead)
         else:
-            self._pass_on(lead, connected)
+            self._pass_on(lead)
 
     # Who is asked
 
@@ -434,8 +419,8 @@ class RangeReading:
     def _new_limit(self) -> int:
         return min(self.end, self._taken + self._credit)
 
-    def _choose_lead(self, connected: Collection[NodeId]) -> None:
-        there = [replica for replica in self._order if replica in connected]
+    def _choose_lead(self) -> None:
+        there = [replica for replica in self._order if replica in self._connected]
         replica = next((each for each in there if each not in self._tried), None)
         if self.is_done or replica is None:
             self._wait_or_give_up()
@@ -480,14 +465,12 @@ class RangeReading:
         prove = ProveRange(*self.partition, lead.number, self.position, count)
         self._outbox.send(lead.replica, prove)
 
-    def _pass_on(self, lead: _Lead, connected: Collection[NodeId]) -> None:
+    def _pass_on(self, lead: _Lead) -> None:
         """Large batches are not everywhere: go on from here with the next replica."""
         if lead.absent is not None and lead.absent == self.position:
-            self._give_way("does not have it", connected)
+            self._give_way("does not have it")
 
-    def _give_way(
-        self, why: str, connected: Collection[NodeId], *, sent: bytes | None = None
-    ) -> None:
+    def _give_way(self, why: str, *, sent: bytes | None = None) -> None:
         lead = self._lead
         assert lead is not None
         if sent is not None:
@@ -495,9 +478,4 @@ class RangeReading:
             self._sent[lead.replica] = sent
         self._tried[lead.replica] = why
         self._lead = None
-        self._choose_lead(connected)
-
-
-def _places(proof: RangeProof) -> Iterator[tuple[int, int]]:
-    """The leaf of each batch, and the size of the tree."""
-    return ((leaf, proof.size) for run in proof.runs for leaf in run)
+        self._choose_lead()

@@ -8,7 +8,7 @@ whoever lags behind those is served from disk, at its own pace.
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 
-from quorate.core.ids import Digest, NodeId
+from quorate.core.ids import DIGEST_BYTES, Digest, NodeId
 from quorate.core.ordering import (
     BEGIN_US,
     END_US,
@@ -22,7 +22,7 @@ from quorate.core.ordering import (
     Wants,
 )
 from quorate.protocol.ordering.log import OrderLog
-from quorate.protocol.ordering.records import DIGEST_BYTES, Placed, Store, Stretch
+from quorate.protocol.ordering.records import Placed, Store, Stretch
 from quorate.protocol.outbox import Outbox
 
 # The last decisions are kept in memory for those who are up to date.

@@ -14,12 +14,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from quorate.core.header import DESCRIPTOR_BYTES, counts_in, events_in, is_signed
-from quorate.core.ids import Digest, NodeId, Sequence, TopicId
+from quorate.core.ids import DIGEST_BYTES, Digest, NodeId, Sequence, TopicId
 from quorate.core.ordering import Entries, Partition, Wants
 from quorate.crypto.digests import descriptor
 from quorate.protocol.ordering.value import offsets_of
-
-DIGEST_BYTES = 32
 
 
 class Held(msgspec.Struct, frozen=True, gc=False, tag="held"):
@@ -292,11 +290,8 @@ class Store(Protocol):
         """The offset after so many batches from that of this offset on, or so many before it if the
         number is negative; no further than what is kept."""
 
-    def spot(self, partition: Partition, offset: int) -> Spot | None:
-        """Whose batch stands there, if this offset is kept."""
-
     def runs(self, partition: Partition, offset: int, batches: int) -> list[tuple[int, Spot]]:
-        """The same of so many batches from that of this offset on, as far as they are kept: how
+        """Where so many batches stand from that of this offset on, as far as they are kept: how
         many have consecutive numbers and leaves, and the spot of the first of them."""
 
     def bounds(self, partition: Partition) -> tuple[int, int]:

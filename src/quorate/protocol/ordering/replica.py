@@ -32,7 +32,6 @@ from quorate.core.ordering import (
     Locate,
     OfferSnapshot,
     Propose,
-    Prove,
     ProveRange,
     Recall,
     Received,
@@ -326,7 +325,7 @@ class Ordering:
         else:
             _READING[type(message)](group, sender, message)
 
-    def _on_prove(self, sender: NodeId, prove: Prove | ProveRange) -> None:
+    def _on_prove(self, sender: NodeId, prove: ProveRange) -> None:
         """Whoever may not know hears so: it waits for an answer, and not for a stream."""
         topic, group = self.topics.get(prove.topic), self._group_of(prove.topic)
         if topic is None or group is None:
@@ -338,8 +337,6 @@ class Ordering:
             refuse(sender, prove, refusal, self._outbox)
         elif prove.partition >= topic.contract.partitions:
             refuse(sender, prove, f"there is no partition {prove.partition}", self._outbox)
-        elif isinstance(prove, ProveRange):
-            group.proving.on_prove_range(sender, prove)
         else:
             group.proving.on_prove(sender, prove)
 
@@ -462,7 +459,6 @@ HANDLERS: dict[type, Callable[[Ordering, NodeId, Any], None]] = {
     **dict.fromkeys(_WORDS, Ordering._on_word),
     **dict.fromkeys(_AGREEMENT, Ordering._on_agreement),
     **dict.fromkeys(_READING, Ordering._on_reading),
-    Prove: Ordering._on_prove,
     ProveRange: Ordering._on_prove,
     Recall: Ordering._on_control,
     TopologyQuery: Ordering._on_control,

@@ -24,12 +24,11 @@ from blake3 import blake3
 
 from quorate.core.errors import RemoteProtocolError
 from quorate.core.header import events_in
-from quorate.core.ids import Digest, NodeId, Sequence, TopicId
+from quorate.core.ids import DIGEST_BYTES, Digest, NodeId, Sequence, TopicId
 from quorate.core.ordering import Line
 from quorate.crypto.digests import digest_of, link
 from quorate.crypto.leaves import LEAF, LEAF_VERSION
 
-DIGEST_BYTES = 32
 CHAIN_START = bytes(DIGEST_BYTES)
 SPANS_MAX = 4096
 ENDED_MAX = 1024
