@@ -14,8 +14,8 @@ import pyarrow
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from estates import HEADERS
 from quorate.pipeline import schema
-from quorate.pipeline.data.hosts import HEADERS
 from quorate.pipeline.jobs import monitor, patterns, portscan, trading
 from quorate.pipeline.jobs.monitor import MonitorConfig
 from quorate.pipeline.jobs.portscan import PortscanConfig

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from estates import table_of
 from quorate.pipeline.data.hosts import HEARTBEATS, SECOND_US, Estate, Recording
 from quorate.pipeline.jobs import monitor
 from quorate.pipeline.jobs.monitor import MonitorConfig
@@ -30,7 +31,7 @@ RESTLESS = Estate(
 
 
 def events_of(spark: SparkSession, recording: Recording, directory: Path) -> DataFrame:
-    pyarrow.parquet.write_table(recording.table().drop(["arrives"]), directory / "0.parquet")
+    pyarrow.parquet.write_table(table_of(recording).drop(["arrives"]), directory / "0.parquet")
     return spark.read.schema(EVENTS).parquet(str(directory))
 
 

@@ -1,12 +1,12 @@
 """Recordings of hosts: the same for the same seed, in order, and true to what they say of it."""
 
-import asyncio
 from dataclasses import replace
 from itertools import pairwise
 
 import msgspec
 import pytest
 
+from estates import returns, table_of
 from quorate.core.errors import LocalProtocolError
 from quorate.pipeline.data.hosts import HEARTBEATS, SYSLOG, Estate, Message, Recording
 
@@ -31,7 +31,7 @@ def test_a_seed_says_all_that_happens(recording: Recording) -> None:
 
     assert again.messages == recording.messages
     assert again.heartbeats == recording.heartbeats
-    assert again.table().equals(recording.table())
+    assert table_of(again).equals(table_of(recording))
     assert replace(ESTATE, seed=12).record().messages != recording.messages
 
 
@@ -77,7 +77,7 @@ def test_numbers_tell_how_a_host_fell_silent() -> None:
     seen = set()
     for seed in range(6):
         recording = Estate(seed=seed, loss_max=0.0, lines_per_s=0.0).record()
-        for name in recording.returns(limit_us=25_000_000):
+        for name in returns(recording, limit_us=25_000_000):
             outage = recording.by_name[name].outage
             assert outage is not None
             places = [
@@ -111,19 +111,6 @@ def test_hosts_with_sticky_connections_stay_with_one_broker() -> None:
     for host in recording.hosts:
         brokers = {header(message, "broker") for message in of(recording, SYSLOG, host.name)}
         assert len(brokers) == 1
-
-
-def test_a_recording_is_paced_without_leaving_anything_out() -> None:
-    short = Estate(
-        seed=3, duration_s=0.2, period_s=0.02, jitter_s=0.001, skew_s_max=0, outages=0, stumbles=0,
-    )  # fmt: skip
-
-    async def collect(recording: Recording) -> list[Message]:
-        return [message async for message in recording.paced()]
-
-    recording = short.record()
-    assert len(recording.messages) > 50
-    assert asyncio.run(collect(recording)) == list(recording.messages)
 
 
 def test_more_silent_hosts_than_hosts_are_refused() -> None:

@@ -14,15 +14,15 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import event_sequences as sequences
 from clusters import TestCluster, running_cluster
-from estates import broker_of, host_of, rates_by_hand
+from estates import broker_of, host_of, rates_by_hand, returns
+from market_ticks import Market, draw
 from naive_matching import matches_told_naively
 from naive_trading import orders_of
 from quorate.client import Consumer, Producer
-from quorate.pipeline.data import sequences
 from quorate.pipeline.data.hosts import HEARTBEATS, SYSLOG, Estate, Message, Recording
 from quorate.pipeline.data.sites import HARD, Packet, Traffic
-from quorate.pipeline.data.ticks import Market, draw
 from quorate.pipeline.jobs import monitor, patterns, portscan, trading
 from quorate.pipeline.jobs.job import ConfigT, Job, Pipes
 from quorate.pipeline.jobs.matching import Pattern
@@ -273,7 +273,7 @@ def truth(recording: Recording, limit_us: int) -> Iterator[Fact]:
     yield from (("balance", start_us, _plain(load)) for start_us, load in loads.items())
     yield from (("heartbeats", *place, count) for place, count in beats.items() if count)
     yield from (("unknown", *place, count) for place, count in unknown.items())
-    silent, back = recording.silences(limit_us), recording.returns(limit_us)
+    silent, back = recording.silences(limit_us), returns(recording, limit_us)
     for host in recording.hosts:
         name = f"{host.party}/{host.name}"
         gone = host.name in silent and host.name not in back

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from estates import broker_of, host_of, rates_by_hand
+from estates import broker_of, host_of, rates_by_hand, returns, table_of
 from quorate.core.errors import ConfigError
 from quorate.pipeline.data.hosts import HEARTBEATS, SYSLOG, Estate, Message, Recording
 from quorate.pipeline.jobs import monitor
@@ -48,7 +48,7 @@ def events(
     spark: SparkSession, recording: Recording, tmp_path_factory: pytest.TempPathFactory
 ) -> DataFrame:
     directory = tmp_path_factory.mktemp("events")
-    write(directory, recording.table(), files=1)
+    write(directory, table_of(recording), files=1)
     return spark.read.schema(EVENTS).parquet(str(directory))
 
 
@@ -119,7 +119,7 @@ def job_said(
     root = tmp_path_factory.mktemp("job")
     # Both topics are in the same files, so that none of them runs ahead of the other.
     (root / "topics" / HEARTBEATS).mkdir(parents=True)
-    write(root / "topics" / HEARTBEATS, recording.table(), files=3)
+    write(root / "topics" / HEARTBEATS, table_of(recording), files=3)
     pipes = Directories(
         spark=spark,
         cluster=str(root / "topics"),
@@ -279,7 +279,7 @@ def test_silence_is_reported_once_for_long_outages_only(
     back = [row["host"].split("/")[1] for row in alerts if row["kind"] == "back"]
 
     assert sorted(silent) == sorted(recording.silences(LIMIT_US))
-    assert sorted(back) == sorted(recording.returns(LIMIT_US))
+    assert sorted(back) == sorted(returns(recording, LIMIT_US))
     assert len(silent) == 5
     assert len(back) == 3
     for row in alerts:
@@ -295,7 +295,7 @@ def test_alerts_are_the_same_if_all_comes_at_once(
     job_said: dict[str, list[dict[str, Any]]],
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, recording.table(), files=1)
+    write(tmp_path, table_of(recording), files=1)
     stream = spark.readStream.schema(EVENTS).parquet(str(tmp_path))
 
     alerts = said_by(monitor.silences(stream, CONFIG), "alerts")
@@ -311,7 +311,7 @@ def test_a_job_that_was_slow_does_not_report_itself(
 ) -> None:
     """One of the hosts that fall silent is taken to be the job itself."""
     own = next(row["host"] for row in job_said["alerts"] if row["kind"] == "back")
-    write(tmp_path, recording.table(), files=1)
+    write(tmp_path, table_of(recording), files=1)
     stream = spark.readStream.schema(EVENTS).parquet(str(tmp_path))
 
     alerts = said_by(monitor.silences(stream, CONFIG, own=own), "others")
@@ -337,7 +337,7 @@ def test_windows_of_a_stream_are_those_of_all_at_once_but_for_what_is_not_over(
 def test_a_window_of_lines_is_over_when_time_goes_on_though_no_line_follows(
     spark: SparkSession, recording: Recording, tmp_path: Path
 ) -> None:
-    table = recording.table()
+    table = table_of(recording)
     (place, first) = next((i, m) for i, m in enumerate(recording.messages) if m.template)
     beats = table.filter(pc.equal(table["topic"], HEARTBEATS))
     write(tmp_path, pa.concat_tables([table.slice(place, 1), beats]), files=1)
@@ -357,7 +357,7 @@ def _line(row: dict[str, Any]) -> str:
 def test_events_that_make_no_sense_are_counted_and_break_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    good = Estate(seed=1, duration_s=20, outages=0).record().table().slice(0, 1)
+    good = table_of(Estate(seed=1, duration_s=20, outages=0).record()).slice(0, 1)
     headers = [
         [{"name": "broker", "value": b"north"}, {"name": "broker", "value": b"south"}],
         [{"name": "received", "value": b"9" * 18}, {"name": "received", "value": b"1"}],

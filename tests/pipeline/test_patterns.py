@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from event_sequences import Network, draw
 from naive_matching import Match, matches_told_naively
 from quorate.core.errors import ConfigError
-from quorate.pipeline.data.sequences import Network, draw
 from quorate.pipeline.jobs.matching import Pattern, Run, Runs, Seen
 from quorate.pipeline.jobs.patterns import (
     EXAMPLE,

@@ -11,6 +11,7 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from net import free_ports
 from quorate.core.errors import ConfigError
 from quorate.pipeline.session import (
     ROCKSDB,
@@ -20,7 +21,6 @@ from quorate.pipeline.session import (
     packed,
     session,
 )
-from quorate.runtime.ports import free_ports
 from standalone import StandaloneCluster
 
 if TYPE_CHECKING:

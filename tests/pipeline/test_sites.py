@@ -43,7 +43,6 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(name: str) -
 
     assert list(once) == list(once) == list(again)
     assert once.crossings == again.crossings
-    assert once.table().equals(again.table())
     assert list(once) != list(Traffic(setting, seed=8, duration_s=30))
 
 
@@ -63,15 +62,10 @@ def test_no_packet_is_late_by_a_second_or_more() -> None:
         latest_us = max(latest_us, packet.time_us)
 
 
-def test_the_key_of_an_event_is_the_source_and_the_table_has_what_the_stream_has() -> None:
-    traffic = Traffic(EASY, seed=1, duration_s=20)
-    packets = list(traffic)
-    table = traffic.table()
+def test_the_key_of_an_event_is_the_source() -> None:
+    packets = list(Traffic(EASY, seed=1, duration_s=20))
 
     assert all(packet.key.decode() == sighting(packet).source for packet in packets)
-    assert table.column_names == ["site", "key", "value", "timestamp"]
-    assert table["value"].to_pylist() == [packet.value for packet in packets]
-    assert table["timestamp"].cast("int64").to_pylist() == [packet.time_us for packet in packets]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -21,10 +21,10 @@ import pyarrow
 import pytest
 
 from clusters import TestCluster, running_cluster, until
+from market_ticks import Market, draw
 from naive_trading import orders_of
 from quorate.client import Producer
 from quorate.pipeline.archive import Archive
-from quorate.pipeline.data.ticks import Market, draw
 from quorate.pipeline.jobs import archive, trading
 from quorate.pipeline.jobs.archive import ArchiveConfig
 from quorate.pipeline.jobs.job import Pipes

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from market_ticks import Market, Ticks, draw
 from naive_trading import orders_of, orders_told_naively
 from quorate.core.errors import ConfigError
-from quorate.pipeline.data.ticks import Market, Ticks, draw
 from quorate.pipeline.jobs.rules import Rule, Watch
 from quorate.pipeline.jobs.settings import read_settings
 from quorate.pipeline.jobs.trading import JOB, TradingConfig, orders, published

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusters import quorate, quorate_process, until
+from net import free_ports
 from quorate.client import Consumer, Producer
-from quorate.runtime.ports import free_ports
 
 pytestmark = pytest.mark.xdist_group("processes")
 

@@ -31,8 +31,7 @@ def kept(
     local = make_local_cluster(topics={"log": contract})
     cluster, identity = local.cluster, local.identities[f"r{replica}"]
     topics = topics_of(cluster)
-    keeper = LogKeeper.open(cluster, cluster, replica, identity, topics, data)
-    assert keeper is not None
+    keeper = LogKeeper(cluster, cluster, replica, identity, topics, data)
     with closing(keeper):
         macs = macs_of(cluster, identity)
         yield keeper, Broker(replica, topics, client_names(cluster), macs, keeper.make_ordering)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from net import free_ports
 from quorate.core.contract import Contract
 from quorate.runtime import replica
 from quorate.runtime.files import CLUSTER_FILE, data_directory, key_file
 from quorate.runtime.keeper import LogKeeper
 from quorate.runtime.local import make_local_cluster, write_local_cluster
-from quorate.runtime.ports import free_ports
 from quorate.storage.errors import StorageError
 from quorate.storage.store import DiskStore
 

@@ -223,7 +223,7 @@ def test_a_record_takes_from_the_world_what_concerns_its_nodes() -> None:
         (CRASHED, receipt(CRASHED, 1, 1)),
     )
     for node, outcome in outcomes:
-        record.on_outcome(node, outcome, 0)
+        record.on_outcome(node, outcome)
     # Then
     assert [batch for batch, _ in record.delivered(FIRST)] == [BatchId(CORRECT, TOPIC, 1)]
     assert record.receipted(CORRECT) == {BatchId(CORRECT, TOPIC, 1)}

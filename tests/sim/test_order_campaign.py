@@ -15,14 +15,13 @@ from quorate.core.ids import session_of
 from quorate.core.ordering import Line
 from quorate.protocol.ordering.backlog import Backlog
 from quorate.protocol.ordering.lines import Waiting
-from quorate.sim.campaign import campaign, command, run_seed
+from quorate.sim.campaign import command, run_seed
 from quorate.sim.checkers import Conduct
 from quorate.sim.order_checkers import events_of
 from quorate.sim.order_scenarios import draw_order
 from quorate.sim.order_stage import OrderStage
 from quorate.sim.scenarios import Setting, adversaries_of
-from quorate.sim.validated_stage import log_stage
-from seeds import chunks
+from seeds import campaign, chunks
 
 ORDERED = ("ordering", "crash-ordering")
 CHUNK = 20
@@ -97,7 +96,7 @@ def test_who_tells_false_counts_kinds_and_sizes_harms_its_own_batches_only_and_i
     malformed: Counter[Conduct] = Counter()
     named: set[Conduct] = set()
     for seed in range(6):
-        stage = log_stage(draw_order(Setting(protocol, adversary="false-header"), seed))
+        stage = OrderStage(draw_order(Setting(protocol, adversary="false-header"), seed))
         assert stage.perform() == []
         conducts = stage.record.conducts
         named |= {conducts[about] for _, about, _ in stage.record.reports}
@@ -111,7 +110,7 @@ def test_who_tells_false_counts_kinds_and_sizes_harms_its_own_batches_only_and_i
 def test_seeds_bring_groups_topics_sessions_and_readers_that_begin_anywhere_together() -> None:
     seen: Counter[str] = Counter()
     for seed in range(12):
-        stage = log_stage(draw_order(Setting("validated"), seed))
+        stage = OrderStage(draw_order(Setting("validated"), seed))
         assert stage.perform() == []
         scenario, record = stage.scenario, stage.record
         seen["other topics"] += bool(scenario.others)

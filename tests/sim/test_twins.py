@@ -43,7 +43,7 @@ def heard(world: World, node: int, side: Side = Side.A) -> list[tuple[NodeId, in
     return sorted(world.machine(node, side).heard)
 
 
-SPLIT = Split.between([1, 2, 3], [3, 4])
+SPLIT = Split({1: Side.A, 2: Side.A, 3: Side.BOTH, 4: Side.B})
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -73,7 +73,7 @@ def test_both_twins_speak_under_one_number_to_the_peers_on_their_side(mode: Mode
 @pytest.mark.parametrize("mode", Mode)
 def test_a_split_can_change_while_the_world_runs(mode: Mode) -> None:
     world = twin_world(mode, SPLIT)
-    world.split(TWIN, Split.between([4], [1, 2, 3]))
+    world.split(TWIN, Split({4: Side.A, 1: Side.B, 2: Side.B, 3: Side.B}))
     world.run(until_us=2_000_000)
     world.call(world.now_us, 1, lambda machine: machine.start(7))
     world.run()

@@ -11,9 +11,10 @@ import pytest
 
 from quorate.protocol.machine import Entry
 from quorate.protocol.ordering.records import Installed
-from quorate.sim.campaign import Summary, campaign, command, run_seed
+from quorate.sim.campaign import Summary, command, run_seed
 from quorate.sim.order_checkers import events_of
 from quorate.sim.order_scenarios import draw_order
+from quorate.sim.order_stage import OrderStage
 from quorate.sim.scenarios import Setting, adversaries_of
 from quorate.sim.validated_adversaries import (
     FORGERIES,
@@ -21,8 +22,7 @@ from quorate.sim.validated_adversaries import (
     VALIDATED_REPLICAS,
     Forge,
 )
-from quorate.sim.validated_stage import ValidatedStage
-from seeds import chunks
+from seeds import campaign, chunks
 
 CHUNK = 20
 SEEDS = {1: 80, 2: 20}
@@ -93,7 +93,7 @@ def test_every_forgery_is_tried_and_none_of_them_is_read(
 
     scenario = draw_order(Setting("validated", adversary="forging-source"), 0)
     assert not scenario.topic.contract.event_proofs
-    assert ValidatedStage(scenario, on_outcome=note).perform() == []
+    assert OrderStage(scenario, on_outcome=note).perform() == []
     assert tried
     assert read
     assert set(tried) & set(read) <= own_batches_again(kind, tried)
@@ -108,7 +108,7 @@ def own_batches_again(kind: str, tried: list[bytes]) -> set[bytes]:
 def test_the_same_seed_is_the_same_run() -> None:
     digests = set()
     for _ in range(2):
-        stage = ValidatedStage(draw_order(Setting("validated"), 8))
+        stage = OrderStage(draw_order(Setting("validated"), 8))
         assert stage.perform() == []
         digests.add(stage.world.trace.digest())
     assert len(digests) == 1
@@ -128,7 +128,7 @@ def test_replicas_start_over_that_are_away_for_long_and_nobody_else() -> None:
     forgetting = [seed for seed in range(60) if draw_order(setting, seed).slots_kept < 100]
     started_over = Counter[bool]()
     for seed in (*forgetting[:6], 80735):
-        stage = ValidatedStage(draw_order(setting, seed))
+        stage = OrderStage(draw_order(setting, seed))
         assert stage.perform() == []
         for replica in stage.scenario.topic.members:
             found = [isinstance(each, Installed) for each in stage.world.disk(replica).read()]

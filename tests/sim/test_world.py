@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from functools import partial
 from operator import methodcaller
 
@@ -11,12 +12,11 @@ import pytest
 from quorate.core.errors import LocalProtocolError
 from quorate.core.ids import Lane, NodeId, Stream
 from quorate.core.messages import Message, StatusQuery
-from quorate.protocol.machine import Ready, Skipped
+from quorate.protocol.machine import Outcome, Ready, Report, Skipped
 from quorate.protocol.ordering.records import Snapshot
 from quorate.sim.disks import SimDisk
 from quorate.sim.faults import FaultPlan
 from quorate.sim.links import BurstLoss, Constant, Mode, Network, Uniform
-from quorate.sim.recorder import Recorder
 from quorate.sim.throughput import flooding_world, measure
 from quorate.sim.world import Halt, World
 
@@ -75,6 +75,28 @@ class Listener:
     @property
     def numbers(self) -> list[int]:
         return [number for _, _, number in self.heard]
+
+
+class Recorder:
+    """Keeps outcomes in the order in which they happened, and counts reports.
+
+    Give `on_outcome` and `on_report` to the world.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[int, NodeId, Outcome]] = []
+        # By who reports, about whom, and what kind.
+        self.reports: Counter[tuple[NodeId, NodeId, str]] = Counter()
+
+    def on_outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
+        self.outcomes.append((now_us, node, outcome))
+
+    def on_report(self, node: NodeId, report: Report, now_us: int) -> None:
+        self.reports[node, report.node, report.kind] += 1
+
+    def of(self, node: NodeId) -> list[tuple[int, Outcome]]:
+        """One node's outcomes with their times."""
+        return [(at_us, outcome) for at_us, who, outcome in self.outcomes if who == node]
 
 
 def listeners(
@@ -228,31 +250,6 @@ def test_time_never_goes_back_however_short_the_latency() -> None:
         ticks = world.machine(node).ticks
         assert ticks == sorted(set(ticks))
         assert len(world.machine(node).heard) == 4
-
-
-def test_a_run_without_end_stops_at_its_limit_and_can_go_on() -> None:
-    world = World(1, network=Network(latency=Constant(0)))
-    hits: list[int] = []
-
-    def again() -> None:
-        hits.append(world.now_us)
-        world.inject(world.now_us, again)
-
-    world.inject(7, again)
-    assert world.run(limit_events=100) is Halt.LIMIT
-    assert hits == [7] * 100
-    assert world.run(limit_events=5) is Halt.LIMIT
-    assert len(hits) == 105
-
-
-def test_stopping_at_limits_changes_nothing_about_the_run() -> None:
-    whole, pieces = (flooding_world(8, nodes=40, peers=6) for _ in range(2))
-    for world in (whole, pieces):
-        world.call(0, 3, lambda flooder: flooder.start(1))
-    whole.run()
-    while pieces.run(limit_events=7) is Halt.LIMIT:
-        pass
-    assert pieces.trace.digest() == whole.trace.digest()
 
 
 def test_outcomes_and_reports_reach_the_recorder() -> None:

@@ -24,8 +24,8 @@ from typing import Any
 import pyspark
 
 from clusters import until
+from net import free_ports
 from quorate.pipeline.java import find_java
-from quorate.runtime.ports import free_ports
 
 HOST = "127.0.0.1"
 # The least that an executor starts with is somewhat above 450 MB.

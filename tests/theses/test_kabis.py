@@ -61,11 +61,11 @@ from quorate.sim.checkers import Conduct
 from quorate.sim.links import Mode, Network, Uniform
 from quorate.sim.order_checkers import check_log
 from quorate.sim.order_scenarios import Beginning, OrderScenario, PlannedAppend, draw_order
+from quorate.sim.order_stage import OrderStage
 from quorate.sim.scenarios import BEGIN_US, Setting, SourcePart
 from quorate.sim.sealing import CLUSTER, public_key, signing_key
 from quorate.sim.validated_adversaries import VALIDATED_PUBLISHERS, VALIDATED_REPLICAS
 from quorate.sim.validated_checkers import VALIDATED_LIVENESS, VALIDATED_SAFETY
-from quorate.sim.validated_stage import ValidatedStage
 from seals import batch_of_values, sealed_batch
 from stage import Outlook, opened, topic
 
@@ -81,7 +81,7 @@ def in_peace(
     hostile: dict[NodeId, str] | None = None,
     producers: tuple[str | None, ...] = (None, None),
     batches: int = 24,
-) -> ValidatedStage:
+) -> OrderStage:
     """Replicas, producers and two consumers, all of them real machines, and a network that works.
 
     Nothing goes wrong but what these hostile ones do. Each producer publishes so many batches.
@@ -107,7 +107,7 @@ def in_peace(
         beginnings=tuple(Beginning(each, BEGIN_US, "events", 0, 0, True) for each in readers),
         cluster=None, blackouts_us=(), skews_us=dict.fromkeys(drawn.topic.members, 0),
     )  # fmt: skip
-    return ValidatedStage(scenario)
+    return OrderStage(scenario)
 
 
 def _payload(producer: NodeId, at: int) -> bytes:

@@ -16,6 +16,7 @@ from itertools import groupby
 import msgspec
 import pytest
 
+from estates import returns
 from quorate.pipeline.data.hosts import HEARTBEATS, SECOND_US, SYSLOG, Estate, Recording
 from quorate.pipeline.filtering import Filter, Filtered
 from quorate.pipeline.signatures import UNKNOWN, Pattern, read_patterns
@@ -176,7 +177,7 @@ def test_a_host_that_fails_is_known_by_the_absence_of_what_arrives_regularly(
     limit_us = PERIODS * period_s * SECOND_US
     changes = watched(recording)
     assert hosts(changes, "silent") == sorted(recording.silences(limit_us))
-    assert hosts(changes, "back") == sorted(recording.returns(limit_us))
+    assert hosts(changes, "back") == sorted(returns(recording, limit_us))
     assert (len(hosts(changes, "silent")), len(hosts(changes, "back"))) == (5, 3)
 
 

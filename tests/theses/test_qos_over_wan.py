@@ -23,12 +23,12 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from event_sequences import KINDS, Network, draw
+from market_ticks import Jump, Market, Ticks
+from market_ticks import draw as draw_ticks
 from naive_trading import by_instrument, orders_told_naively
 from quorate.pipeline.data import sites
-from quorate.pipeline.data.sequences import KINDS, Network, draw
 from quorate.pipeline.data.sites import SECOND_US, SETTINGS, Crossing, Setting, Traffic
-from quorate.pipeline.data.ticks import Jump, Market, Ticks
-from quorate.pipeline.data.ticks import draw as draw_ticks
 from quorate.pipeline.jobs.handshakes import KINDS as PACKETS
 from quorate.pipeline.jobs.handshakes import Found, Handshakes, Packet, Rules
 from quorate.pipeline.jobs.matching import Pattern, Runs, Seen

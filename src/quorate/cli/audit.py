@@ -22,7 +22,8 @@ from quorate.cli.directory import (
     opened,
     patience_s,
 )
-from quorate.cli.tables import on_stderr, printable
+from quorate.cli.tables import on_stderr
+from quorate.cli.text import printable
 from quorate.client.audit import Auditor, GroupReport, PartitionReport, Report
 from quorate.client.audit import Progress as AuditProgress
 from quorate.core.errors import ConfigError, QuorumError

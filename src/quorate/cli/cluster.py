@@ -20,8 +20,9 @@ from quorate.cli.directory import (
     DEFAULT,
     DirectoryOption,
     OperatorName,
+    as_observer,
+    as_operator,
     asked,
-    observer,
     opened,
     operator,
 )
@@ -163,11 +164,11 @@ def current(
     which says how the cluster began: `--output` writes both.
     """
     launcher = opened(directory)
-    found = run(asked(launcher, observer(launcher), lambda admin: admin.learn_topology()))
+    found = as_observer(launcher, lambda admin: admin.learn_topology())
     if output is None:
         typer.echo(found.render(), nl=False)
         return
-    founding = run(asked(launcher, observer(launcher), lambda admin: admin.founding()))
+    founding = as_observer(launcher, lambda admin: admin.founding())
     write_cluster(output, found)
     write_cluster(output.parent / FOUNDING_FILE, founding)
     typer.echo(
@@ -189,10 +190,8 @@ def replace(
     that have none. A process that runs with the old keys ends; start the new
     one with the file that `quorate cluster current` writes.
     """
-    launcher = opened(directory)
-    asked_for = _replica(0, replica)
-    who = operator_name or operator(launcher, "replaces replicas")
-    run(asked(launcher, who, lambda admin: admin.replace_replica(asked_for)))
+    asked_for, does = _replica(0, replica), "replaces replicas"
+    as_operator(directory, operator_name, does, lambda admin: admin.replace_replica(asked_for))
     typer.echo(f"{asked_for.name} is at {asked_for.host}:{asked_for.port} from now on")
 
 
@@ -207,11 +206,9 @@ def add(
     Operators of f + 1 parties (or of all that have one) must ask for exactly the same. The exit
     code is 1 while others have yet to ask.
     """
-    launcher = opened(directory)
-    asked_for = _replica(0, replica)
-    who = operator_name or operator(launcher, "adds replicas")
+    asked_for, does = _replica(0, replica), "adds replicas"
     try:
-        run(asked(launcher, who, lambda admin: admin.add_replica(asked_for)))
+        as_operator(directory, operator_name, does, lambda admin: admin.add_replica(asked_for))
     except RefusedError as error:
         why = str(error)
         if not why.startswith(NOT_YET):
@@ -259,9 +256,8 @@ def remove_client(
 
     Only an operator of its own party can. Take it off all access lists first.
     """
-    launcher = opened(directory)
-    who = operator_name or operator(launcher, "removes clients")
-    run(asked(launcher, who, lambda admin: admin.remove_client(name)))
+    does = "removes clients"
+    as_operator(directory, operator_name, does, lambda admin: admin.remove_client(name))
     typer.echo(f"{name} is no client any more")
 
 

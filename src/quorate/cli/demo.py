@@ -5,7 +5,7 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group
@@ -54,6 +54,7 @@ def demo(
     _require_extras()
     from quorate.cli.demo_books import verdict
     from quorate.cli.demo_report import write_report
+    from quorate.cli.demo_words import sentences
 
     console = Console(file=sys.stderr)
     console.print("Starting four replicas, each a process of its own, and Spark ...")
@@ -65,7 +66,7 @@ def demo(
         typer.echo(json.dumps(result))
     else:
         wide = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-        Console(width=wide).print(_summary(scene, result))
+        Console(width=wide).print(Group(_topics(scene, final=True), *sentences(scene, result)))
     verdict(result)
 
 
@@ -167,9 +168,3 @@ def _cells(line: "Line", *, final: bool) -> list[str | Text]:
 
 def _judged(line: "Line", count: int) -> Text:
     return Text(str(count), style="red" if count and line.tolerates_lies else "green")
-
-
-def _summary(scene: "Scene", result: dict[str, Any]) -> Group:
-    from quorate.cli.demo_words import sentences
-
-    return Group(_topics(scene, final=True), *sentences(scene, result))

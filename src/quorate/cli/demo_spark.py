@@ -58,7 +58,11 @@ async def _in_its_thread(do: Callable[[], _Done]) -> _Done:
 @asynccontextmanager
 async def running_session(directory: Path) -> AsyncIterator[SparkSession]:
     """Spark, with its own messages in this directory."""
-    spark = await _in_its_thread(partial(_session, directory / "logs"))
+    start = partial(
+        session, "local[2]",
+        app_name="quorate demo", settings=SETTINGS, log_directory=directory / "logs",
+    )  # fmt: skip
+    spark = await _in_its_thread(start)
     try:
         yield spark
     finally:
@@ -149,7 +153,3 @@ class Jobs:
             await asyncio.to_thread(stop, self._queries)
         else:
             await self._following
-
-
-def _session(logs: Path) -> SparkSession:
-    return session("local[2]", app_name="quorate demo", settings=SETTINGS, log_directory=logs)

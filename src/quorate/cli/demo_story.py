@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,20 +163,14 @@ def _begin(scene: Scene, plan: Plan) -> int:
     return start_us
 
 
+@dataclass(frozen=True)
 class _Cast:
     """Everybody who is connected with the cluster, but for Spark."""
 
-    def __init__(
-        self,
-        admin: Admin,
-        producers: dict[str, Producer],
-        watch: Consumer,
-        guards: dict[str, Consumer],
-    ) -> None:
-        self.admin = admin
-        self.producers = producers
-        self.watch = watch
-        self.guards = guards
+    admin: Admin
+    producers: dict[str, Producer]
+    watch: Consumer
+    guards: dict[str, Consumer]
 
     @classmethod
     async def assemble(cls, stack: AsyncExitStack, directory: Path, plan: Plan) -> "_Cast":
@@ -352,13 +347,13 @@ async def _look_after(scene: Scene, admin: Admin, archive: Archive) -> None:
     while True:
         for name, status in (await admin.status(timeout_s=0.5)).items():
             scene.replicas[name] = _word(status)
-        archived = await asyncio.to_thread(_archived_rows, archive)
+        files = (await asyncio.to_thread(archive.view)).files
         scene.samples.append(
             Sample(
                 scene.passed_s,
                 sum(line.published.total() for line in scene.lines.values()),
                 sum(line.delivered.total() for line in scene.lines.values()),
-                archived,
+                sum(file.rows for file in files),
             )
         )
         await asyncio.sleep(1.0)
@@ -368,10 +363,6 @@ def _word(status: dict[str, object]) -> str:
     if status.get("health") == "down":
         return "down"
     return "ok" if status.get("misbehaviour") == "none" else str(status.get("misbehaviour"))
-
-
-def _archived_rows(archive: Archive) -> int:
-    return sum(file.rows for file in archive.view().files)
 
 
 # The end

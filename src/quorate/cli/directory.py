@@ -149,6 +149,19 @@ async def asked(launcher: Launcher, who: str, work: Callable[[Admin], Awaitable[
             return await work(admin)
 
 
+def as_observer(launcher: Launcher, work: Callable[[Admin], Awaitable[_Value]]) -> _Value:
+    """What the cluster answers to whoever may ask."""
+    return run(asked(launcher, observer(launcher), work))
+
+
+def as_operator(
+    directory: Path, name: str | None, does: str, work: Callable[[Admin], Awaitable[_Value]]
+) -> _Value:
+    """What the cluster answers to this operator, or to one whose keys are here."""
+    launcher = opened(directory)
+    return run(asked(launcher, name or operator(launcher, does), work))
+
+
 def patience_s(launcher: Launcher) -> float:
     """How long to try while nobody is there: one that starts here right now needs some time."""
     starts = any(launcher.pid(name) is not None for name in launcher.held)

@@ -79,7 +79,8 @@ def doctor(
     """
     chosen = named or directory
     # Only who names a cluster wants to hear that it is not there.
-    launcher = opened(chosen) if named or chosen != DEFAULT or _is_cluster(chosen) else None
+    is_there = (chosen / CLUSTER_FILE).is_file()
+    launcher = opened(chosen) if named or chosen != DEFAULT or is_there else None
     place = launcher.directory if launcher else Path.cwd()
     found = list(_findings(launcher, place))
     if as_json:
@@ -89,10 +90,6 @@ def doctor(
         _print(found)
     if any(finding.level == "problem" for finding in found):
         raise typer.Exit(1)
-
-
-def _is_cluster(directory: Path) -> bool:
-    return (directory / CLUSTER_FILE).is_file()
 
 
 def _print(found: list[Finding]) -> None:

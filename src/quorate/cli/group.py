@@ -8,11 +8,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from quorate.cli.directory import DEFAULT, DirectoryOption, OperatorName, asked, observer, opened
-from quorate.cli.directory import operator as operator_here
-from quorate.cli.tables import printable
+from quorate.cli.directory import (
+    DEFAULT,
+    DirectoryOption,
+    OperatorName,
+    as_observer,
+    as_operator,
+    opened,
+)
+from quorate.cli.text import printable
 from quorate.core.errors import ConfigError
-from quorate.runtime.loop import run
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -36,8 +41,7 @@ def list_groups(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List groups and how far they are, as f + 1 replicas describe them alike."""
-    launcher = opened(directory)
-    groups = run(asked(launcher, observer(launcher), lambda admin: admin.groups()))
+    groups = as_observer(opened(directory), lambda admin: admin.groups())
     if as_json:
         typer.echo(json.dumps(groups, indent=2))
         return
@@ -60,10 +64,9 @@ def allow(
     directory: DirectoryOption = DEFAULT,
 ) -> None:
     """Let these clients of other parties be in a group, and no others."""
-    launcher = opened(directory)
-    who = operator or operator_here(launcher, "lets others into a group")
-    run(asked(launcher, who, lambda admin: admin.let_in(name, clients or [])))
-    typer.echo(f"Group {name} lets in its own party and {', '.join(clients or []) or 'no others'}.")
+    others, does = clients or [], "lets others into a group"
+    as_operator(directory, operator, does, lambda admin: admin.let_in(name, others))
+    typer.echo(f"Group {name} lets in its own party and {', '.join(others) or 'no others'}.")
 
 
 @app.command()
@@ -77,18 +80,14 @@ def reset(
 ) -> None:
     """Forget what a group without members has read, or have it go on elsewhere."""
     to = [_offset(text) for text in offsets or []]
-    launcher = opened(directory)
-    who = operator or operator_here(launcher, "resets a group")
-    run(asked(launcher, who, lambda admin: admin.reset_group(name, to)))
+    as_operator(directory, operator, "resets a group", lambda admin: admin.reset_group(name, to))
     typer.echo(f"Reset group {name}.")
 
 
 @app.command()
 def delete(name: Name, operator: OperatorName = None, directory: DirectoryOption = DEFAULT) -> None:
     """Delete a group without members, and its offsets."""
-    launcher = opened(directory)
-    who = operator or operator_here(launcher, "deletes a group")
-    run(asked(launcher, who, lambda admin: admin.delete_group(name)))
+    as_operator(directory, operator, "deletes a group", lambda admin: admin.delete_group(name))
     typer.echo(f"Deleted group {name}.")
 
 

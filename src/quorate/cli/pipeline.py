@@ -25,9 +25,10 @@ from quorate.cli.directory import (
     observer,
     opened,
 )
-from quorate.cli.tables import on_stderr, printable
+from quorate.cli.tables import on_stderr
+from quorate.cli.text import printable
 from quorate.core.errors import ConfigError, QuorateError
-from quorate.pipeline.failures import cause_of
+from quorate.pipeline.failures import cause_of, spark_errors
 from quorate.pipeline.filtering import Filter
 from quorate.pipeline.jobs.job import BatchJob, Job, Pipes, Program
 from quorate.pipeline.jobs.registry import known, load
@@ -196,15 +197,13 @@ def filter_lines(
     What remains is on the standard output, a JSON object in each line, for `quorate publish`. Needs
     neither Spark nor a cluster.
     """
-    lines = (line.rstrip("\r\n") for line in _lines_of_input())
+    lines = (
+        line.decode("utf-8", errors="replace").rstrip("\r\n")
+        for line in typer.get_binary_stream("stdin")
+    )
     for value in Filter(read_patterns(patterns)).values(lines):
         # Whoever waits for a line should have it now, and not when a buffer is full.
         typer.echo(value)
-
-
-def _lines_of_input() -> Iterator[str]:
-    for line in typer.get_binary_stream("stdin"):
-        yield line.decode("utf-8", errors="replace")
 
 
 def _member(
@@ -223,12 +222,9 @@ def _run(job: Program[Any], pipes: Pipes, settings: Any) -> None:
 
 
 def _run_to_its_end(job: BatchJob[Any], pipes: Pipes, settings: Any) -> None:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     try:
         ended = job.run(pipes, settings)
-    except (Py4JError, PySparkException) as error:
+    except spark_errors() as error:
         raise QueryError(f"{job.name} failed: {cause_of(error).rstrip('.')}") from error
     for line in ended.lines:
         typer.echo(printable(line))
@@ -237,13 +233,10 @@ def _run_to_its_end(job: BatchJob[Any], pipes: Pipes, settings: Any) -> None:
 
 
 def _run_until_stopped(job: Job[Any], pipes: Pipes, settings: Any) -> None:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     with _asked_to_stop() as stopping:
         try:
             queries = job.start(pipes, settings)
-        except (Py4JError, PySparkException) as error:
+        except spark_errors() as error:
             stop(pipes.spark.streams.active)
             raise _failed(job, pipes, cause_of(error)) from error
         on_stderr().print(f"{job.name} runs as {pipes.identity}; Ctrl-C ends it.", markup=False)

@@ -76,7 +76,8 @@ def publish(
     who = publisher(launcher, topic, name)
     if basic:
         refuse_basic(launcher.cluster, [topic])
-    template = Event(_encoded(key), b"", headers_of(header), 0, urgent)
+    encoded = None if key is None else os.fsencode(key)
+    template = Event(encoded, b"", headers_of(header), 0, urgent)
     batches = _batches(values or [], file)
     count = 0
     with hint_if_unreached(launcher), BlockingProducer(launcher.directory, who) as producer:
@@ -195,10 +196,6 @@ def _content(file: Path) -> bytes:
             f"{BATCH_BYTES_MAX} bytes"
         )
     return content
-
-
-def _encoded(text: str | None) -> bytes | None:
-    return None if text is None else os.fsencode(text)
 
 
 def _as_words(receipt: Receipt, publisher: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Annotated
 
@@ -21,8 +21,9 @@ from quorate.cli.directory import (
     patience_s,
     subscriber,
 )
-from quorate.cli.publish import headers_of, refuse_basic
-from quorate.cli.tables import on_stderr, printable
+from quorate.cli.publish import WAITING, headers_of, refuse_basic
+from quorate.cli.tables import on_stderr
+from quorate.cli.text import as_object, printable, shown
 from quorate.client.blocking import BlockingConsumer
 from quorate.client.consumer import Record, Start
 from quorate.core.errors import ConfigError
@@ -80,13 +81,12 @@ def subscribe(
     if basic:
         refuse_basic(launcher.cluster, topics)
     headers = dict(headers_of(header))
-    shown = 0
     with (
         hint_if_unreached(launcher),
         suspicions_on_stderr(),
         BlockingConsumer(launcher.directory, who) as consumer,
     ):
-        with on_stderr().status("Waiting for the replicas ..."):
+        with on_stderr().status(WAITING):
             consumer.reach(patience_s(launcher))
             if basic:
                 consumer.update_topology([])
@@ -96,15 +96,8 @@ def subscribe(
         on_stderr().print(f"{who} listens to {', '.join(topics)}; Ctrl-C ends.")
         if begin != "end":
             _warn_of_live([t for t in topics if not launcher.cluster.contract(t).is_log])
-        try:
-            for records in _arrivals(consumer, count, seconds):
-                typer.echo("\n".join(map(_as_json if as_json else as_words, records)))
-                shown += len(records)
-        except KeyboardInterrupt:
-            # Without a count this is the way to end, and nothing went wrong.
-            if count is not None:
-                raise
-    if count is not None and shown < count:
+        printed = _print(consumer, _as_json if as_json else as_words, count, seconds)
+    if count is not None and printed < count:
         raise typer.Exit(1)
 
 
@@ -161,10 +154,28 @@ def suspicions_on_stderr() -> Iterator[None]:
         log.setLevel(before)
 
 
+def _print(
+    consumer: BlockingConsumer,
+    as_line: Callable[[Record], str],
+    count: int | None,
+    seconds: float | None,
+) -> int:
+    """Print records as they come, up to so many and for so long; says how many there were."""
+    printed = 0
+    try:
+        for records in _arrivals(consumer, count, seconds):
+            typer.echo("\n".join(map(as_line, records)))
+            printed += len(records)
+    except KeyboardInterrupt:
+        # Without a count this is the way to end, and nothing went wrong.
+        if count is not None:
+            raise
+    return printed
+
+
 def _arrivals(
     consumer: BlockingConsumer, count: int | None, seconds: float | None
 ) -> Iterator[list[Record]]:
-    """Records as they come, up to so many and for so long."""
     ends_at = None if seconds is None else time.monotonic() + seconds
     while count is None or count > 0:
         timeout_s = None if ends_at is None else ends_at - time.monotonic()
@@ -181,8 +192,8 @@ def _arrivals(
 def as_words(record: Record) -> str:
     """One line about a record; on a terminal, what would fill it many times over is cut."""
     notes = [
-        *([] if record.key is None else [f"key {_shown(record.key)}"]),
-        *(f"{printable(name)}={_shown(value)}" for name, value in record.headers),
+        *([] if record.key is None else [f"key {shown(record.key)}"]),
+        *(f"{printable(name)}={shown(value)}" for name, value in record.headers),
         *(["urgent"] if record.urgent else []),
         *(["validated"] if record.validated else []),
         f"vouched by {', '.join(record.vouchers)}",
@@ -190,7 +201,7 @@ def as_words(record: Record) -> str:
     where = f"{record.topic} {record.publisher}#{record.sequence}.{record.index}"
     if record.offset is not None:
         where = f"{record.topic} {record.partition}@{record.offset} {record.publisher}"
-    value = _shown(record.value)
+    value = shown(record.value)
     if len(value) > TERMINAL_VALUE_MAX and sys.stdout.isatty():
         value = f"{value[:TERMINAL_VALUE_MAX]}…"
         notes.insert(0, f"{len(record.value):,} bytes, whole with --json or in a file")
@@ -204,29 +215,10 @@ def _as_json(record: Record) -> str:
             "publisher": record.publisher,
             "sequence": record.sequence,
             "index": record.index,
-            "key": None if record.key is None else _text_or_hex(record.key),
-            "value": _text_or_hex(record.value),
-            "headers": [[name, _text_or_hex(value)] for name, value in record.headers],
-            "timestamp_us": record.timestamp_us,
-            "urgent": record.urgent,
+            **as_object(record),
             "vouchers": record.vouchers,
             "partition": record.partition,
             "offset": record.offset,
             "validated": record.validated,
         }
     )
-
-
-def _shown(data: bytes) -> str:
-    """Text for a terminal, whatever a publisher put in it; or else hexadecimal digits."""
-    try:
-        return printable(data.decode())
-    except UnicodeDecodeError:
-        return f"0x{data.hex()}"
-
-
-def _text_or_hex(data: bytes) -> str | dict[str, str]:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"hex": data.hex()}

@@ -15,6 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from quorate.cli.text import printable
 from quorate.core.cluster import Cluster, Replica
 from quorate.core.errors import RemoteProtocolError
 from quorate.crypto.evidence import Keys, parse, verify_evidence
@@ -262,13 +263,6 @@ def line(standing: Standing) -> str:
     return f"{replica.name}  {replica.host}:{replica.port}  {standing.report.health}" + (
         "" if standing.health == "ok" else f": {standing.health}"
     )
-
-
-def printable(text: str) -> str:
-    """The text with everything escaped that a terminal might take for a command."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def on_stderr() -> Console:

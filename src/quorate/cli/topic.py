@@ -1,8 +1,8 @@
 """`quorate topic`: create and alter topics of a running cluster, list and describe them."""
 
 import json
-from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeVar
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,24 +12,20 @@ from quorate.cli.directory import (
     DEFAULT,
     DirectoryOption,
     OperatorName,
-    asked,
-    observer,
+    as_observer,
+    as_operator,
     opened,
-    operator,
 )
-from quorate.cli.tables import printable
+from quorate.cli.text import printable
 from quorate.client.admin import Admin
 from quorate.core.cluster import Cluster
 from quorate.core.contract import KEYS, Contract
 from quorate.core.control import CONTROL_TOPIC, Setting
 from quorate.core.errors import ConfigError
 from quorate.protocol.control.topology import FIXED_KEYS
-from quorate.runtime.launcher import Launcher
-from quorate.runtime.loop import run
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
-_Value = TypeVar("_Value")
 _LISTS = ("publish", "subscribe")
 
 Settings = Annotated[
@@ -67,9 +63,12 @@ def create(
 ) -> None:
     """Create a topic. What is left out of its contract has a safe default."""
     contract = settings_of(settings)
-    launcher = opened(directory)
-    who = operator_name or operator(launcher, "creates topics")
-    created = _ask(launcher, who, lambda admin: _create(admin, name, contract))
+
+    async def work(admin: Admin) -> Cluster:
+        await admin.create_topic(name, contract)
+        return await admin.learn_topology()
+
+    created = as_operator(directory, operator_name, "creates topics", work)
     typer.echo(f"{name} is there: {created.topics[name].terms}, {_served_by(created, name)}")
 
 
@@ -90,9 +89,9 @@ def alter(
             f"{name} is the cluster's own and cannot be altered; "
             f"'quorate topic describe {name}' shows what it promises"
         )
-    launcher = opened(directory)
-    who = operator_name or operator(launcher, "alters topics")
-    altered = _ask(launcher, who, lambda admin: _alter(admin, name, changes))
+    altered = as_operator(
+        directory, operator_name, "alters topics", lambda admin: _alter(admin, name, changes)
+    )
     table = altered.topics[name].table()
     words = ", ".join(f"{key} is {_shown(table.get(key, 'without limit'))}" for key in changes)
     typer.echo(f"{name} is altered: {words}")
@@ -101,7 +100,7 @@ def alter(
 @app.command("list")
 def list_topics(directory: DirectoryOption = DEFAULT, as_json: AsJson = False) -> None:
     """List the topics that the cluster has now."""
-    cluster = _current(opened(directory))
+    cluster = _current(directory)
     if as_json:
         typer.echo(json.dumps({name: c.table() for name, c in cluster.topics.items()}, indent=2))
         return
@@ -122,7 +121,7 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Describe one topic: its whole contract, and the replicas that serve it."""
-    cluster = _current(opened(directory))
+    cluster = _current(directory)
     contract = cluster.contract(name)
     replicas = [cluster.name_of(number) for number in cluster.placement(name)]
     if as_json:
@@ -158,11 +157,6 @@ def _value(key: str, text: str) -> Setting:
     return int(text) if text.isdecimal() else text
 
 
-async def _create(admin: Admin, name: str, contract: dict[str, Setting]) -> Cluster:
-    await admin.create_topic(name, contract)
-    return await admin.learn_topology()
-
-
 async def _alter(admin: Admin, name: str, changes: dict[str, Setting]) -> Cluster:
     contract = (await admin.learn_topology()).contract(name)
     if not changes:
@@ -172,12 +166,8 @@ async def _alter(admin: Admin, name: str, changes: dict[str, Setting]) -> Cluste
     return await admin.learn_topology()
 
 
-def _current(launcher: Launcher) -> Cluster:
-    return _ask(launcher, observer(launcher), lambda admin: admin.learn_topology())
-
-
-def _ask(launcher: Launcher, who: str, work: Callable[[Admin], Awaitable[_Value]]) -> _Value:
-    return run(asked(launcher, who, work))
+def _current(directory: Path) -> Cluster:
+    return as_observer(opened(directory), lambda admin: admin.learn_topology())
 
 
 def _served_by(cluster: Cluster, name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from quorate.cli.text import as_object, printable, shown
 from quorate.core.batch import Batch
 from quorate.core.errors import ConfigError, RemoteProtocolError
 from quorate.core.event import Event
@@ -69,13 +70,13 @@ def _as_words(verdict: Verdict) -> list[str]:
     if verdict.event is not None and verdict.events > 1:
         what = f"1 event of a batch of {verdict.events}"
     vouchers = ", ".join(
-        f"{_shown(each.name)} at {_seconds(each.time_s)}" for each in verdict.vouchers
+        f"{printable(each.name)} at {_seconds(each.time_s)}" for each in verdict.vouchers
     )
     name, _, identity = verdict.cluster.partition("/")
     return [
-        f"{_shown(who)} published {what} on topic {_shown(verdict.topic)} of cluster "
-        f"{_shown(name)}.",
-        f"  identity  {_shown(identity)}",
+        f"{printable(who)} published {what} on topic {printable(verdict.topic)} of cluster "
+        f"{printable(name)}.",
+        f"  identity  {printable(identity)}",
         *_signature_in_words(verdict),
         f"  ordered   {_micros(verdict.ordered_us)} as batch {verdict.sequence} of session "
         f"{verdict.session} of client {verdict.producer}",
@@ -83,7 +84,7 @@ def _as_words(verdict: Verdict) -> list[str]:
         f"an order log of {verdict.tree_size}",
         f"  vouched   by {vouchers}",
         *_events_in_words(verdict),
-        *(f"  note      {_shown(remark)}" for remark in verdict.remarks),
+        *(f"  note      {printable(remark)}" for remark in verdict.remarks),
     ]
 
 
@@ -109,7 +110,7 @@ def _events_in_words(verdict: Verdict) -> list[str]:
     try:
         events = _events(verdict)
     except RemoteProtocolError as error:
-        return [f"  events    cannot be read: {_shown(str(error))}"]
+        return [f"  events    cannot be read: {printable(str(error))}"]
     lines = [
         f"  event     {offset}: {_event_in_words(event)}"
         for offset, event in enumerate(events[:EVENTS_SHOWN], verdict.offset)
@@ -122,7 +123,7 @@ def _events_in_words(verdict: Verdict) -> list[str]:
 def _event_in_words(event: Event) -> str:
     notes = [
         *([] if event.key is None else [f"key {_data(event.key)}"]),
-        *(f"{_shown(name)}={_data(value)}" for name, value in event.headers),
+        *(f"{printable(name)}={_data(value)}" for name, value in event.headers),
         *(["urgent"] if event.urgent else []),
         f"of {_micros(event.timestamp_us)}",
     ]
@@ -136,23 +137,16 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
     if verdict.public_key is not None:
         found["public_key"] = verdict.public_key.hex()
     if verdict.event is not None:
-        shown = [(verdict.offset, verdict.event)]
+        events = [verdict.event]
     else:
         try:
-            shown = [*enumerate(_events(verdict), verdict.offset)]
+            events = _events(verdict)
         except RemoteProtocolError as error:
-            shown = []
+            events = []
             found["remarks"] = [*found["remarks"], f"the events cannot be read: {error}"]
     found["shown"] = [
-        {
-            "offset": offset,
-            "key": None if event.key is None else _text_or_hex(event.key),
-            "value": _text_or_hex(event.value),
-            "headers": [[name, _text_or_hex(value)] for name, value in event.headers],
-            "timestamp_us": event.timestamp_us,
-            "urgent": event.urgent,
-        }
-        for offset, event in shown
+        {"offset": offset, **as_object(event)}
+        for offset, event in enumerate(events, verdict.offset)
     ]
     return found
 
@@ -163,25 +157,10 @@ def _events(verdict: Verdict) -> list[Event]:
 
 
 def _data(data: bytes) -> str:
-    try:
-        text = _shown(data.decode())
-    except UnicodeDecodeError:
-        text = f"0x{data.hex()}"
+    text = shown(data)
     if len(text) <= VALUE_CHARACTERS_MAX:
         return text
     return f"{text[:VALUE_CHARACTERS_MAX]}… ({len(data):,} bytes, whole with --json)"
-
-
-def _shown(text: str) -> str:
-    """What a publisher wrote, without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _text_or_hex(data: bytes) -> str | dict[str, str]:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"hex": data.hex()}
 
 
 def _micros(time_us: int) -> str:

@@ -19,6 +19,14 @@ _PYTHON: Final = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .+)?)$", re.MULT
 _JAVA: Final = re.compile(r"^(?:Caused by)?: (?:\w+\.)+(\w+): (.+)$", re.MULTILINE)
 
 
+def spark_errors() -> tuple[type[Exception], ...]:
+    """What Spark raises, which only those import who have it."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    return Py4JError, PySparkException
+
+
 def cause_of(error: BaseException) -> str:
     """Why Spark failed, in one line."""
     text = _STATE.sub("", str(error).partition(_PLAN)[0])

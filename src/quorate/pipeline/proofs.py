@@ -75,7 +75,7 @@ class Proofs:
             "body": None if _follows(batch, rows) else _as_basic(payload),
             "range": kept_by,
             "number": number,
-            **(_nothing() if proof is None else _parts(proof)),
+            **_parts(proof),
         }
 
 
@@ -119,14 +119,12 @@ def _as_basic(payload: bytes) -> bytes:
     return header.encode() + payload[columns_at(payload) :]
 
 
-def _parts(proof: RangeProof) -> dict[str, Any]:
+def _parts(proof: RangeProof | None) -> dict[str, Any]:
+    if proof is None:
+        return dict.fromkeys(("runs", "leaves", "path", "note"))
     return {
         "runs": [{"leaf": run.start, "count": len(run)} for run in proof.runs],
         "leaves": b"".join(proof.leaves),
         "path": b"".join(proof.path),
         "note": proof.checkpoint,
     }
-
-
-def _nothing() -> dict[str, None]:
-    return dict.fromkeys(("runs", "leaves", "path", "note"))

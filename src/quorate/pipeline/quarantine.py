@@ -22,17 +22,10 @@ def quarantine(directory: str, error: UnverifiedError) -> None:
             "offset": error.offset,
             "end": error.end,
             "replica": name,
-            "sent": _text(sent),
+            "sent": base64.b64encode(sent).decode(),
         }
         for name, sent in (error.sent or {"": b""}).items()
     ]
-    with filesystem.open_output_stream(f"{path}/{_name(error)}.jsonl") as file:
+    name = f"{error.topic}-{error.partition}-{error.offset}"
+    with filesystem.open_output_stream(f"{path}/{name}.jsonl") as file:
         file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-
-
-def _name(error: UnverifiedError) -> str:
-    return f"{error.topic}-{error.partition}-{error.offset}"
-
-
-def _text(sent: bytes) -> str:
-    return base64.b64encode(sent).decode()

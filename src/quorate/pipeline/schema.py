@@ -7,11 +7,10 @@ and the same for all of them.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
 # What every topic has. `offset` is that of the event, its position in the partition, and `index`
 # its place in the batch: the batch begins at the difference of both.
@@ -43,23 +42,28 @@ EVENTS: Final = ", ".join((*EVENT_COLUMNS, *VALIDATED_COLUMNS))
 # from the rows. `range` is the offset of the batch that has, for itself and those behind it, how
 # they lead to a checkpoint: their leaves, which runs of the order log they are, and the hashes
 # beside them (`crypto/merkle.py`). `number` says which of these leaves is that of the batch.
-PROOF: Final = (
-    "proof struct<client: bigint, session: bigint, sequence: bigint, ordered: timestamp, "
-    "seal: binary, salt: binary, body: binary, range: bigint, number: int, "
-    "runs: array<struct<leaf: bigint, count: int>>, leaves: binary, path: binary, note: string>"
+PROOF_FIELDS: Final = (
+    "client: bigint",
+    "session: bigint",
+    "sequence: bigint",
+    "ordered: timestamp",
+    "seal: binary",
+    "salt: binary",
+    "body: binary",
+    "range: bigint",
+    "number: int",
+    "runs: array<struct<leaf: bigint, count: int>>",
+    "leaves: binary",
+    "path: binary",
+    "note: string",
 )
+PROOF: Final = f"proof struct<{', '.join(PROOF_FIELDS)}>"
 
 
 def events(*, proofs: bool = False) -> StructType:
     """The same as Spark's own type, also where there is no Spark to read text."""
     from pyspark.sql import types
 
-    header = types.StructType(
-        [
-            types.StructField("name", types.StringType()),
-            types.StructField("value", types.BinaryType()),
-        ]
-    )
     kinds: dict[str, types.DataType] = {
         "binary": types.BinaryType(),
         "string": types.StringType(),
@@ -67,28 +71,16 @@ def events(*, proofs: bool = False) -> StructType:
         "int": types.IntegerType(),
         "bigint": types.LongType(),
         "timestamp": types.TimestampType(),
-        "array<struct<name: string, value: binary>>": types.ArrayType(header),
     }
-    named = [column.split(" ", 1) for column in (*EVENT_COLUMNS, *VALIDATED_COLUMNS)]
-    fields = [types.StructField(name, kinds[kind]) for name, kind in named]
-    if proofs:
-        fields.append(types.StructField("proof", _proof(kinds)))
-    return types.StructType(fields)
 
+    def struct(*named: str, between: str = ": ") -> types.StructType:
+        fields = (each.split(between, 1) for each in named)
+        return types.StructType([types.StructField(name, kinds[kind]) for name, kind in fields])
 
-def _proof(kinds: dict[str, DataType]) -> DataType:
-    from pyspark.sql import types
-
-    run = types.StructType(
-        [
-            types.StructField("leaf", types.LongType()),
-            types.StructField("count", types.IntegerType()),
-        ]
-    )
-    kinds = {**kinds, "array<struct<leaf: bigint, count: int>>": types.ArrayType(run)}
-    inside = PROOF.removeprefix("proof struct<").removesuffix(">")
-    named = [field.split(": ", 1) for field in re.split(r", (?=\w+: (?!int>))", inside)]
-    return types.StructType([types.StructField(name, kinds[kind]) for name, kind in named])
+    for fields in ("name: string, value: binary", "leaf: bigint, count: int"):
+        kinds[f"array<struct<{fields}>>"] = types.ArrayType(struct(*fields.split(", ")))
+    found = struct(*EVENT_COLUMNS, *VALIDATED_COLUMNS, between=" ")
+    return found.add("proof", struct(*PROOF_FIELDS)) if proofs else found
 
 
 # What a frame needs that is published; the other columns may be left out, and none may be added.

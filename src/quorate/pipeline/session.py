@@ -32,11 +32,10 @@ from urllib.parse import urlsplit
 
 import quorate
 from quorate.core.errors import ConfigError, QuorateError
-from quorate.pipeline.failures import cause_of
+from quorate.pipeline.failures import cause_of, spark_errors
 from quorate.pipeline.java import Java, find_java
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 LOOPBACK: Final = "127.0.0.1"
@@ -262,14 +261,16 @@ def _launch_java(settings: Mapping[str, str], directory: Path) -> None:
     conf = SparkConf(loadDefaults=False)
     for key, value in settings.items():
         conf.set(key, value)
-    _add_option(conf, f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+    options = conf.get("spark.driver.extraJavaOptions", "")
+    ours = f"-Dlog4j2.configurationFile={log4j.as_uri()}"
+    conf.set("spark.driver.extraJavaOptions", f"{options} {ours}".strip())
     with (directory / PROCESS_LOG).open("ab") as output:
         begin = output.tell()
         streams: dict[str, Any] = {"stdout": output, "stderr": output}
         # In a session of its own, so that a Ctrl-C ends a job through us and not under us.
-        options = {**streams, "start_new_session": True}
+        popen = {**streams, "start_new_session": True}
         try:
-            gateway = launch_gateway(conf, options)  # type: ignore[no-untyped-call]
+            gateway = launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError:
             raise SparkStartError(
                 f"Java did not start: {_first_words(directory / PROCESS_LOG, begin)}"
@@ -283,11 +284,6 @@ def _first_words(log: Path, begin: int) -> str:
     return next((line for line in lines if line and "warning" not in line.lower()), "it is silent")
 
 
-def _add_option(conf: SparkConf, option: str) -> None:
-    key = "spark.driver.extraJavaOptions"
-    conf.set(key, f"{conf.get(key, '')} {option}".strip())
-
-
 _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
@@ -299,12 +295,9 @@ def _own_directory() -> Path:
 
 @contextlib.contextmanager
 def _as_one_sentence(master: str) -> Iterator[None]:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     try:
         yield
-    except (Py4JError, PySparkException) as error:
+    except spark_errors() as error:
         cause = cause_of(error)
         if "stopped SparkContext" in cause:
             # Spark gives up on a master in the background, and says so only in its log.

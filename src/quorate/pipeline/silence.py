@@ -30,10 +30,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from quorate.pipeline.jobs.waking import Woken
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
 
 CHANGES: Final = "host string, kind string, since_ms bigint, at_ms bigint"
 _STATE: Final = "last_ms bigint, is_silent boolean, timer_ms bigint, ahead_ms array<bigint>"
@@ -107,7 +108,7 @@ class Watch:
         return changes
 
 
-class Silences(StatefulProcessor):
+class Silences(Woken):
     """From the times when each host was heard (`heard_ms`) to what becomes of it (`CHANGES`)."""
 
     def __init__(self, limits: Limits) -> None:
@@ -117,32 +118,13 @@ class Silences(StatefulProcessor):
         self._handle = handle
         self._state = handle.getValueState("watch", _STATE)
 
-    def handleInputRows(  # noqa: N802
-        self,
-        key: Any,
-        rows: Iterator[Row],
-        timerValues: TimerValues,  # noqa: N803
-    ) -> Iterator[Row]:
+    def on_turn(self, key: Any, rows: Iterator[Row] | None, time: TimerValues) -> list[Row]:
         watch, timer_ms = self._load()
-        watch.hear(row.heard_ms for row in rows)
-        yield from self._advance(key, watch, timer_ms, timerValues)
-
-    def handleExpiredTimer(  # noqa: N802
-        self,
-        key: Any,
-        timerValues: TimerValues,  # noqa: N803
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
-    ) -> Iterator[Row]:
-        watch, _ = self._load()
-        yield from self._advance(key, watch, None, timerValues)
-
-    def close(self) -> None:
-        """There is nothing to release."""
-
-    def _advance(
-        self, key: Any, watch: Watch, timer_ms: int | None, times: TimerValues
-    ) -> list[Row]:
-        changes = watch.advance(times.getCurrentWatermarkInMs(), self._limits)
+        if rows is None:
+            timer_ms = None
+        else:
+            watch.hear(row.heard_ms for row in rows)
+        changes = watch.advance(time.getCurrentWatermarkInMs(), self._limits)
         self._keep(watch, timer_ms)
         return [Row(host=key[0], **change._asdict()) for change in changes]
 

@@ -7,7 +7,7 @@ business: they change nothing that was agreed.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,6 @@ from quorate.runtime.outside import Outside
 from quorate.runtime.signing import ClusterNotary, ClusterSigner
 from quorate.runtime.topics import client_names
 from quorate.storage.errors import DiskFullError
-from quorate.storage.store import DiskStore
 
 TRIM_EVERY_S = 5.0
 CLEAN_EVERY_S = 30.0
@@ -55,18 +54,17 @@ class LogKeeper:
         founding: Cluster,
         me: NodeId,
         identity: Identity,
-        topics: Iterable[Topic],
-        store: DiskStore,
-        outside: Outside,
+        topics: list[Topic],
+        data: Path,
     ) -> None:
-        self.store = store
-        self.outside = outside
+        self.outside = Outside()
+        self.store = self.outside.open(cluster, me, data)
         # By how much the time of day is wrong on purpose.
         self.clock_ahead_us = 0
         self._cluster = cluster
         self._founding = founding
         self._me = me
-        self._topics = list(topics)
+        self._topics = topics
         self._signer = ClusterSigner(cluster, identity)
         self._notaries = {kind: ClusterNotary(cluster, identity, kind) for kind in GroupKind}
         self._signer.adopt(founding)
@@ -74,22 +72,10 @@ class LogKeeper:
             notary.adopt(founding)
 
     @staticmethod
-    def open(
-        cluster: Cluster,
-        founding: Cluster,
-        me: NodeId,
-        identity: Identity,
-        topics: Iterable[Topic],
-        data: Path,
-    ) -> "LogKeeper | None":
-        """The store in this directory, if this replica has log topics or commands to keep."""
-        topics = list(topics)
+    def is_needed(cluster: Cluster, me: NodeId, topics: list[Topic]) -> bool:
+        """Whether this replica has log topics or commands to keep."""
         keeps = any(topic.contract.is_log and me in topic.index for topic in topics)
-        if not keeps and cluster.control is None:
-            return None
-        outside = Outside()
-        store = outside.open(cluster, me, data)
-        return LogKeeper(cluster, founding, me, identity, topics, store, outside)
+        return keeps or cluster.control is not None
 
     def make_ordering(self, outbox: Outbox) -> Ordering:
         recovered = self.store.recover()

@@ -15,6 +15,7 @@ message it brought; one turn's frames become one record and one write.
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, cast
 
 from quorate.core.bulk import Bulk, decode_bulk
@@ -71,28 +72,21 @@ class Links(Protocol):
         """
 
 
+@dataclass(eq=False)
 class Hub:
     """What the links of one node share: its credentials, its bounds, and who is connected."""
 
-    def __init__(
-        self,
-        credentials: Credentials,
-        certificates: Certificates | None,
-        owner: Links,
-        *,
-        write_buffer_bytes: int,
-        handshake_s: float,
-    ) -> None:
-        self.credentials = credentials
-        self.certificates = certificates
-        self.owner = owner
-        self.write_buffer_bytes = write_buffer_bytes
-        self.handshake_s = handshake_s
-        self.desk = Desk()
-        self.up: dict[NodeId, Link] = {}
-        self.all: set[Link] = set()
-        self.closed = False
-        self._strangers: set[Link] = set()
+    credentials: Credentials
+    certificates: Certificates | None
+    owner: Links
+    _: KW_ONLY
+    write_buffer_bytes: int
+    handshake_s: float
+    desk: Desk = field(default_factory=Desk)
+    up: "dict[NodeId, Link]" = field(default_factory=dict)
+    all: "set[Link]" = field(default_factory=set)
+    strangers: "set[Link]" = field(default_factory=set)
+    closed: bool = False
 
     def opened(self, link: "Link") -> None:
         """Register a new connection, or raise when there are too many unproven ones."""
@@ -102,18 +96,18 @@ class Hub:
             link.drop(CLOSED_HERE)
         if self.closed or link.dialled is not None:
             return
-        same_host = sum(other.host == link.host for other in self._strangers)
-        if same_host >= STRANGERS_PER_HOST_MAX or len(self._strangers) >= STRANGERS_MAX:
+        same_host = sum(other.host == link.host for other in self.strangers)
+        if same_host >= STRANGERS_PER_HOST_MAX or len(self.strangers) >= STRANGERS_MAX:
             raise RemoteProtocolError(
-                f"came on top of {len(self._strangers)} connections that have not proven who they "
+                f"came on top of {len(self.strangers)} connections that have not proven who they "
                 f"are, {same_host} from the same host; allowed are {STRANGERS_MAX} in all and "
                 f"{STRANGERS_PER_HOST_MAX} per host"
             )
-        self._strangers.add(link)
+        self.strangers.add(link)
 
     def proven(self, link: "Link", peer: NodeId) -> None:
         """The link is up. It replaces an older one: the peer knows best which of them works."""
-        self._strangers.discard(link)
+        self.strangers.discard(link)
         older = self.up.get(peer)
         if older is not None:
             older.drop("replaced by a newer link of the same peer")
@@ -126,7 +120,7 @@ class Hub:
 
     def dropped(self, link: "Link", why: str) -> None:
         """The link ends. Its owner hears of it if it was told that it was up."""
-        self._strangers.discard(link)
+        self.strangers.discard(link)
         peer = link.peer
         if peer is not None and self.up.get(peer) is link:
             del self.up[peer]

@@ -86,7 +86,10 @@ def make_local_cluster(
         allow_misbehaviour=True,
         fsync=fsync,
         replicas=tuple(_replica(i, identity, base_port) for i, identity in enumerate(servers)),
-        clients=tuple(_client(i, identity) for i, identity in enumerate(users)),
+        clients=tuple(
+            Client.of(public, index=index, operator=public.name == OPERATOR)
+            for index, public in enumerate(each.public for each in users)
+        ),
         topics=starter_topics() if topics is None else topics,
         stores={f"r{number}": kafka for number, kafka in enumerate(kafkas)},
     )
@@ -136,8 +139,3 @@ def _replica(number: int, identity: Identity, base_port: int) -> Replica:
         port=base_port + number,
         metrics_port=base_port + METRICS_PORT_OFFSET + number,
     )
-
-
-def _client(index: int, identity: Identity) -> Client:
-    public = identity.public
-    return Client.of(public, index=index, operator=public.name == OPERATOR)

@@ -5,7 +5,7 @@ import socket
 
 from quorate.core.errors import ConfigError
 
-_BASE_LOW, _BASE_HIGH = 12_000, 32_000
+_BASE_LOW, _BASE_HIGH, _STEP = 12_000, 32_000, 200
 
 
 def is_listening(host: str, port: int) -> bool:
@@ -14,28 +14,16 @@ def is_listening(host: str, port: int) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody uses now. Taken together, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def free_base_port(count: int = 200, host: str = "127.0.0.1") -> int:
-    """The first of so many ports in a row of which nobody uses the ones a local cluster takes.
+def free_base_port() -> int:
+    """The first of many ports in a row of which nobody uses the ones a local cluster takes.
 
     Below the range that the system hands out for outgoing connections, so that none of those
     takes one of them meanwhile.
     """
-    for base in range(_BASE_LOW + os.getpid() % 50 * count, _BASE_HIGH, count):
-        if all(is_free(host, base + offset) for offset in (*range(16), *range(100, 116))):
+    for base in range(_BASE_LOW + os.getpid() % 50 * _STEP, _BASE_HIGH, _STEP):
+        if all(is_free("127.0.0.1", base + offset) for offset in (*range(16), *range(100, 116))):
             return base
-    raise ConfigError(f"no {count} free ports in a row between {_BASE_LOW} and {_BASE_HIGH}")
+    raise ConfigError(f"no {_STEP} free ports in a row between {_BASE_LOW} and {_BASE_HIGH}")
 
 
 def is_free(host: str, port: int) -> bool:

@@ -79,7 +79,9 @@ class ReplicaProcess:
         self._identity = identity
         self._macs = macs_of(cluster, identity)
         topics = topics_of(cluster)
-        self.keeper = LogKeeper.open(cluster, founding, me.number, identity, topics, data)
+        self.keeper: LogKeeper | None = None
+        if LogKeeper.is_needed(cluster, me.number, topics):
+            self.keeper = LogKeeper(cluster, founding, me.number, identity, topics, data)
         self.broker = Broker(
             me.number,
             topics,

@@ -57,12 +57,10 @@ class ClusterSigner:
         return self._identity.sign(self._prefix + data)
 
     def is_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
-        present = self._keys.present.get(replica)
-        return present is not None and self._fits(present, data, signature)
+        return self.is_attested_by(replica, self._prefix + data, signature)
 
     def was_signed_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
-        former = self._keys.former.get(replica, ())
-        return any(self._fits(each, data, signature) for each in former)
+        return self.was_attested_by(replica, self._prefix + data, signature)
 
     def attest(self, data: bytes) -> bytes:
         return self._identity.sign(data)
@@ -74,9 +72,6 @@ class ClusterSigner:
     def was_attested_by(self, replica: NodeId, data: bytes, signature: bytes) -> bool:
         former = self._keys.former.get(replica, ())
         return any(is_signed(each.public_key, data, signature) for each in former)
-
-    def _fits(self, cosigner: Cosigner, data: bytes, signature: bytes) -> bool:
-        return is_signed(cosigner.public_key, self._prefix + data, signature)
 
 
 class ClusterNotary:

@@ -28,11 +28,7 @@ from quorate.core.messages import (
     Supply,
     Vouch,
 )
-from quorate.core.ordering import (
-    Announce,
-    AnnounceSealed,
-    Append,
-)
+from quorate.core.ordering import Announce, AnnounceSealed, Append
 from quorate.crypto.digests import digest
 from quorate.protocol import misbehaviour
 from quorate.protocol.broadcast.history import History
@@ -47,61 +43,26 @@ TWINS = "twins"
 TWIN_SOURCE = "twin-source"
 
 
-def _slow(draw: Random, *_: object) -> Rewrite:
-    return Slow(draw.randrange(20_000, 1_500_000))
-
-
-def _drop(draw: Random, *_: object) -> Rewrite:
-    return Drop(draw, draw.choice((10, 50, 90)))
-
-
-def _mute(*_: object) -> Rewrite:
-    return Silence()
-
-
-def _silent(draw: Random, f: int, nodes: Collection[NodeId]) -> Rewrite:
-    return Silence(draw.sample(sorted(nodes), f))
-
-
-def _lie(draw: Random, *_: object) -> Rewrite:
-    return Lie(draw, draw.choice((20, 100)))
-
-
-def _equivocate(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
-    return Equivocate(draw.sample(sorted(nodes), draw.randint(1, len(nodes))))
-
-
-def _replay(draw: Random, *_: object) -> Rewrite:
-    return Replay(draw, 50)
-
-
-def _disown(*_: object) -> Rewrite:
-    return Disown()
-
-
-def _false_stream(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
-    """Everybody, or some, so that liars who differ in that tell one truth and one lie."""
-    count = draw.choice((len(nodes), draw.randint(1, len(nodes))))
-    return FalseStream(draw.sample(sorted(nodes), count))
-
-
-def _false_progress(draw: Random, *_: object) -> Rewrite:
-    return FalseProgress(draw)
-
-
-def _lie_about(field: str) -> Make:
-    return lambda draw, *_: Lie(draw, draw.choice((20, 100)), [field])
-
-
-class Disown:
-    """Say of everything that is due to a subscriber that it will not be sent."""
+class Retold:
+    """An adversary that sends something else in place of each message."""
 
     def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [(node, self._disowned(message)) for node, message in ready.send]
+        ready.send = [pair for node, message in ready.send for pair in self._sent(node, message)]
         return [(0, ready)]
 
-    @staticmethod
-    def _disowned(message: Message) -> Message:
+    def _sent(self, node: NodeId, message: Message) -> Iterable[tuple[NodeId, Message]]:
+        """What is sent in place of one message."""
+        return [(node, self._told(node, message))]
+
+    def _told(self, node: NodeId, message: Message) -> Message:
+        """What this node is told in place of one message."""
+        return message
+
+
+class Disown(Retold):
+    """Say of everything that is due to a subscriber that it will not be sent."""
+
+    def _told(self, node: NodeId, message: Message) -> Message:
         if isinstance(message, Forward):
             stream = (message.publisher, message.topic, message.lane)
             return Omitted(*stream, message.first, len(message.payloads))
@@ -111,7 +72,7 @@ class Disown:
         return message
 
 
-class FalseStream:
+class FalseStream(Retold):
     """Tell some nodes another stream that fits together, whatever the kind of message.
 
     All who do so tell the same one. To its source such a replica says that it has everything.
@@ -121,10 +82,6 @@ class FalseStream:
         self._lied_to = frozenset(lied_to)
         # The last batch that we spoke of on each stream.
         self._last: dict[Stream, Sequence] = {}
-
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [(node, self._told(node, message)) for node, message in ready.send]
-        return [(0, ready)]
 
     def _told(self, node: NodeId, message: Message) -> Message:
         if isinstance(message, Ack):
@@ -156,18 +113,14 @@ class FalseStream:
         return History(named[0], tuple(digests)).encode()
 
 
-class FalseProgress:
+class FalseProgress(Retold):
     """Tell everybody that things are elsewhere: a stream begins later and has come far, its next
     batches are left out, and its source should begin again."""
 
     def __init__(self, draw: Random) -> None:
         self._draw = draw
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [pair for node, message in ready.send for pair in self._told(node, message)]
-        return [(0, ready)]
-
-    def _told(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
         if isinstance(message, Frontier):
             stream = (message.publisher, message.topic, message.lane)
             begin = message.highest + self._draw.choice((1, 100, SEQUENCE_MAX // 2))
@@ -179,20 +132,16 @@ class FalseProgress:
         return [(node, message)]
 
 
-class Withhold:
+class Withhold(Retold):
     """Publish nothing on some lanes towards some replicas; be polite to them otherwise."""
 
     def __init__(self, replicas: Iterable[NodeId], lanes: Iterable[Lane] = tuple(Lane)) -> None:
         self._replicas = frozenset(replicas)
         self._lanes = frozenset(lanes)
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [
-            (node, message)
-            for node, message in ready.send
-            if node not in self._replicas or self._lane_of(message) not in self._lanes
-        ]
-        return [(0, ready)]
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        is_held = node in self._replicas and self._lane_of(message) in self._lanes
+        return [] if is_held else [(node, message)]
 
     @staticmethod
     def _lane_of(message: object) -> Lane | None:
@@ -201,10 +150,17 @@ class Withhold:
         return message.lane if isinstance(message, Publish) else None
 
 
+def some(
+    draw: Random, nodes: Collection[NodeId], least: int, most: int | None = None
+) -> list[NodeId]:
+    """So many of these nodes, at most all of them."""
+    return draw.sample(sorted(nodes), draw.randint(least, len(nodes) if most is None else most))
+
+
 def _partial_source(draw: Random, f: int, replicas: Collection[NodeId]) -> Rewrite:
     """Enough replicas hear of it for some destination to deliver, and not enough for all."""
-    count = draw.randint(1, min(2 * f, len(replicas)))
-    return Withhold(draw.sample(sorted(replicas), count), draw.choice(((Lane.EVENTS,), Lane)))
+    deaf = some(draw, replicas, 1, min(2 * f, len(replicas)))
+    return Withhold(deaf, draw.choice(((Lane.EVENTS,), Lane)))
 
 
 def _unfinished_source(draw: Random, f: int, replicas: Collection[NodeId]) -> Rewrite:
@@ -212,13 +168,14 @@ def _unfinished_source(draw: Random, f: int, replicas: Collection[NodeId]) -> Re
     return Withhold(draw.sample(sorted(replicas), len(replicas) - draw.randint(1, f)))
 
 
-def _historyless_source(_: Random, __: int, replicas: Collection[NodeId]) -> Rewrite:
-    return Withhold(replicas, (Lane.HISTORIES,))
+def _false_stream(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
+    """Everybody, or some, so that liars who differ in that tell one truth and one lie."""
+    count = draw.choice((len(nodes), draw.randint(1, len(nodes))))
+    return FalseStream(draw.sample(sorted(nodes), count))
 
 
-def _lying_source(draw: Random, *_: object) -> Rewrite:
-    """A different content for each replica, in some of the batches."""
-    return Lie(draw, draw.choice((5, 20, 50)), ["content"])
+def _lie(*fields: str) -> Make:
+    return lambda draw, *_: Lie(draw, draw.choice((20, 100)), fields)
 
 
 def _twin(*_: object) -> Rewrite:
@@ -226,27 +183,28 @@ def _twin(*_: object) -> Rewrite:
 
 
 REPLICAS: Mapping[str, Make] = {
-    "slow": _slow,
-    "drop": _drop,
-    "mute": _mute,
-    "silent": _silent,
-    "lie": _lie,
-    **{f"lie-{field}": _lie_about(field) for field in misbehaviour.FIELDS},
-    "equivocate": _equivocate,
-    "replay": _replay,
-    "disown": _disown,
+    "slow": lambda draw, *_: Slow(draw.randrange(20_000, 1_500_000)),
+    "drop": lambda draw, *_: Drop(draw, draw.choice((10, 50, 90))),
+    "mute": lambda *_: Silence(),
+    "silent": lambda draw, f, nodes: Silence(draw.sample(sorted(nodes), f)),
+    "lie": _lie(),
+    **{f"lie-{field}": _lie(field) for field in misbehaviour.FIELDS},
+    "equivocate": lambda draw, _, nodes: Equivocate(some(draw, nodes, 1)),
+    "replay": lambda draw, *_: Replay(draw, 50),
+    "disown": lambda *_: Disown(),
     TWINS: _twin,
 }
 # They tell a story that fits together. Only a setting names them: what a seed draws is as it was.
 PINNED: Mapping[str, Make] = {
     "false-stream": _false_stream,
-    "false-progress": _false_progress,
+    "false-progress": lambda draw, *_: FalseProgress(draw),
 }
 SOURCES: Mapping[str, Make] = {
     "partial-source": _partial_source,
     "unfinished-source": _unfinished_source,
-    "historyless-source": _historyless_source,
-    "lying-source": _lying_source,
+    "historyless-source": lambda _, __, replicas: Withhold(replicas, (Lane.HISTORIES,)),
+    # A different content for each replica, in some of the batches.
+    "lying-source": lambda draw, *_: Lie(draw, draw.choice((5, 20, 50)), ["content"]),
     TWIN_SOURCE: _twin,
 }
 # What a protocol for crash faults has to bear.

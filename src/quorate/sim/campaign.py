@@ -14,7 +14,6 @@ from quorate.sim.order_trace import trace_log
 from quorate.sim.scenarios import LOG_PROTOCOLS, Setting, draw
 from quorate.sim.stage import Stage
 from quorate.sim.trace import trace
-from quorate.sim.validated_stage import log_stage
 
 # Processes take seeds in small helpings, so that all of them end at about the same time.
 _HELPING = 4
@@ -79,7 +78,7 @@ def run_seed(setting: Setting, seed: int) -> Verdict:
 def stage_of(setting: Setting, seed: int) -> Stage | OrderStage:
     """The world of this seed, before anything has happened in it."""
     if setting.protocol in LOG_PROTOCOLS:
-        return log_stage(draw_order(setting, seed))
+        return OrderStage(draw_order(setting, seed))
     return Stage(draw(setting, seed))
 
 
@@ -95,13 +94,6 @@ def run_seeds(setting: Setting, seeds: Iterable[int], *, jobs: int = 1) -> Itera
         finally:
             # Whoever stops listening does not want the rest.
             pool.shutdown(cancel_futures=True)
-
-
-def campaign(setting: Setting, seeds: Iterable[int], *, jobs: int = 1) -> Summary:
-    summary = Summary(setting)
-    for verdict in run_seeds(setting, seeds, jobs=jobs):
-        summary.add(verdict)
-    return summary
 
 
 def command(setting: Setting, seed: int) -> str:

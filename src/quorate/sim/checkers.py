@@ -43,6 +43,9 @@ class BatchId(NamedTuple):
     topic: TopicId
     sequence: Sequence
 
+    def __str__(self) -> str:
+        return f"batch {self.sequence} of {self.publisher}"
+
 
 class Conduct(Enum):
     """How a source behaves."""
@@ -77,8 +80,8 @@ class Record:
     deliveries: dict[NodeId, list[Delivery]] = field(default_factory=dict)
     receipts: dict[NodeId, list[Receipt]] = field(default_factory=dict)
 
-    def on_outcome(self, node: NodeId, outcome: Outcome, _: int) -> None:
-        """For the world to call. Outcomes of nodes that are not on record do not count."""
+    def on_outcome(self, node: NodeId, outcome: Outcome) -> None:
+        """Outcomes of nodes that are not on record do not count."""
         if isinstance(outcome, Delivery) and node in self.destinations:
             self.deliveries.setdefault(node, []).append(outcome)
         elif isinstance(outcome, Receipt) and node in self.conducts:
@@ -131,10 +134,10 @@ def integrity(record: Record, _: Promises) -> Iterator[Violation]:
             if conduct is Conduct.BYZANTINE:
                 continue
             if conduct is None or batch not in record.published:
-                sentence = f"{destination} delivered {_name(batch)}, which was never published"
+                sentence = f"{destination} delivered {batch}, which was never published"
                 yield Violation("integrity", sentence, batch)
             elif record.published[batch] != delivery.payload:
-                sentence = f"{destination} delivered {_name(batch)} with forged content"
+                sentence = f"{destination} delivered {batch} with forged content"
                 yield Violation("integrity", sentence, batch)
 
 
@@ -144,7 +147,7 @@ def no_duplication(record: Record, _: Promises) -> Iterator[Violation]:
         seen: set[BatchId] = set()
         for batch, _delivery in record.delivered(destination):
             if batch in seen:
-                sentence = f"{destination} delivered {_name(batch)} twice"
+                sentence = f"{destination} delivered {batch} twice"
                 yield Violation("no duplication", sentence, batch)
             seen.add(batch)
 
@@ -159,7 +162,7 @@ def agreement(record: Record, promises: Promises) -> Iterator[Violation]:
                 continue
             other, payload = first.setdefault(batch, (destination, delivery.payload))
             if payload != delivery.payload:
-                sentence = f"{other} and {destination} delivered {_name(batch)} differently"
+                sentence = f"{other} and {destination} delivered {batch} differently"
                 yield Violation("agreement", sentence, batch)
 
 
@@ -170,7 +173,7 @@ def order(record: Record, promises: Promises) -> Iterator[Violation]:
         for batch, _delivery in record.delivered(destination):
             stream = batch.publisher, batch.topic
             if batch.sequence <= last.get(stream, -1):
-                sentence = f"{destination} delivered {_name(batch)} after {last[stream]}"
+                sentence = f"{destination} delivered {batch} after {last[stream]}"
                 yield Violation("order", sentence, batch)
             last[stream] = batch.sequence
 
@@ -214,13 +217,13 @@ def progress(record: Record, promises: Promises) -> Iterator[Violation]:
     receipted = {source: record.receipted(source) for source in record.conducts}
     for batch in record.published_by(Conduct.CORRECT):
         if batch not in receipted[batch.publisher]:
-            sentence = f"{batch.publisher} never got a receipt for {_name(batch)}"
+            sentence = f"{batch.publisher} never got a receipt for {batch}"
             yield Violation("progress", sentence, batch)
     for source, count in record.unpublished.items():
         if count and record.conducts[source] is Conduct.CORRECT:
             mine = (batch for batch in record.published if batch.publisher == source)
             last = max(mine, default=BatchId(source, 0, 0))
-            sentence = f"{source} never found room for {count} batches after {_name(last)}"
+            sentence = f"{source} never found room for {count} batches after {last}"
             yield Violation("progress", sentence, last)
 
 
@@ -236,9 +239,5 @@ def _undelivered(
         here = {batch for batch, _ in record.delivered(destination)}
         for batch in due:
             if batch not in here:
-                sentence = f"{destination} never delivered {_name(batch)}, and {because}"
+                sentence = f"{destination} never delivered {batch}, and {because}"
                 yield Violation(checker, sentence, batch)
-
-
-def _name(batch: BatchId) -> str:
-    return f"batch {batch.sequence} of {batch.publisher}"

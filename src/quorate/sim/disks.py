@@ -25,19 +25,15 @@ _decoder = msgspec.msgpack.Decoder(Record)
 class SimDisk:
     """What one node has written. It outlives the node's machines."""
 
-    __slots__ = ("_bytes", "_synced")
+    __slots__ = ("_bytes", "synced_bytes")
 
     def __init__(self) -> None:
         self._bytes = bytearray()
-        self._synced = 0
+        self.synced_bytes = 0
 
     @property
     def written_bytes(self) -> int:
         return len(self._bytes)
-
-    @property
-    def synced_bytes(self) -> int:
-        return self._synced
 
     def append(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -48,14 +44,16 @@ class SimDisk:
 
         A sync covers what was written when it began, not what came while it ran.
         """
-        self._synced = max(self._synced, self.written_bytes if through is None else through)
+        self.synced_bytes = max(
+            self.synced_bytes, self.written_bytes if through is None else through
+        )
 
     def crash(self, random: Random) -> str:
         """Lose what was not synced, or some of it, or nothing; says which happened.
 
         The answer is "", "kept", "torn" or "lost", where "" means that nothing was at stake.
         """
-        at_stake = self.written_bytes - self._synced
+        at_stake = self.written_bytes - self.synced_bytes
         if not at_stake:
             return ""
         fate = random.choice(("kept", "torn", "lost"))
@@ -70,7 +68,7 @@ class SimDisk:
     def wipe(self) -> None:
         """Amnesia: the node comes back with an empty disk."""
         self._bytes.clear()
-        self._synced = 0
+        self.synced_bytes = 0
 
     def read(self) -> list[Record]:
         """Every whole record, in the order of writing."""
@@ -89,7 +87,7 @@ class SimDisk:
         for _, end in self._frames():
             pass
         del self._bytes[end:]
-        self._synced = end
+        self.synced_bytes = end
 
     def _frames(self, start: int = 0) -> Iterator[tuple[Record, int]]:
         data, at = memoryview(bytes(self._bytes[start:])), 0

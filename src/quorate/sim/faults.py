@@ -56,6 +56,8 @@ class FaultPlan:
     between_mean_us: int = 300_000
     length_mean_us: int = 400_000
     loss: Loss = HEAVY_LOSS
+    # For what the world's seed holds the numbers of this plan.
+    purpose: str = "faults"
 
     def __post_init__(self) -> None:
         if not 0 <= self.faulty_max <= len(self.group):
@@ -82,7 +84,7 @@ class FaultPlan:
 
     def apply(self, world: World) -> list[Fault]:
         """Put this plan into a world, and say what it is. `world.faults` will count it."""
-        faults = list(self.schedule(world.random("faults")))
+        faults = list(self.schedule(world.random(self.purpose)))
         for fault in faults:
             self._put(world, fault)
         return faults

@@ -6,6 +6,7 @@ takes the machine off the processor and keeps everything.
 """
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from quorate.core.ids import NodeId
@@ -22,60 +23,35 @@ MakeMachine: TypeAlias = Callable[[], Machine]
 Rewrite: TypeAlias = Callable[[Ready, int], list[tuple[int, Ready]]]
 
 
+@dataclass(slots=True, eq=False)
 class Host:
     """One machine's place in the world. Two hosts with one node number are twins."""
 
-    __slots__ = (
-        "asleep",
-        "backlog",
-        "disk",
-        "due",
-        "incarnation",
-        "links",
-        "machine",
-        "make_machine",
-        "node",
-        "now_us",
-        "peers",
-        "rewrite",
-        "sessions",
-        "side",
-        "syncing",
-        "timers",
-        "twin",
-        "waiting",
-    )
+    node: NodeId
+    make_machine: MakeMachine
+    _: KW_ONLY
+    disk: SimDisk
+    rewrite: Rewrite | None
+    side: Side = Side.A
+    twin: "Host | None" = None
+    peers: dict[NodeId, None] = field(default_factory=dict)
+    links: dict[NodeId, Link] = field(default_factory=dict)
+    sessions: "dict[Host, Session]" = field(default_factory=dict)
+    # The machine that can act now. None while the host is down or paused.
+    machine: Machine | None = field(init=False)
+    asleep: Machine | None = None
+    # What a paused machine will find when it wakes up.
+    backlog: list[Callable[[Machine], object]] = field(default_factory=list)
+    incarnation: int = 0
+    now_us: int = -1
+    due: bool = False
+    timers: set[int] = field(default_factory=set)
+    # While a sync runs, everything that the machine wants waits behind it.
+    syncing: bool = False
+    waiting: list[Ready] = field(default_factory=list)
 
-    def __init__(
-        self,
-        node: NodeId,
-        make_machine: MakeMachine,
-        *,
-        disk: SimDisk,
-        rewrite: Rewrite | None,
-        side: Side = Side.A,
-    ) -> None:
-        self.node = node
-        self.make_machine = make_machine
-        self.disk = disk
-        self.rewrite = rewrite
-        self.side = side
-        self.twin: Host | None = None
-        self.peers: dict[NodeId, None] = {}
-        self.links: dict[NodeId, Link] = {}
-        self.sessions: dict[Host, Session] = {}
-        # The machine that can act now. None while the host is down or paused.
-        self.machine: Machine | None = make_machine()
-        self.asleep: Machine | None = None
-        # What a paused machine will find when it wakes up.
-        self.backlog: list[Callable[[Machine], object]] = []
-        self.incarnation = 0
-        self.now_us = -1
-        self.due = False
-        self.timers: set[int] = set()
-        # While a sync runs, everything that the machine wants waits behind it.
-        self.syncing = False
-        self.waiting: list[Ready] = []
+    def __post_init__(self) -> None:
+        self.machine = self.make_machine()
 
     @property
     def is_up(self) -> bool:

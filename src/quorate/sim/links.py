@@ -137,14 +137,6 @@ class BurstLoss:
         return _TwoStates(random, self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bandwidth:
-    """Each link carries so many bytes a second; `size_of` says how large a message is."""
-
-    bytes_per_s: int
-    size_of: Callable[[Message], int]
-
-
 class Mode(Enum):
     """What a link promises."""
 
@@ -156,21 +148,14 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """A network as a scenario asks for it.
-
-    `distance_us` is the place for a matrix of a wide-area network: it is added to `latency`
-    for each pair of nodes. From `retransmit_after_us` on, all is about streams only.
-    """
+    """A network as a scenario asks for it. From `retransmit_after_us` on, all is about streams."""
 
     latency: Latency = Uniform(200, 1_000)
-    distance_us: Callable[[NodeId, NodeId], int] | None = None
     mode: Mode = Mode.DATAGRAM
     loss: Loss | None = None
     duplication: float = 0.0
     # Of the messages whose payloads no tag covers (`core/bulk.py`), so many are altered.
     alteration: float = 0.0
-    fifo: bool = False
-    bandwidth: Bandwidth | None = None
     # How long a lost segment takes to be sent again; doubles each time.
     retransmit_after_us: int = 20_000
     # A connection that is blocked for so long breaks.
@@ -183,19 +168,16 @@ class Network:
         _check_rate("alteration", self.alteration)
 
 
+@dataclass(slots=True, eq=False)
 class Link:
     """One direction between two nodes: what its next message depends on."""
 
-    __slots__ = ("arrives_us", "channel", "free_us", "loss", "sender", "target")
-
-    def __init__(self, sender: NodeId, target: NodeId) -> None:
-        self.sender = sender
-        self.target = target
-        self.loss: Loss | None = None
-        self.channel: Channel | None = None
-        # When the wire is free again, and when the latest message arrives.
-        self.free_us = 0
-        self.arrives_us = 0
+    sender: NodeId
+    target: NodeId
+    loss: Loss | None = None
+    channel: Channel | None = None
+    # When the latest message of a connection arrives.
+    arrives_us: int = 0
 
 
 class Obstacle(Protocol):
@@ -284,43 +266,29 @@ class Fabric:
     def blocks(self, sender: NodeId, target: NodeId) -> bool:
         return any(obstacle.blocks(sender, target) for obstacle in self._obstacles)
 
-    def arrivals(self, link: Link, message: Message, now_us: int) -> tuple[int, ...]:
+    def arrivals(self, link: Link, now_us: int) -> tuple[int, ...]:
         """When a datagram arrives: never, once or twice."""
         if self._obstacles and self.blocks(link.sender, link.target):
             return ()
         if self._loss is not None and self._loses(link, self._loss):
             return ()
-        network = self._network
-        at_us = self._arrival(link, message, now_us, in_order=network.fifo)
-        if network.duplication and self._duplication_random.random() < network.duplication:
-            return at_us, self._arrival(link, message, now_us, in_order=network.fifo)
+        at_us, doubling = now_us + self.next_latency_us(), self._network.duplication
+        if doubling and self._duplication_random.random() < doubling:
+            return at_us, now_us + self.next_latency_us()
         return (at_us,)
 
-    def stream_arrival(self, link: Link, message: Message, now_us: int) -> int:
+    def stream_arrival(self, link: Link, now_us: int) -> int:
         """When the next message of a connection arrives: a loss shows as a delay."""
-        wait_us = 0
+        at_us = now_us
         if self._loss is not None:
             again_us = self._network.retransmit_after_us
             for _ in range(_RETRANSMISSIONS_MAX):
                 if not self._loses(link, self._loss):
                     break
-                wait_us += again_us
+                at_us += again_us
                 again_us *= 2
-        return self._arrival(link, message, now_us + wait_us, in_order=True)
-
-    def _arrival(self, link: Link, message: Message, now_us: int, *, in_order: bool) -> int:
-        network = self._network
-        at_us = now_us
-        if network.bandwidth is not None:
-            wire_us = network.bandwidth.size_of(message) * 1_000_000
-            wire_us //= network.bandwidth.bytes_per_s
-            at_us = link.free_us = max(now_us, link.free_us) + wire_us
-        at_us += self.next_latency_us()
-        if network.distance_us is not None:
-            at_us += network.distance_us(link.sender, link.target)
-        if in_order:
-            at_us = link.arrives_us = max(at_us, link.arrives_us)
-        return at_us
+        link.arrives_us = max(at_us + self.next_latency_us(), link.arrives_us)
+        return link.arrives_us
 
     def _loses(self, link: Link, loss: Loss) -> bool:
         if link.channel is None or link.loss is not loss:
@@ -336,9 +304,6 @@ class Fabric:
             and not self._obstacles
             and not network.duplication
             and not network.alteration
-            and not network.fifo
-            and network.bandwidth is None
-            and network.distance_us is None
         )
 
 

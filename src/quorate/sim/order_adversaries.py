@@ -45,37 +45,38 @@ from quorate.protocol.machine import Ready
 from quorate.protocol.misbehaviour import Parts
 from quorate.protocol.ordering.placement import GroupKind
 from quorate.protocol.ordering.value import Value, chained, leaves_of, value_digest
-from quorate.sim.adversaries import REPLICAS, SOURCES, TWIN_SOURCE, TWINS, Make, Withhold
+from quorate.sim.adversaries import (
+    REPLICAS,
+    SOURCES,
+    TWIN_SOURCE,
+    TWINS,
+    Make,
+    Retold,
+    Withhold,
+    some,
+)
 from quorate.sim.hosts import Rewrite
 
 
-class Censor:
+class Censor(Retold):
     """As the leader, never propose what one publisher wants."""
 
     def __init__(self, victim: NodeId) -> None:
         self._victim = victim
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [
-            pair for pair in ready.send if not isinstance(pair[1], Propose) or self._spares(pair[1])
-        ]
-        return [(0, ready)]
-
-    def _spares(self, propose: Propose) -> bool:
-        return all(span.publisher != self._victim for span in Value.decode(propose.value).spans)
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        spans = Value.decode(message.value).spans if isinstance(message, Propose) else ()
+        is_held = any(span.publisher == self._victim for span in spans)
+        return [] if is_held else [(node, message)]
 
 
-class Deny:
+class Deny(Retold):
     """Sign, at a leader change, that nothing was said in any slot."""
 
     def __init__(self, sign: Callable[[bytes], bytes]) -> None:
         self._sign = sign
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [(node, self._denied(message)) for node, message in ready.send]
-        return [(0, ready)]
-
-    def _denied(self, message: Message) -> Message:
+    def _told(self, node: NodeId, message: Message) -> Message:
         if not isinstance(message, StopData):
             return message
         state = msgspec.msgpack.decode(message.state, type=State)
@@ -84,7 +85,7 @@ class Deny:
         return msgspec.structs.replace(message, state=lie, signature=self._sign(lie))
 
 
-class TwoFaced:
+class TwoFaced(Retold):
     """Lead two halves of the group to two values, and stand by either towards its half.
 
     Both values are acceptable. Votes, decisions and what it signs at a leader change fit what a
@@ -100,14 +101,9 @@ class TwoFaced:
         # What the other half is told, by the digest of what this one is told.
         self._others: dict[Digest, bytes] = {}
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [
-            (node, self._other(message) if node in self._half else message)
-            for node, message in ready.send
-        ]
-        return [(0, ready)]
-
-    def _other(self, message: Message) -> Message:
+    def _told(self, node: NodeId, message: Message) -> Message:
+        if node not in self._half:
+            return message
         replace = msgspec.structs.replace
         if isinstance(message, Propose):
             time_us, spans, _ = Value.decode(message.value)
@@ -154,17 +150,13 @@ class TwoFaced:
         return self._others.get(value_digest(value), value)
 
 
-class Boast:
+class Boast(Retold):
     """Say to all that one received and stores what there is. Vote for nothing, and give nothing."""
 
     def __init__(self, members: Collection[NodeId]) -> None:
         self._members = tuple(members)
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [pair for node, message in ready.send for pair in self._said(node, message)]
-        return [(0, ready)]
-
-    def _said(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
         if isinstance(message, Received):
             line = (message.publisher, message.topic, message.partition)
             stored = Stored(*line, 1, message.through, message.chain)
@@ -175,7 +167,7 @@ class Boast:
         return [] if is_help else [(node, message)]
 
 
-class FalseLog:
+class FalseLog(Retold):
     """Tell each reader a log of its own that fits together, and vouch for it.
 
     After every message it says that it has no more: whoever leads next is to be taken for
@@ -185,11 +177,7 @@ class FalseLog:
     def __init__(self) -> None:
         self._chains: dict[tuple[NodeId, Partition, int], Digest] = {}
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [pair for node, message in ready.send for pair in self._told(node, message)]
-        return [(0, ready)]
-
-    def _told(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
         if isinstance(message, Chained):
             place = (node, Partition(message.topic, message.partition), message.offset)
             chain = self._chains.get(place, message.chain)
@@ -221,19 +209,14 @@ class FalseCounts(FalseLog):
         return with_payloads(entries, payloads)
 
 
-class Hollow:
+class Hollow(Retold):
     """Order as agreed, and tell readers a story that fits together: all of it is gone.
 
     Partitions begin where they end, no batch is here any more, and the same is said to whoever asks
     where to begin. With those who really started over it may seem that nobody has it.
     """
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [(node, self._told(message)) for node, message in ready.send]
-        return [(0, ready)]
-
-    @staticmethod
-    def _told(message: Message) -> Message:
+    def _told(self, node: NodeId, message: Message) -> Message:
         if isinstance(message, Entries):
             return absent(message)
         if isinstance(message, Chained):
@@ -262,19 +245,15 @@ class Impatient:
         return [(0, ready)]
 
 
-class FalseState:
+class FalseState(Retold):
     """Order as agreed, but hand those who start over a wrong state, a wrong proof, or nothing."""
 
     def __init__(self, draw: Random) -> None:
         self._draw = draw
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [
-            (node, false)
-            for node, message in ready.send
-            if (false := self._falsified(message)) is not None
-        ]
-        return [(0, ready)]
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        false = self._falsified(message)
+        return [] if false is None else [(node, false)]
 
     def _falsified(self, message: Message) -> Message | None:
         if isinstance(message, OfferSnapshot) and self._draw.random() < 0.3:
@@ -291,7 +270,7 @@ class FalseState:
         return message
 
 
-class FalseHeader:
+class FalseHeader(Retold):
     """Publish batches with headers that are not true: a count, a kind, or a size.
 
     What is handed in and what is announced agree on that, or change whenever they are sent.
@@ -300,13 +279,9 @@ class FalseHeader:
     def __init__(self, draw: Random, share: float, *, is_stubborn: bool) -> None:
         self._draw, self._share, self._is_stubborn = draw, share, is_stubborn
         # By partition and number, what the header says.
-        self._told: dict[tuple[Partition, Sequence], bytes] = {}
+        self._headers: dict[tuple[Partition, Sequence], bytes] = {}
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [(node, self._false(message)) for node, message in ready.send]
-        return [(0, ready)]
-
-    def _false(self, message: Message) -> Message:
+    def _told(self, node: NodeId, message: Message) -> Message:
         if getattr(message, "topic", CONTROL_TOPIC_ID) == CONTROL_TOPIC_ID:
             return message
         if isinstance(message, Append):
@@ -330,12 +305,12 @@ class FalseHeader:
         ]
 
     def _batch(self, place: tuple[Partition, Sequence], batch: bytes) -> bytes:
-        header = self._told.get(place)
+        header = self._headers.get(place)
         if header is None:
             is_false = self._draw.random() < self._share
             header = (false_header(self._draw, batch) if is_false else batch)[:HEADER_BYTES]
         if self._is_stubborn:
-            self._told[place] = header
+            self._headers[place] = header
         return header + batch[HEADER_BYTES:]
 
 
@@ -371,43 +346,14 @@ def absent(entries: Entries) -> Absent:
     return Absent(*entries.partition_of, entries.offset, entries.offsets[-1])
 
 
-def _false_counts(*_: object) -> Rewrite:
-    return FalseCounts()
-
-
 def _false_header(draw: Random, *_: object) -> Rewrite:
     share, is_stubborn = draw.choice((0.1, 0.3, 1.0)), draw.random() < 0.7
     return FalseHeader(draw, share, is_stubborn=is_stubborn)
 
 
-def _false_state(draw: Random, *_: object) -> Rewrite:
-    return FalseState(draw)
-
-
-def _false_log(*_: object) -> Rewrite:
-    return FalseLog()
-
-
-def _hollow(*_: object) -> Rewrite:
-    return Hollow()
-
-
-def _censor(draw: Random, _: int, nodes: Collection[NodeId]) -> Rewrite:
-    return Censor(draw.choice(sorted(nodes)))
-
-
-def _boast(_: Random, __: int, nodes: Collection[NodeId]) -> Rewrite:
-    return Boast(nodes)
-
-
-def _impatient(_: Random, __: int, nodes: Collection[NodeId]) -> Rewrite:
-    return Impatient(nodes)
-
-
 def _forgetful_publisher(draw: Random, f: int, replicas: Collection[NodeId]) -> Rewrite:
     """Too few replicas hear of anything, or just enough of them for some to believe it."""
-    count = draw.randint(1, len(replicas) - 1)
-    return Withhold(draw.sample(sorted(replicas), count))
+    return Withhold(some(draw, replicas, 1, len(replicas) - 1))
 
 
 BOAST = "boast"
@@ -424,13 +370,13 @@ _AS_ON_LIVE_TOPICS = (
 )  # fmt: skip
 LOG_REPLICAS: Mapping[str, Make] = {
     **{name: REPLICAS[name] for name in _AS_ON_LIVE_TOPICS},
-    "censor": _censor,
-    "impatient": _impatient,
-    FALSE_STATE: _false_state,
-    "false-log": _false_log,
-    FALSE_COUNTS: _false_counts,
-    HOLLOW: _hollow,
-    BOAST: _boast,
+    "censor": lambda draw, _, nodes: Censor(draw.choice(sorted(nodes))),
+    "impatient": lambda _, __, nodes: Impatient(nodes),
+    FALSE_STATE: lambda draw, *_: FalseState(draw),
+    "false-log": lambda *_: FalseLog(),
+    FALSE_COUNTS: lambda *_: FalseCounts(),
+    HOLLOW: lambda *_: Hollow(),
+    BOAST: lambda _, __, nodes: Boast(nodes),
     TWINS: REPLICAS[TWINS],
 }
 # `Deny` and `TwoFaced` are made by the stage, which has the replica's key.

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from quorate.core.batch import Batch
 from quorate.core.control import CONTROL_TOPIC_ID
@@ -63,6 +63,9 @@ class LogBatch(NamedTuple):
     partition: Partition
     sequence: Sequence
 
+    def __str__(self) -> str:
+        return f"batch {self.sequence} of {self.publisher}"
+
 
 class Content(NamedTuple):
     """What stands from an offset on: a batch, and its descriptor."""
@@ -70,6 +73,9 @@ class Content(NamedTuple):
     publisher: NodeId
     sequence: Sequence
     descriptor: bytes
+
+    def __str__(self) -> str:
+        return f"batch {self.sequence} of {self.publisher}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +190,13 @@ class LogRecord:
     def entries_read(self) -> int:
         return sum(len(read) for each in self.read.values() for read in each.values())
 
+    def entries(self) -> Iterator[tuple[NodeId, LogBatch, Entry]]:
+        """Who read which batch as what."""
+        for reader, partitions in self.read.items():
+            for partition, entries in partitions.items():
+                for entry in entries:
+                    yield reader, LogBatch(entry.publisher, partition, entry.sequence), entry
+
     def correct(self) -> Iterator[LogBatch]:
         for batch in self.published:
             if self.conducts[batch.publisher] is Conduct.CORRECT:
@@ -191,12 +204,10 @@ class LogRecord:
 
     def contents(self) -> Iterator[tuple[str, Partition, int, Content]]:
         """Everything that anybody who is correct says stands somewhere."""
-        for reader, partitions in self.read.items():
-            for partition, entries in partitions.items():
-                for entry in entries:
-                    described = descriptor_of(entry.payload)
-                    content = Content(entry.publisher, entry.sequence, described)
-                    yield f"reader {reader}", partition, entry.offset, content
+        for reader, batch, entry in self.entries():
+            described = descriptor_of(entry.payload)
+            content = Content(entry.publisher, entry.sequence, described)
+            yield f"reader {reader}", batch.partition, entry.offset, content
         for replica, logs in self.logs.items():
             for partition, log in logs.items():
                 for offset, content in log.items():
@@ -205,8 +216,12 @@ class LogRecord:
 
 LogChecker: TypeAlias = Callable[[LogRecord], Iterator[LogViolation]]
 
+_Record = TypeVar("_Record", bound=LogRecord)
 
-def check_log(record: LogRecord, checkers: Iterable[LogChecker]) -> list[LogViolation]:
+
+def check_log(
+    record: _Record, checkers: Iterable[Callable[[_Record], Iterator[LogViolation]]]
+) -> list[LogViolation]:
     return [violation for checker in checkers for violation in checker(record)]
 
 
@@ -220,9 +235,8 @@ def agreement(record: LogRecord) -> Iterator[LogViolation]:
         if known != content:
             batch = LogBatch(content.publisher, partition, content.sequence)
             sentence = (
-                f"{who} has batch {content.sequence} of {content.publisher} at offset {offset} of "
-                f"partition {partition.number}, {first} has batch {known.sequence} of "
-                f"{known.publisher}"
+                f"{who} has {content} at offset {offset} of partition {partition.number}, "
+                f"{first} has {known}"
             )
             yield LogViolation("agreement", sentence, batch)
 
@@ -335,16 +349,11 @@ def _signed(events: dict[int, tuple[bytes, bool]]) -> dict[int, tuple[bytes, boo
 
 
 def integrity(record: LogRecord) -> Iterator[LogViolation]:
-    for reader, partitions in record.read.items():
-        for partition, entries in partitions.items():
-            for entry in entries:
-                batch = LogBatch(entry.publisher, partition, entry.sequence)
-                conduct = record.conducts.get(entry.publisher)
-                if conduct is Conduct.BYZANTINE:
-                    continue
-                if record.made(batch) != entry.payload:
-                    sentence = f"reader {reader} read batch {entry.sequence} of {entry.publisher} "
-                    yield LogViolation("integrity", sentence + "as nobody published it", batch)
+    for reader, batch, entry in record.entries():
+        is_byzantine = record.conducts.get(batch.publisher) is Conduct.BYZANTINE
+        if not is_byzantine and record.made(batch) != entry.payload:
+            sentence = f"reader {reader} read {batch} as nobody published it"
+            yield LogViolation("integrity", sentence, batch)
 
 
 def no_duplicate(record: LogRecord) -> Iterator[LogViolation]:
@@ -353,14 +362,14 @@ def no_duplicate(record: LogRecord) -> Iterator[LogViolation]:
         batch = LogBatch(content.publisher, partition, content.sequence)
         known = places.setdefault(batch, offset)
         if known != offset:
-            sentence = f"{who} has batch {batch.sequence} of {batch.publisher} at offset {offset}"
+            sentence = f"{who} has {batch} at offset {offset}"
             yield LogViolation("no duplicate", f"{sentence}, and it stands at {known}", batch)
 
 
 def positions(record: LogRecord) -> Iterator[LogViolation]:
     """What stands where a publisher was told that its batch stands, is its batch."""
     for batch, before, after in record.moved:
-        sentence = f"batch {batch.sequence} of {batch.publisher} moved from {before} to {after}"
+        sentence = f"{batch} moved from {before} to {after}"
         yield LogViolation("positions", sentence, batch)
     wanted = {
         (batch.partition, offset): batch
@@ -399,7 +408,7 @@ def progress(record: LogRecord) -> Iterator[LogViolation]:
             yield LogViolation("progress", f"{publisher} found no room for {count} batches")
     for batch in record.correct():
         if batch not in record.positions:
-            sentence = f"batch {batch.sequence} of {batch.publisher} never got a position"
+            sentence = f"{batch} never got a position"
             yield LogViolation("progress", sentence, batch)
 
 
@@ -416,7 +425,7 @@ def validity(record: LogRecord) -> Iterator[LogViolation]:
             if begun is None or (begun and (offset is None or offset < begun)):
                 continue
             if record.is_wanted(reader, batch):
-                sentence = f"reader {reader} never read batch {batch.sequence} of {batch.publisher}"
+                sentence = f"reader {reader} never read {batch}"
                 yield LogViolation("validity", sentence, batch)
 
 

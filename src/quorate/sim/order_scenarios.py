@@ -328,16 +328,13 @@ class _Drawing:
             validate = self._is_validated and self._mix.random() < VALIDATING
             at_us, share = 0, 0.0
             if at >= self._first_readers:
-                at_us, share = self._mix.choice((0, self._moment_apart())), 0.8
+                at_us, share = self._mix.choice((0, draw_moment(self._mix, self._calm_us))), 0.8
             for topic in (self._topic, *self._others):
                 for number in range(topic.contract.partitions):
                     offset = 0
                     if self._mix.random() < share:
                         offset = self._mix.randrange(self._mix.choice((20, 60, 200)))
                     yield Beginning(reader, at_us, topic.name, number, offset, validate)
-
-    def _moment_apart(self) -> int:
-        return draw_moment(self._mix, self._calm_us)
 
     def _draw_absences(self) -> Iterator[Absence]:
         """One after the other, so that the log goes on meanwhile."""

@@ -1,10 +1,12 @@
 """A log topic's scenario performed: its world is built, lived through and looked at.
 
+On validated topics, producers sign, and what they signed is looked at as well.
+
 The slowest repair: leaders change with a patience that doubles, up to sixteen seconds.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, partial
 from random import Random
 
@@ -18,12 +20,11 @@ from quorate.core.ids import NodeId, member_of, topic_id
 from quorate.core.ordering import Partition
 from quorate.core.quorum import Quorum
 from quorate.crypto.checkpoint import Cosigner
-from quorate.crypto.digests import cut
+from quorate.crypto.digests import cut, digest_of
 from quorate.crypto.identity import is_signed
-from quorate.crypto.macs import PairwiseMacs
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
-from quorate.protocol.machine import Entry, Machine, Outcome, Passed, Recorded, Report
+from quorate.protocol.machine import Entry, Passed, Recorded, Report
 from quorate.protocol.ordering.placement import GroupKind, group_of, rules_of
 from quorate.protocol.ordering.records import (
     Certified,
@@ -56,17 +57,32 @@ from quorate.sim.order_checkers import (
     LOG_SAFETY,
     Content,
     LogBatch,
-    LogRecord,
     LogViolation,
     check_log,
 )
 from quorate.sim.order_commands import PlannedCommand
 from quorate.sim.order_scenarios import OrderScenario, PlannedAppend
+from quorate.sim.sealing import CLUSTER, Sealed, SimSealer, public_key
 from quorate.sim.stage import simulated_macs
 from quorate.sim.stores import SimStore
-from quorate.sim.theatre import Overhear, Theatre
+from quorate.sim.theatre import Theatre
 from quorate.sim.twins import Side
-from quorate.sim.world import OnOutcome
+from quorate.sim.validated_adversaries import (
+    BLIND,
+    RASH,
+    VALIDATED_PUBLISHERS,
+    VALIDATED_REPLICAS,
+    Blind,
+    Pen,
+    Rash,
+    replica_rewrite,
+)
+from quorate.sim.validated_checkers import (
+    VALIDATED_LIVENESS,
+    VALIDATED_SAFETY,
+    KeptReceipt,
+    ValidatedRecord,
+)
 
 LATE_AFTER_US = 60_000_000
 BLACKOUT_US = 20_000
@@ -74,16 +90,19 @@ BLACKOUT_US = 20_000
 EPOCH_US = 1_700_000_000_000_000
 
 
-class SimSigner:
-    """Signatures of a world without secrets: nobody in it signs for another."""
+class _Keys:
+    """The keys of replicas; `keys` says of whom it is known how many times they got another."""
 
     def __init__(self, me: NodeId, keys: Mapping[NodeId, int] | None = None) -> None:
-        """`keys` says of whom it knows how many times they got another key."""
         self.keys = dict(keys or {})
         self._me, self._mine = me, self.keys.get(me, 0)
 
     def adopt(self, cluster: Cluster) -> None:
         """No simulated command changes keys."""
+
+
+class SimSigner(_Keys):
+    """Signatures of a world without secrets: nobody in it signs for another."""
 
     def sign(self, data: bytes) -> bytes:
         return _signature(self._me, self._mine, data)
@@ -119,16 +138,16 @@ def _signature(replica: NodeId, number: int, data: bytes) -> bytes:
     return blake3(data, key=_key(replica, number)).digest()
 
 
-class SimNotary:
+class SimNotary(_Keys):
     """Checkpoints of a simulated group, with real keys: they must verify."""
+
+    origin = "simulated"
 
     def __init__(
         self, me: NodeId, members: tuple[NodeId, ...], keys: Mapping[NodeId, int] | None = None
     ) -> None:
-        """`keys` as a `SimSigner` knows them."""
-        self.keys = dict(keys or {})
-        self.origin = "simulated"
-        self._me, self._members, self._mine = me, members, self.keys.get(me, 0)
+        super().__init__(me, keys)
+        self._members = members
 
     @property
     def cosigners(self) -> dict[NodeId, Cosigner]:
@@ -144,9 +163,6 @@ class SimNotary:
     @property
     def is_replaced(self) -> bool:
         return self._mine != self.keys.get(self._me, 0)
-
-    def adopt(self, cluster: Cluster) -> None:
-        """No simulated command changes keys."""
 
     def sign_note(self, data: bytes) -> bytes:
         return _private_key(self._me, self._mine).sign(data)
@@ -172,24 +188,43 @@ def cosigner_of(node: NodeId, number: int) -> Cosigner:
 class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     """The world of one scenario of a log topic."""
 
+    record: ValidatedRecord
     late_after_us = LATE_AFTER_US
+    arrivals = Entry | Passed | Recorded
+    room = Recorded
 
-    def __init__(
-        self,
-        scenario: OrderScenario,
-        *,
-        overhear: Overhear | None = None,
-        on_outcome: OnOutcome | None = None,
-    ) -> None:
-        super().__init__(scenario, overhear, on_outcome)
-        self.record = self._new_record()
+    def _build(self) -> None:
+        scenario = self.scenario
+        self.sealed = Sealed()
+        self._validated = [topic for topic in scenario.topics if topic.contract.validated]
+        self._keys = {node: public_key(node) for node in map(member_of, scenario.everybody)}
+        self.record = ValidatedRecord(
+            {part.node: part.conduct for part in scenario.publishers},
+            scenario.readers,
+            unpromised=scenario.unpromised,
+            validated=frozenset(topic.id for topic in self._validated),
+            validating=scenario.validating,
+            cluster=CLUSTER,
+            names={topic.id: topic.name for topic in self._validated},
+            with_event_proofs=frozenset(
+                topic.id for topic in self._validated if topic.contract.event_proofs
+            ),
+            keys={part.node: self._keys[member_of(part.node)] for part in scenario.publishers},
+        )
         # Who started over, and with the state after which slot.
         self._installed: set[tuple[NodeId, int]] = set()
         # Those whose disks others keep slots for, as they are now.
         self._steady: dict[NodeId, SimStore] = {}
         self._add_replicas()
-        self._add_publishers()
+        for part in scenario.publishers:
+            self._add_publishing(part, partial(self._source, part.node))
         self._add_readers()
+        for absence in scenario.absences:
+            self.world.inject(absence.from_us, partial(self.world.crash, absence.replica))
+            again = partial(self.world.restart, absence.replica, amnesia=absence.amnesia)
+            self.world.inject(absence.until_us, again)
+        for at_us in scenario.blackouts_us:
+            self.world.inject(at_us, self._black_out)
         self._plan_faults()
         for planned in scenario.appends:
             self._plan(planned)
@@ -199,13 +234,9 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     @property
     def _topics(self) -> list[Topic]:
         """All topics, and the one of commands if there are any."""
-        scenario = self.scenario
-        if scenario.cluster is None:
-            return [*scenario.topics]
-        return [
-            *scenario.topics,
-            *(t for t in topics_of(scenario.cluster) if t.name == CONTROL_TOPIC),
-        ]
+        cluster = self.scenario.cluster
+        others = () if cluster is None else topics_of(cluster)
+        return [*self.scenario.topics, *(each for each in others if each.name == CONTROL_TOPIC)]
 
     def _register(self, name: str, machine: Source) -> int:
         number = super()._register(name, machine)
@@ -229,48 +260,36 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     def delivered(self) -> int:
         return self.record.entries_read
 
-    # What a topic with more to it adds
-
-    def _new_record(self) -> LogRecord:
-        return LogRecord(*self._cast, unpromised=self.scenario.unpromised)
-
     @property
     def _names(self) -> list[str]:
         return [topic.name for topic in self.scenario.topics]
 
-    @property
-    def _cast(self) -> tuple[dict[NodeId, Conduct], tuple[NodeId, ...]]:
-        """How each publisher behaves, and who reads."""
-        conducts = {part.node: part.conduct for part in self.scenario.publishers}
-        return conducts, self.scenario.readers
-
     def _validation(self, node: NodeId) -> Validation | None:
         """What a replica or a reader looks at seals with."""
+        if not self._validated:
+            return None
+        kind = Blind if self.scenario.hostile.get(node) in (BLIND, RASH) else Validation
+        return kind(CLUSTER, self._validated, self._keys)
 
     def _sealer(self, node: NodeId) -> Sealer | None:
         """What a publisher signs with."""
+        if not self._validated:
+            return None
+        return SimSealer(
+            node,
+            wall_us=lambda: EPOCH_US + self.world.now_us,
+            salts=Random(f"{self.scenario.seed}:salts {node}"),
+            sealed=self.sealed,
+        )
 
     def _rules(self, replica: NodeId) -> Callable[[GroupKind, Quorum], Rules]:
         if self.scenario.setting.protocol == "broken-ordering":
             return lambda _, quorum: Unsynchronised(quorum)
+        if self.scenario.hostile.get(replica) == RASH:
+            return lambda _, quorum: Rash(quorum)
         return rules_of
 
     # Building
-
-    def _add_replicas(self) -> None:
-        scenario = self.scenario
-        everybody = scenario.everybody
-        for replica in scenario.topic.members:
-            disk = SimDisk()
-            others = [node for node in everybody if node != replica]
-            self._add(
-                replica,
-                partial(self._replica, replica, disk),
-                scenario.hostile.get(replica),
-                others,
-                scenario.topic.members[:replica],
-                disk,
-            )
 
     def _replica(self, replica: NodeId, disk: SimDisk) -> Broker:
         scenario = self.scenario
@@ -306,24 +325,15 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         jumped_us = jump_us if now_us >= at_us else 0
         return EPOCH_US + now_us + self.scenario.skews_us[replica] + jumped_us
 
-    def _add_publishers(self) -> None:
-        for part in self.scenario.publishers:
-            macs = simulated_macs(part.node, self.scenario.everybody)
-            self._add_publishing(part, partial(self._source, part.node, macs))
-
-    def _source(self, node: NodeId, macs: PairwiseMacs) -> Source:
+    def _source(self, node: NodeId) -> Source:
         return Source(
-            node, self._topics, macs,
+            node, self._topics, simulated_macs(node, self.scenario.everybody),
             session=1, rooms=self.scenario.rooms, sealer=self._sealer(node),
         )  # fmt: skip
 
     def _add_readers(self) -> None:
-        topic = self.scenario.topic
-        publishers = [part.node for part in self.scenario.publishers]
         for node in self.scenario.readers:
-            macs = simulated_macs(node, self.scenario.everybody)
-            make = partial(self._destination, node, macs, publishers)
-            self._add(node, make, None, (), topic.members)
+            self._add(node, partial(self._destination, node), None, (), self.scenario.topic.members)
         for begins in self.scenario.beginnings:
             read = partial(
                 Destination.read, name=begins.topic, partition=begins.partition,
@@ -331,25 +341,23 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
             )  # fmt: skip
             self.world.call(begins.at_us, begins.reader, read)
 
-    def _destination(
-        self, node: NodeId, macs: PairwiseMacs, publishers: list[NodeId]
-    ) -> Destination:
+    def _destination(self, node: NodeId) -> Destination:
+        macs = simulated_macs(node, self.scenario.everybody)
+        publishers = [part.node for part in self.scenario.publishers]
         return Destination(node, self._topics, macs, publishers, self._validation(node))
-
-    def _twin(
-        self, node: NodeId, make: Callable[[], Machine]
-    ) -> tuple[Callable[[], Machine], SimDisk | None]:
-        if node not in self.scenario.topic.members:
-            return make, None
-        disk = SimDisk()
-        return partial(self._replica, node, disk), disk
 
     def _rewrite(
         self, node: NodeId, adversary: str, random: Random, victims: Collection[NodeId]
     ) -> Rewrite:
+        topic = self.scenario.topic
+        if adversary in VALIDATED_REPLICAS:
+            return replica_rewrite(adversary, node, random, self.sealed)
+        if adversary in VALIDATED_PUBLISHERS:
+            pen = Pen(node, topic, self.sealed, random)
+            return VALIDATED_PUBLISHERS[adversary](pen, topic.f, topic.members)
         if adversary == DENY:
             return Deny(SimSigner(node).sign)
-        peers = [member for member in self.scenario.topic.members if member != node]
+        peers = [member for member in topic.members if member != node]
         if adversary == TWO_FACED:
             half = random.sample(peers, len(peers) // 2)
             return TwoFaced(node, half, SimSigner(node).sign)
@@ -360,18 +368,6 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         return {**LOG_REPLICAS, **LOG_PUBLISHERS}[adversary](
             random, self.scenario.setting.f, victims
         )
-
-    def _plan_faults(self) -> None:
-        scenario, world = self.scenario, self.world
-        self._plan_storms()
-        self._plan_deaths()
-        for absence in scenario.absences:
-            world.inject(absence.from_us, partial(world.crash, absence.replica))
-            again = partial(world.restart, absence.replica, amnesia=absence.amnesia)
-            world.inject(absence.until_us, again)
-        for at_us in scenario.blackouts_us:
-            world.inject(at_us, self._black_out)
-        self._plan_calm()
 
     def _black_out(self) -> None:
         """Every replica that can crash does so now, and is back a little later."""
@@ -407,20 +403,15 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
     # Looking
 
     def _wrong(self) -> list[LogViolation]:
-        self._look_at_disks()
-        return check_log(self.record, LOG_SAFETY)
+        for replica in self.scenario.topic.members:
+            if replica not in self.scenario.hostile:
+                self._look_at_disk(replica)
+        self._look_at_seals()
+        return check_log(self.record, VALIDATED_SAFETY if self._validated else LOG_SAFETY)
 
     def _missing(self) -> list[LogViolation]:
-        return check_log(self.record, LOG_LIVENESS)
-
-    def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
-        self.record.on_outcome(node, outcome)
-        if isinstance(outcome, Entry | Passed | Recorded):
-            self._arrived_us = now_us
-        if isinstance(outcome, Recorded):
-            self._go_on(node, now_us)
-        if self._on_outcome is not None:
-            self._on_outcome(node, outcome, now_us)
+        self._look_at_seals()
+        return check_log(self.record, VALIDATED_LIVENESS if self._validated else LOG_LIVENESS)
 
     def _report(self, node: NodeId, report: Report, now_us: int) -> None:
         """What links altered may look like a lie of who sent it."""
@@ -429,20 +420,17 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
         if is_honest and not self.scenario.network.alteration:
             self.record.on_report(node, report.node, report.kind)
 
-    def _look_at_disks(self) -> None:
-        """What the disks of correct replicas say stands where."""
-        for replica in self.scenario.topic.members:
-            if replica not in self.scenario.hostile:
-                self._look_at_disk(replica)
-
     def _look_at_disk(self, replica: NodeId) -> None:
+        """What the disk of a correct replica says stands where."""
         logs: dict[Partition, dict[int, Content]] = {}
         groups = self._groups(replica)
         ends = dict.fromkeys(groups, 0)
         states = self.record.states[replica] = {}
         for record in self.world.disk(replica).read():
             if isinstance(record, Held):
-                self._look_at_payloads(record)
+                # Decided or not.
+                for payload in record.payloads if self._validated else ():
+                    self.record.store(payload)
                 continue
             group = getattr(record, "group", None)
             if group not in groups:
@@ -455,12 +443,9 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
             if isinstance(record, Snapshot | Certified | Installed):
                 states.setdefault((group, record.slot), set()).add(record.state)
             for placed in record.placed if isinstance(record, Decided) else ():
-                self._look_at_receipts(replica, placed)
-                log = logs.setdefault(Partition(placed.topic, placed.partition), {})
-                descriptors = cut(placed.descriptors)
-                for at, described in enumerate(descriptors):
-                    content = Content(placed.publisher, placed.first + at, described)
-                    log[placed.offsets[at]] = content
+                partition = Partition(placed.topic, placed.partition)
+                self._look_at_receipts(replica, partition, placed)
+                logs.setdefault(partition, {}).update(_contents(placed))
         self.record.logs[replica] = logs
         if replica not in self.scenario.dying:
             self.record.ends[replica] = ends
@@ -473,8 +458,29 @@ class OrderStage(Theatre[OrderScenario, PlannedAppend, LogViolation]):
             if replica in topic.members and topic.id not in self.scenario.unpromised
         }
 
-    def _look_at_receipts(self, replica: NodeId, placed: Placed) -> None:
+    def _look_at_receipts(self, replica: NodeId, partition: Partition, placed: Placed) -> None:
         """What a correct replica keeps of those that store what it lacks."""
+        for kept in placed.receipts:
+            key = cosigner_of(kept.store, 0).public_key
+            described = cut(placed.descriptors)[: kept.first + kept.count - placed.first]
+            decided = b"".join(map(digest_of, described))
+            receipt = KeptReceipt(
+                key, LogBatch(placed.publisher, partition, kept.first), kept.count, kept.chain,
+                kept.signature, placed.before, decided + kept.behind,
+            )  # fmt: skip
+            self.record.receipts[replica, kept.store, receipt] = None
 
-    def _look_at_payloads(self, held: Held) -> None:
-        """What a correct replica has on its disk, decided or not."""
+    def _look_at_seals(self) -> None:
+        """What correct producers sealed."""
+        for node, conduct in self.record.conducts.items():
+            if conduct is Conduct.BYZANTINE:
+                continue
+            for (name, number, sequence), payload in self.sealed.by(node).items():
+                batch = LogBatch(node, Partition(topic_id(name), number), sequence)
+                self.record.sealed[batch] = payload
+
+
+def _contents(placed: Placed) -> Iterator[tuple[int, Content]]:
+    """What stands at which offset."""
+    for at, described in enumerate(cut(placed.descriptors)):
+        yield placed.offsets[at], Content(placed.publisher, placed.first + at, described)

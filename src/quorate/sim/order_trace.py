@@ -1,6 +1,7 @@
 """A log topic's run told in lines: what broke, who led when, and the way of one batch."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
@@ -9,33 +10,18 @@ from quorate.protocol.machine import Entry, Outcome, Recorded
 from quorate.protocol.ordering.value import Value, value_digest
 from quorate.sim.order_checkers import LogBatch, LogViolation
 from quorate.sim.order_scenarios import OrderScenario
-from quorate.sim.trace import shortened
-from quorate.sim.validated_stage import log_stage
+from quorate.sim.order_stage import OrderStage
+from quorate.sim.trace import performed
 
 
 def trace_log(scenario: OrderScenario, violation: LogViolation) -> list[str]:
     """Who took part, what broke, and what was said about the batch of this violation."""
-    seen: list[tuple[int, str]] = []
     batch = violation.batch
-
-    def overhear(at_us: int, sender: NodeId, receiver: NodeId, message: Message) -> None:
-        told = _told(sender, message, batch)
-        if told:
-            seen.append((at_us, f"{sender} to {receiver}: {told}"))
-
-    def on_outcome(node: NodeId, outcome: Outcome, at_us: int) -> None:
-        seen.extend((at_us, f"{node} {line}") for line in _outcome(node, outcome, batch))
-
-    stage = log_stage(scenario, overhear=overhear, on_outcome=on_outcome)
-    stage.perform()
-    for fault in stage.planned:
-        whom = f" of {', '.join(map(str, fault.nodes))}" if fault.nodes else ""
-        until = f"until {fault.until_us / 1e6:.6f} s"
-        seen.append((fault.from_us, f"-- {fault.kind.value}{whom} {until}"))
-    seen += [(at_us, f"-- {node} crashes for good") for node, at_us in scenario.dying.items()]
-    seen.append((scenario.calm_us, "-- calm"))
-    seen.sort(key=lambda entry: entry[0])
-    lines = shortened([f"{at_us / 1e6:10.6f} s  {line}" for at_us, line in seen])
+    lines = performed(
+        partial(OrderStage, scenario),
+        lambda sender, message: _told(sender, message, batch),
+        lambda node, outcome: _outcome(node, outcome, batch),
+    )
     return [*_cast(scenario), *lines]
 
 

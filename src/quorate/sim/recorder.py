@@ -1,4 +1,4 @@
-"""What happened: a digest of the whole run, and the outcomes that checkers look at.
+"""A digest of what happened in the whole run.
 
 The digest is how two runs are compared: one 64-bit word per message (who to whom), one per
 instant, and the content of every outcome, write and fault. Two runs with equal digests took
@@ -6,13 +6,9 @@ the same way through the protocol.
 """
 
 from array import array
-from collections import Counter
 from hashlib import blake2b
 
 import msgspec
-
-from quorate.core.ids import NodeId
-from quorate.protocol.machine import Outcome, Report
 
 _WORDS_MAX = 1 << 16
 # No message has this word: it would be from the highest number to itself.
@@ -46,25 +42,3 @@ class Trace:
     def digest(self) -> str:
         self.flush()
         return self._hash.hexdigest()
-
-
-class Recorder:
-    """Keeps outcomes in the order in which they happened, and counts reports.
-
-    Give `on_outcome` and `on_report` to the world.
-    """
-
-    def __init__(self) -> None:
-        self.outcomes: list[tuple[int, NodeId, Outcome]] = []
-        # By who reports, about whom, and what kind.
-        self.reports: Counter[tuple[NodeId, NodeId, str]] = Counter()
-
-    def on_outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
-        self.outcomes.append((now_us, node, outcome))
-
-    def on_report(self, node: NodeId, report: Report, now_us: int) -> None:
-        self.reports[node, report.node, report.kind] += 1
-
-    def of(self, node: NodeId) -> list[tuple[int, Outcome]]:
-        """One node's outcomes with their times."""
-        return [(at_us, outcome) for at_us, who, outcome in self.outcomes if who == node]

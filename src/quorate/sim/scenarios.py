@@ -19,6 +19,7 @@ A run begins in peace, so that subscriptions hold everywhere before the first ba
 through a storm, and ends in calm. `stage.py` performs it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -51,7 +52,6 @@ from quorate.sim.links import (
 )
 from quorate.sim.order_adversaries import LOG_PUBLISHERS, LOG_REPLICA_NAMES
 from quorate.sim.validated_adversaries import VALIDATED_PUBLISHERS, VALIDATED_REPLICAS
-from quorate.sim.world import World
 
 BEGIN_US = 400_000
 STORM_US = (1_000_000, 3_000_000)
@@ -159,7 +159,6 @@ class Storm(FaultPlan):
     With a `breath_us`, the next fault waits until the last one has been over for so long.
     """
 
-    purpose: str
     breath_us: int = 0
 
     def schedule(self, random: Random) -> Iterator[Fault]:
@@ -170,15 +169,9 @@ class Storm(FaultPlan):
                 if self.breath_us:
                     free_us = fault.until_us + self.breath_us
 
-    def apply(self, world: World) -> list[Fault]:
-        faults = list(self.schedule(world.random(self.purpose)))
-        for fault in faults:
-            self._put(world, fault)
-        return faults
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(ABC):
     """What is drawn for every protocol."""
 
     setting: Setting
@@ -190,6 +183,11 @@ class Drawn:
     dying: Mapping[NodeId, int]
     storms: tuple[Storm, ...]
     calm_us: int
+
+    @property
+    @abstractmethod
+    def everybody(self) -> tuple[NodeId, ...]:
+        """Replicas first, then who publishes, then who reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,11 +205,6 @@ class Scenario(Drawn):
     def everybody(self) -> tuple[NodeId, ...]:
         sources = (part.node for part in self.sources)
         return (*self.topic.members, *sources, *self.destinations)
-
-    @property
-    def is_narrow(self) -> bool:
-        """Does a stream reach the edges of its windows?"""
-        return self.topic.windows.span < WINDOWS.span
 
     @property
     def has_byzantine_source(self) -> bool:
@@ -296,7 +289,9 @@ class _Drawing:
         may_wander = self._crashes_only and not self._is_narrow and not setting.adversary
         self._crashes_wander = may_wander and Random(f"{seed}:crashes").random() < 0.5
         self._is_stream = self._random.random() < 0.75 or self._is_narrow
-        self._calm_us = BEGIN_US + self._storm_us()
+        # Breaths between faults take time.
+        times = 2 if self._crashes_only else 1
+        self._calm_us = BEGIN_US + self._random.randint(*STORM_US) * times
         self._topic = self._draw_topic()
         self._hostile = self._draw_hostile()
         self._forgetful = self._draw_forgetful()
@@ -331,10 +326,6 @@ class _Drawing:
     def _struck(self) -> tuple[NodeId, ...]:
         """Replicas that may be out of reach for a while."""
         return (*self._hostile, *self._forgetful) if self._is_narrow else self._topic.members
-
-    def _storm_us(self) -> int:
-        # Breaths between faults take time.
-        return self._random.randint(*STORM_US) * (2 if self._crashes_only else 1)
 
     def _draw_topic(self) -> Topic:
         protocol, f = self._setting.protocol, self._setting.f

@@ -13,15 +13,15 @@ from quorate.crypto.macs import DirectedMac, PairwiseMacs, derive_key
 from quorate.protocol.broadcast.broken import CarelessDestination
 from quorate.protocol.broker import Broker
 from quorate.protocol.destination import Destination
-from quorate.protocol.machine import Delivery, Outcome, Receipt, Room
+from quorate.protocol.machine import Delivery, Receipt, Room
 from quorate.protocol.source import Source
 from quorate.sim.adversaries import PINNED, REPLICAS, SOURCES
 from quorate.sim.checkers import LIVENESS, SAFETY, BatchId, Record, Violation, check
+from quorate.sim.disks import SimDisk
 from quorate.sim.hosts import Rewrite
 from quorate.sim.scenarios import PlannedBatch, Scenario, SourcePart
-from quorate.sim.theatre import Overhear, Theatre
+from quorate.sim.theatre import Theatre
 from quorate.sim.twins import Side
-from quorate.sim.world import OnOutcome
 
 LATE_AFTER_US = 30_000_000
 # What a Byzantine source began may be completed at one destination first.
@@ -31,16 +31,13 @@ LINGER_US = 4_000_000
 class Stage(Theatre[Scenario, PlannedBatch, Violation]):
     """The world of one scenario of a live topic."""
 
+    record: Record
     late_after_us = LATE_AFTER_US
+    arrivals = Delivery | Receipt
+    room = Receipt | Room
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        *,
-        overhear: Overhear | None = None,
-        on_outcome: OnOutcome | None = None,
-    ) -> None:
-        super().__init__(scenario, overhear, on_outcome)
+    def _build(self) -> None:
+        scenario = self.scenario
         self.record = Record(
             {part.node: part.conduct for part in scenario.sources}, scenario.destinations
         )
@@ -48,6 +45,8 @@ class Stage(Theatre[Scenario, PlannedBatch, Violation]):
         for part in scenario.sources:
             self._add_source(part)
         self._add_destinations()
+        for cut in scenario.cuts:
+            self.world.cut(cut.sender, cut.target, from_us=cut.from_us, until_us=cut.until_us)
         self._plan_faults()
         for planned in scenario.batches:
             self._plan(planned)
@@ -72,15 +71,11 @@ class Stage(Theatre[Scenario, PlannedBatch, Violation]):
 
     # Building
 
-    def _add_replicas(self) -> None:
+    def _replica(self, replica: NodeId, _: SimDisk) -> Broker:
         scenario = self.scenario
-        topics, everybody = [scenario.topic], scenario.everybody
-        names = {node: f"client-{node}" for node in everybody}
-        for replica in scenario.topic.members:
-            make = partial(Broker, replica, topics, names, simulated_macs(replica, everybody))
-            adversary = scenario.hostile.get(replica)
-            others = [node for node in everybody if node != replica]
-            self._add(replica, make, adversary, others, scenario.topic.members[:replica])
+        names = {node: f"client-{node}" for node in scenario.everybody}
+        macs = simulated_macs(replica, scenario.everybody)
+        return Broker(replica, [scenario.topic], names, macs)
 
     def _add_source(self, part: SourcePart) -> None:
         topic, macs = self.scenario.topic, simulated_macs(part.node, self.scenario.everybody)
@@ -103,13 +98,6 @@ class Stage(Theatre[Scenario, PlannedBatch, Violation]):
         make = {**REPLICAS, **PINNED, **SOURCES}[adversary]
         return make(random, self.scenario.setting.f, victims)
 
-    def _plan_faults(self) -> None:
-        self._plan_storms()
-        for cut in self.scenario.cuts:
-            self.world.cut(cut.sender, cut.target, from_us=cut.from_us, until_us=cut.until_us)
-        self._plan_deaths()
-        self._plan_calm()
-
     def _publish(self, node: NodeId, side: Side, source: Source) -> None:
         name, waiting = self.scenario.topic.name, self._waiting[node][side]
         while waiting and source.has_room(name):
@@ -120,15 +108,6 @@ class Stage(Theatre[Scenario, PlannedBatch, Violation]):
             number = BatchId(stream.publisher, stream.topic, source.last_sequence(name))
             self.record.published[number] = payload
         self.record.unpublished[node] = sum(map(len, self._waiting[node].values()))
-
-    def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
-        self.record.on_outcome(node, outcome, now_us)
-        if isinstance(outcome, Delivery | Receipt):
-            self._arrived_us = now_us
-        if isinstance(outcome, Receipt | Room):
-            self._go_on(node, now_us)
-        if self._on_outcome is not None:
-            self._on_outcome(node, outcome, now_us)
 
 
 @cache

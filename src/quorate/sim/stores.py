@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from operator import attrgetter
 
 import msgspec
 
@@ -66,7 +67,7 @@ class Kept:
 
     def at(self, offset: int) -> int:
         """The place of the batch that has this offset, behind the last one at the end."""
-        return bisect_right(self.slots, offset, key=_end_of)
+        return bisect_right(self.slots, offset, key=attrgetter("end"))
 
     def from_on(self, offset: int) -> list[Slot]:
         """From the batch of this offset on, if that is kept."""
@@ -330,17 +331,10 @@ class Leaves:
         return node_hash(left, self.node(level - 1, 2 * number + 1))
 
     def _known(self, level: int, number: int) -> Digest:
-        at = 0
-        for height, node in zip(_heights(self.start), self._edge, strict=True):
+        at, size = 0, self.start
+        heights = [bit for bit in reversed(range(size.bit_length())) if size >> bit & 1]
+        for height, node in zip(heights, self._edge, strict=True):
             if (height, at) == (level, number << level):
                 return node
             at += 1 << height
         raise LocalProtocolError(f"node {number} of level {level} lies before leaf {self.start}")
-
-
-def _end_of(slot: Slot) -> int:
-    return slot.end
-
-
-def _heights(size: int) -> list[int]:
-    return [bit for bit in reversed(range(size.bit_length())) if size >> bit & 1]

@@ -13,6 +13,7 @@ changes it, so that a world in which nothing happens is idle.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from quorate.core.ids import NodeId
@@ -22,33 +23,30 @@ from quorate.sim.hosts import Host
 from quorate.sim.links import Fabric, Link, Network
 
 
+@dataclass(slots=True, eq=False)
 class Pipe:
     """One direction of a connection."""
 
-    __slots__ = ("held", "link", "queue", "receiver", "sender")
-
-    def __init__(self, sender: Host, receiver: Host) -> None:
-        self.sender = sender
-        self.receiver = receiver
-        self.link = Link(sender.node, receiver.node)
-        self.queue: deque[Message] = deque()
-        # Arrivals that found the connection blocked.
-        self.held = 0
+    sender: Host
+    receiver: Host
+    link: Link
+    queue: deque[Message] = field(default_factory=deque)
+    # Arrivals that found the connection blocked.
+    held: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """Two hosts that want to be connected, and their connection when there is one."""
 
-    __slots__ = ("connection", "is_blocked", "is_dialling", "is_up", "pipes", "stall")
-
-    def __init__(self, one: Host, other: Host) -> None:
-        self.pipes = {one: Pipe(one, other), other: Pipe(other, one)}
-        self.is_up = False
-        self.is_blocked = False
-        self.is_dialling = False
-        # Numbers, so that what was scheduled for an earlier one knows that it is over.
-        self.connection = 0
-        self.stall = 0
+    # By who sends: one direction after the other.
+    pipes: dict[Host, Pipe]
+    is_up: bool = False
+    is_blocked: bool = False
+    is_dialling: bool = False
+    # Numbers, so that what was scheduled for an earlier one knows that it is over.
+    connection: int = 0
+    stall: int = 0
 
     @property
     def ends(self) -> tuple[Host, Host]:
@@ -79,7 +77,8 @@ class Streams:
 
     def join(self, one: Host, other: Host) -> None:
         """These two keep a connection to each other from now on, whenever they can."""
-        session = Session(one, other)
+        directions = ((one, other), (other, one))
+        session = Session({a: Pipe(a, b, Link(a.node, b.node)) for a, b in directions})
         one.sessions[other] = other.sessions[one] = session
         self._sessions.append(session)
         self._look(session)
@@ -91,7 +90,7 @@ class Streams:
             return False
         pipe = session.pipes[sender]
         pipe.queue.append(message)
-        at_us = self._fabric.stream_arrival(pipe.link, message, self._agenda.now_us)
+        at_us = self._fabric.stream_arrival(pipe.link, self._agenda.now_us)
         self._agenda.at(at_us, partial(self._arrive, session, pipe, session.connection))
         return True
 

@@ -10,7 +10,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection
 from functools import partial
 from random import Random
-from typing import Any, Generic, TypeAlias, TypeVar
+from types import UnionType
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from quorate.core.ids import NodeId
 from quorate.core.messages import Message
@@ -34,6 +35,10 @@ _P = TypeVar("_P", bound=Planned)
 _V = TypeVar("_V")
 
 
+class _Record(Protocol):
+    def on_outcome(self, node: NodeId, outcome: Outcome) -> None: ...
+
+
 class Theatre(ABC, Generic[_S, _P, _V]):
     """The world of one scenario, what is planned in it, and the violations that are found.
 
@@ -41,17 +46,26 @@ class Theatre(ABC, Generic[_S, _P, _V]):
     nothing in the run.
     """
 
+    # What happened, for the checkers.
+    record: _Record
     # When nothing has arrived for so long, nothing will.
     late_after_us: int
+    # What counts as having arrived, and what says that a source may have room again.
+    arrivals: UnionType
+    room: type[Outcome] | UnionType
 
     def __init__(
-        self, scenario: _S, overhear: Overhear | None, on_outcome: OnOutcome | None
+        self,
+        scenario: _S,
+        *,
+        overhear: Overhear | None = None,
+        on_outcome: OnOutcome | None = None,
     ) -> None:
         self.scenario = scenario
         self.world = World(
             scenario.seed,
             network=scenario.network,
-            on_outcome=self._outcome,
+            on_outcome=self._on_any_outcome,
             on_report=self._report,
         )
         # What the storms will do.
@@ -62,6 +76,7 @@ class Theatre(ABC, Generic[_S, _P, _V]):
         self._arrived_us = 0
         # What each source, or each of two twins, has yet to publish.
         self._waiting: defaultdict[NodeId, dict[Side, deque[_P]]] = defaultdict(dict)
+        self._build()
 
     def perform(self) -> list[_V]:
         """Through the storm, and on until everything that is due has come, or is late."""
@@ -87,7 +102,22 @@ class Theatre(ABC, Generic[_S, _P, _V]):
         """The topics that are published on."""
         return [self.scenario.topic.name]
 
+    def _on_any_outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
+        self.record.on_outcome(node, outcome)
+        if isinstance(outcome, self.arrivals):
+            self._arrived_us = now_us
+        if isinstance(outcome, self.room):
+            for side, waiting in self._waiting[node].items():
+                if waiting:
+                    self.world.call(now_us, node, partial(self._publish, node, side), side=side)
+        if self._on_outcome is not None:
+            self._on_outcome(node, outcome, now_us)
+
     # What a stage adds
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Put everybody and everything that is planned into the world."""
 
     @property
     def _linger_us(self) -> int:
@@ -108,19 +138,13 @@ class Theatre(ABC, Generic[_S, _P, _V]):
     ) -> Rewrite:
         """How a node of this kind misbehaves."""
 
-    def _twin(
-        self, node: NodeId, make: Callable[[], Machine]
-    ) -> tuple[Callable[[], Machine], SimDisk | None]:
-        """How to make a second machine with this identity, and its disk."""
-        return make, None
+    @abstractmethod
+    def _replica(self, replica: NodeId, disk: SimDisk) -> Machine:
+        """The machine of a replica that begins with what is on this disk."""
 
     @abstractmethod
     def _publish(self, node: NodeId, side: Side, source: Source) -> None:
         """As much as there is room for: a program that uses a source waits for it, too."""
-
-    @abstractmethod
-    def _outcome(self, node: NodeId, outcome: Outcome, now_us: int) -> None:
-        """Note what a machine handed to its application."""
 
     def _report(self, node: NodeId, report: Report, now_us: int) -> None:
         """Note what a machine reported."""
@@ -136,17 +160,34 @@ class Theatre(ABC, Generic[_S, _P, _V]):
         peers: Collection[NodeId],
         disk: SimDisk | None = None,
     ) -> None:
-        if self._overhear is not None:
-            make = partial(Overheard, make, partial(self._hear, node))
         random = Random(f"{self.scenario.seed}:adversary {node}")
         rewrite: Rewrite | None = None
         if adversary is not None:
             self._adversaries[adversary] += 1
             rewrite = self._rewrite(node, adversary, random, victims)
-        self.world.add(node, make, peers=peers, rewrite=rewrite, disk=disk)
+        self.world.add(node, self._heard(node, make), peers=peers, rewrite=rewrite, disk=disk)
         if adversary in (TWINS, TWIN_SOURCE):
-            twin, twin_disk = self._twin(node, make)
-            self.world.add_twin(node, twin, split=Split.by_lot(random, victims), disk=twin_disk)
+            disk = SimDisk()
+            if node in self.scenario.topic.members:
+                make = partial(self._replica, node, disk)
+            split = Split.by_lot(random, victims)
+            self.world.add_twin(node, self._heard(node, make), split=split, disk=disk)
+
+    def _heard(self, node: NodeId, make: Callable[[], Machine]) -> Callable[[], Machine]:
+        """How to make this machine, with somebody listening if anybody wants to."""
+        if self._overhear is None:
+            return make
+        return partial(Overheard, make, partial(self._hear, node))
+
+    def _add_replicas(self) -> None:
+        scenario = self.scenario
+        for replica in scenario.topic.members:
+            disk = SimDisk()
+            others = [node for node in scenario.everybody if node != replica]
+            peers, adversary = scenario.topic.members[:replica], scenario.hostile.get(replica)
+            self._add(
+                replica, partial(self._replica, replica, disk), adversary, others, peers, disk
+            )
 
     def _add_publishing(self, part: SourcePart, make: Callable[[], Machine]) -> None:
         topic = self.scenario.topic
@@ -159,15 +200,11 @@ class Theatre(ABC, Generic[_S, _P, _V]):
     def _register(self, name: str, machine: Source) -> int:
         return machine.register(name)
 
-    def _plan_storms(self) -> None:
+    def _plan_faults(self) -> None:
         for storm in self.scenario.storms:
             self.planned += storm.apply(self.world)
-
-    def _plan_deaths(self) -> None:
         for replica, at_us in self.scenario.dying.items():
             self.world.inject(at_us, partial(self.world.crash, replica))
-
-    def _plan_calm(self) -> None:
         self.world.inject(self.scenario.calm_us, self.world.heal)
 
     # Publishing
@@ -181,12 +218,6 @@ class Theatre(ABC, Generic[_S, _P, _V]):
     def _take(self, planned: _P, side: Side, source: Source) -> None:
         self._waiting[planned.source].setdefault(side, deque()).append(planned)
         self._publish(planned.source, side, source)
-
-    def _go_on(self, node: NodeId, now_us: int) -> None:
-        """A source may have room again."""
-        for side, waiting in self._waiting[node].items():
-            if waiting:
-                self.world.call(now_us, node, partial(self._publish, node, side), side=side)
 
     def _hear(self, receiver: NodeId, sender: NodeId, message: Message) -> None:
         if self._overhear is not None:

@@ -3,37 +3,63 @@
 A seed is one run, so a trace is made by performing the scenario again with somebody listening.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import itemgetter
+from typing import Any
 
 from quorate.core.ids import Lane, NodeId
 from quorate.core.messages import Fetch, Link, Message, Publish, Supply
 from quorate.crypto.digests import digest
 from quorate.protocol.machine import Delivery, Outcome, Receipt, Skipped
 from quorate.sim.checkers import BatchId, Conduct
-from quorate.sim.faults import Fault
 from quorate.sim.scenarios import Scenario
 from quorate.sim.stage import Stage
+from quorate.sim.theatre import Theatre
 
 LINES_MAX = 60
 
 
 def trace(scenario: Scenario, batch: BatchId) -> list[str]:
     """Who took part, what broke, and every message and outcome about this batch."""
-    seen: list[tuple[int, str]] = []
+
+    def told(sender: NodeId, message: Message) -> str:
+        return _told(message, batch) if is_about(sender, message, batch) else ""
+
+    def came_out(_: NodeId, outcome: Outcome) -> Iterator[str]:
+        return _outcome(outcome, batch)
+
+    lines = performed(partial(Stage, scenario), told, came_out, _accidents(scenario))
+    return [*_cast(scenario), *lines]
+
+
+def performed(
+    stage_for: Callable[..., Theatre[Any, Any, Any]],
+    told: Callable[[NodeId, Message], str],
+    came_out: Callable[[NodeId, Outcome], Iterable[str]],
+    accidents: Iterable[tuple[int, str]] = (),
+) -> list[str]:
+    """What these find worth telling of a run, and what broke, in the order of time."""
+    seen = [*accidents]
 
     def overhear(at_us: int, sender: NodeId, receiver: NodeId, message: Message) -> None:
-        if is_about(sender, message, batch):
-            seen.append((at_us, f"{sender} to {receiver}: {_told(message, batch)}"))
+        if words := told(sender, message):
+            seen.append((at_us, f"{sender} to {receiver}: {words}"))
 
     def on_outcome(node: NodeId, outcome: Outcome, at_us: int) -> None:
-        seen.extend((at_us, f"{node} {line}") for line in _outcome(outcome, batch))
+        seen.extend((at_us, f"{node} {line}") for line in came_out(node, outcome))
 
-    stage = Stage(scenario, overhear=overhear, on_outcome=on_outcome)
+    stage = stage_for(overhear=overhear, on_outcome=on_outcome)
     stage.perform()
-    seen += [*_accidents(scenario, stage.planned)]
-    seen.sort(key=lambda entry: entry[0])
-    lines = shortened([f"{at_us / 1e6:10.6f} s  {line}" for at_us, line in seen])
-    return [*_cast(scenario), *lines]
+    for fault in stage.planned:
+        whom = f" of {', '.join(map(str, fault.nodes))}" if fault.nodes else ""
+        until = f"until {fault.until_us / 1e6:.6f} s"
+        seen.append((fault.from_us, f"-- {fault.kind.value}{whom} {until}"))
+    scenario = stage.scenario
+    seen += [(at_us, f"-- {node} crashes for good") for node, at_us in scenario.dying.items()]
+    seen.append((scenario.calm_us, "-- calm"))
+    seen.sort(key=itemgetter(0))
+    return shortened([f"{at_us / 1e6:10.6f} s  {line}" for at_us, line in seen])
 
 
 def shortened(lines: list[str]) -> list[str]:
@@ -98,19 +124,13 @@ def _outcome(outcome: Outcome, batch: BatchId) -> Iterator[str]:
         yield f"SKIPS {outcome.count} from {outcome.first} on, because {outcome.why}"
 
 
-def _accidents(scenario: Scenario, planned: list[Fault]) -> Iterator[tuple[int, str]]:
-    for fault in planned:
-        whom = f" of {', '.join(map(str, fault.nodes))}" if fault.nodes else ""
-        yield fault.from_us, f"-- {fault.kind.value}{whom} until {fault.until_us / 1e6:.6f} s"
+def _accidents(scenario: Scenario) -> Iterator[tuple[int, str]]:
     for cut in scenario.cuts:
         until = f"until {cut.until_us / 1e6:.6f} s"
         yield cut.from_us, f"-- cut from {cut.sender} to {cut.target} {until}"
-    for replica, at_us in scenario.dying.items():
-        yield at_us, f"-- {replica} crashes for good"
     for part in scenario.sources:
         if part.crash_at_us is not None:
             yield part.crash_at_us, f"-- source {part.node} crashes for good"
-    yield scenario.calm_us, "-- calm"
 
 
 def _cast(scenario: Scenario) -> Iterator[str]:

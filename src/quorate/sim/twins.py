@@ -26,22 +26,13 @@ class Side(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which peer talks to which twin; `others` is for the peers that are not named."""
+    """Which peer talks to which twin; those that are not named talk to both."""
 
     sides: Mapping[NodeId, Side] = field(default_factory=dict)
-    others: Side = Side.BOTH
 
     def joins(self, peer: NodeId, side: Side) -> bool:
         """Whether this peer and the twin on this side talk to each other."""
-        return side in self.sides.get(peer, self.others)
-
-    @classmethod
-    def between(cls, a: Iterable[NodeId], b: Iterable[NodeId], others: Side = Side.BOTH) -> "Split":
-        """Twin A talks to the peers in `a`, twin B to those in `b`; who is in both has both."""
-        sides = dict.fromkeys(a, Side.A)
-        for peer in b:
-            sides[peer] = Side.BOTH if peer in sides else Side.B
-        return cls(sides, others)
+        return side in self.sides.get(peer, Side.BOTH)
 
     @classmethod
     def by_lot(cls, random: Random, peers: Iterable[NodeId]) -> "Split":

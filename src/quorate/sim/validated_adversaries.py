@@ -13,7 +13,7 @@ it stores in a way that does not hold.
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import groupby
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -46,6 +46,7 @@ from quorate.protocol.misbehaviour import Parts, behave
 from quorate.protocol.ordering.rules import Byzantine
 from quorate.protocol.ordering.validation import Validation
 from quorate.protocol.topic import Topic
+from quorate.sim.adversaries import Retold, some
 from quorate.sim.hosts import Rewrite
 from quorate.sim.order_adversaries import FalseLog, absent, false_header, with_payloads
 from quorate.sim.sealing import CLUSTER, Sealed, public_key, signing_key
@@ -108,15 +109,6 @@ def _malleable_signature(_: Pen, __: int, ___: Sequence, payload: bytes) -> byte
     return payload[:at] + number.to_bytes(32, "little") + payload[SEAL_BYTES:]
 
 
-def _strange_key(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
-    return pen.signed(partition, sequence, payload, key=_STRANGER)
-
-
-def _key_of_another(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
-    """Somebody else's key in the seal, and our signature."""
-    return pen.signed(partition, sequence, payload, public_key=public_key(member_of(pen.me) + 1))
-
-
 def _elsewhere(**place: Any) -> Forge:
     def forge(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
         known = Place.of(CLUSTER, pen.topic.name, partition, pen.me)
@@ -125,13 +117,6 @@ def _elsewhere(**place: Any) -> Forge:
             for name, change in place.items()
         }
         return pen.signed(partition, sequence, payload, place=changed)
-
-    return forge
-
-
-def _other_number(by: int) -> Forge:
-    def forge(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
-        return pen.signed(partition, max(0, sequence + by), payload)
 
     return forge
 
@@ -152,10 +137,6 @@ def _other_count(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -
     header = Seal.decode(payload).header
     events = header.events + pen.draw.choice((1, 2, 1 << 20))
     return pen.signed(partition, sequence, payload, header=header._replace(events=events))
-
-
-def _swapped_body(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
-    return payload[:SEAL_BYTES] + pen.other_body(payload)
 
 
 def _no_batch(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -> bytes:
@@ -179,11 +160,6 @@ def _truncated(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
     return payload[: pen.draw.choice(sizes)]
 
 
-def _false_header(pen: Pen, _: int, __: Sequence, payload: bytes) -> bytes:
-    """Another count or size than was signed, or no word of a signature."""
-    return false_header(pen.draw, payload)
-
-
 def _bare(_: Pen, __: int, ___: Sequence, payload: bytes) -> bytes:
     """A signed batch that says it is a basic one: that is one, whatever is in it."""
     header = Header.of(*Seal.decode(payload).header[3:])
@@ -193,23 +169,27 @@ def _bare(_: Pen, __: int, ___: Sequence, payload: bytes) -> bytes:
 FORGERIES: Mapping[str, Forge] = {
     "flipped-signature": _flipped_signature,
     "malleable-signature": _malleable_signature,
-    "strange-key": _strange_key,
-    "key-of-another": _key_of_another,
+    "strange-key": lambda pen, *batch: pen.signed(*batch, key=_STRANGER),
+    # Somebody else's key in the seal, and our signature.
+    "key-of-another": lambda pen, *batch: pen.signed(
+        *batch, public_key=public_key(member_of(pen.me) + 1)
+    ),
     "name-of-another": _elsewhere(producer=1),
     "other-session": _elsewhere(session=1),
     "other-partition": _elsewhere(partition=1),
     "other-topic": _elsewhere(topic="other"),
     "other-cluster": _elsewhere(cluster="other"),
-    "later-number": _other_number(1),
-    "earlier-number": _other_number(-1),
+    "later-number": lambda pen, at, number, payload: pen.signed(at, number + 1, payload),
+    "earlier-number": lambda pen, at, number, payload: pen.signed(at, max(0, number - 1), payload),
     "replayed": _replayed,
     "stolen": _stolen,
     "other-count": _other_count,
-    "swapped-body": _swapped_body,
+    "swapped-body": lambda pen, _, __, payload: payload[:SEAL_BYTES] + pen.other_body(payload),
     "no-batch": _no_batch,
     "other-tree": _other_tree,
     "truncated": _truncated,
-    "false-header": _false_header,
+    # Another count or size than was signed, or no word of a signature.
+    "false-header": lambda pen, _, __, payload: false_header(pen.draw, payload),
     "bare": _bare,
 }
 
@@ -219,7 +199,7 @@ def _other_batch(pen: Pen, partition: int, sequence: Sequence, payload: bytes) -
     return pen.signed(partition, sequence, payload, body=pen.other_body(payload))
 
 
-class Forger:
+class Forger(Retold):
     """Forge some batches, each in one way, or in another one whenever it is sent.
 
     Numbers are shifted and runs turned round now and then.
@@ -232,14 +212,9 @@ class Forger:
         self._share, self._is_stubborn = share, is_stubborn
         self._forged: dict[tuple[int, Sequence], bytes] = {}
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [(node, self._sent(message)) for node, message in ready.send]
-        return [(0, ready)]
-
-    def _sent(self, message: Message) -> Message:
+    def _told(self, node: NodeId, message: Message) -> Message:
         if not _is_request(message, self._pen.topic):
             return message
-        assert isinstance(message, Append | AnnounceSealed)
         payloads = [self._batch(message.partition, *each) for each in _numbered(message)]
         draw = self._pen.draw
         if not self._is_stubborn and draw.random() < self._share / 4:
@@ -264,24 +239,16 @@ class Forger:
         return payload
 
 
-class TwoStories:
+class TwoStories(Retold):
     """Seal two batches under one number, and give each to some of the replicas."""
 
     def __init__(self, pen: Pen, others: Collection[NodeId]) -> None:
         self._pen, self._others = pen, frozenset(others)
         self._second: dict[tuple[int, Sequence], bytes] = {}
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [
-            (node, self._second_story(message) if node in self._others else message)
-            for node, message in ready.send
-        ]
-        return [(0, ready)]
-
-    def _second_story(self, message: Message) -> Message:
-        if not _is_request(message, self._pen.topic):
+    def _told(self, node: NodeId, message: Message) -> Message:
+        if node not in self._others or not _is_request(message, self._pen.topic):
             return message
-        assert isinstance(message, Append | AnnounceSealed)
         return _with_payloads(
             message, [self._batch(message.partition, *each) for each in _numbered(message)]
         )
@@ -297,27 +264,19 @@ class TwoStories:
         return self._second[place]
 
 
-class Unstored:
+class Unstored(Retold):
     """Announce all batches to everybody, and give them to too few, or to nobody."""
 
     def __init__(self, pen: Pen, stores: Collection[NodeId]) -> None:
         self._pen, self._stores = pen, frozenset(stores)
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [
-            (node, told)
-            for node, message in ready.send
-            for told in ([message] if node in self._stores else self._announced(message))
-        ]
-        return [(0, ready)]
-
-    def _announced(self, message: Message) -> list[Message]:
-        if not isinstance(message, Append) or not _is_request(message, self._pen.topic):
-            return [message]
-        return _announcements(message)
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        if node in self._stores or not _is_append(message, self._pen.topic):
+            return [(node, message)]
+        return [(node, told) for told in _announcements(message)]
 
 
-class Miscount:
+class Miscount(Retold):
     """Sign another number of events than there are, and announce that before the payload comes.
 
     Seals alone do not show it.
@@ -329,16 +288,19 @@ class Miscount:
 
     def __call__(self, ready: Ready, now_us: int) -> Parts:
         ((_, forged),) = self._forger(ready, now_us)
-        forged.send = [pair for node, message in forged.send for pair in self._twice(node, message)]
-        return [(0, forged)]
+        return super().__call__(forged, now_us)
 
-    def _twice(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
-        if not isinstance(message, Append) or not _is_request(message, self._pen.topic):
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        if not _is_append(message, self._pen.topic):
             return [(node, message)]
         return [(node, told) for told in (*_announcements(message), message)]
 
 
-def _is_request(message: Message, topic: Topic) -> bool:
+def _is_append(message: Message, topic: Topic) -> TypeGuard[Append]:
+    return isinstance(message, Append) and message.topic == topic.id
+
+
+def _is_request(message: Message, topic: Topic) -> TypeGuard[Append | AnnounceSealed]:
     return isinstance(message, Append | AnnounceSealed) and message.topic == topic.id
 
 
@@ -397,25 +359,16 @@ class Rash(Byzantine):
         return 1
 
 
-class WithheldPayloads:
+class WithheldPayloads(Retold):
     """Say that one stores what one was given, vote for it, and give it to nobody."""
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [
-            (node, self._told(message))
-            for node, message in ready.send
-            if not isinstance(message, Retrieved)
-        ]
-        return [(0, ready)]
-
-    @staticmethod
-    def _told(message: Message) -> Message:
-        if isinstance(message, Entries):
-            return absent(message)
-        return message
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+        if isinstance(message, Retrieved):
+            return []
+        return [(node, absent(message) if isinstance(message, Entries) else message)]
 
 
-class FalseReceipts:
+class FalseReceipts(Retold):
     """Have receipts that one did not sign after those that one did, or in their place.
 
     Sometimes there are so many that whoever keeps them all has no room for another. What one
@@ -427,11 +380,7 @@ class FalseReceipts:
     def __init__(self, draw: Random) -> None:
         self._draw = draw
 
-    def __call__(self, ready: Ready, _: int) -> Parts:
-        ready.send = [pair for node, message in ready.send for pair in self._said(node, message)]
-        return [(0, ready)]
-
-    def _said(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
         told: list[tuple[NodeId, Message]] = [(node, message)]
         if isinstance(message, Received):
             line = Line(message.publisher, message.topic, message.partition)
@@ -461,7 +410,7 @@ class FalseSeals(FalseLog):
     def _false(self, entries: Entries) -> Entries:
         return with_payloads(entries, [*map(self._falsify, entries.payloads)])
 
-    def _told(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
+    def _sent(self, node: NodeId, message: Message) -> list[tuple[NodeId, Message]]:
         if isinstance(message, Retrieved):
             payloads = [self._falsify(payload) for payload in message.payloads]
             descriptors = [
@@ -476,7 +425,7 @@ class FalseSeals(FalseLog):
                     msgspec.structs.replace(message, payloads=payloads, descriptors=descriptors),
                 ),
             ]
-        return super()._told(node, message)
+        return super()._sent(node, message)
 
 
 def swap_body(draw: Random) -> Callable[[bytes], bytes]:
@@ -537,23 +486,12 @@ def _forging(pen: Pen, *_: object) -> Rewrite:
     return Forger(pen, tuple(FORGERIES), share, is_stubborn=is_stubborn)
 
 
-def _equivocating(pen: Pen, _: int, replicas: Collection[NodeId]) -> Rewrite:
-    count = pen.draw.randint(1, len(replicas) - 1)
-    return TwoStories(pen, pen.draw.sample(sorted(replicas), count))
-
-
-def _unstored(pen: Pen, f: int, replicas: Collection[NodeId]) -> Rewrite:
-    return Unstored(pen, pen.draw.sample(sorted(replicas), pen.draw.randint(0, f)))
-
-
-def _miscounting(pen: Pen, *_: object) -> Rewrite:
-    return Miscount(pen, pen.draw.choice((0.2, 1.0)))
-
-
 FORGING = "forging-source"
 VALIDATED_PUBLISHERS: Mapping[str, MakeProducer] = {
     FORGING: _forging,
-    "equivocating-source": _equivocating,
-    "unstored-source": _unstored,
-    "miscounting-source": _miscounting,
+    "equivocating-source": lambda pen, _, replicas: TwoStories(
+        pen, some(pen.draw, replicas, 1, len(replicas) - 1)
+    ),
+    "unstored-source": lambda pen, f, replicas: Unstored(pen, some(pen.draw, replicas, 0, f)),
+    "miscounting-source": lambda pen, *_: Miscount(pen, pen.draw.choice((0.2, 1.0))),
 }

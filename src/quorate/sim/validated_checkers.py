@@ -19,11 +19,11 @@ readers have libsodium).
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import pack, unpack
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
@@ -36,7 +36,6 @@ from quorate.sim.order_checkers import (
     LOG_LIVENESS,
     LOG_SAFETY,
     LogBatch,
-    LogChecker,
     LogRecord,
     LogViolation,
 )
@@ -91,17 +90,13 @@ def described(payload: bytes) -> bytes:
     return header + blake3(rest).digest()
 
 
-def non_repudiation(record: LogRecord) -> Iterator[LogViolation]:
-    assert isinstance(record, ValidatedRecord)
-    for reader, partitions in record.read.items():
-        for partition, entries in partitions.items():
-            for entry in entries:
-                batch = LogBatch(entry.publisher, partition, entry.sequence)
-                why = _wrong(record, batch, entry.payload)
-                if not _is_signed(entry.payload) and record.validates(reader, partition):
-                    why = "which has no seal"
-                if why:
-                    yield _repudiable(f"reader {reader} delivered", batch, why)
+def non_repudiation(record: ValidatedRecord) -> Iterator[LogViolation]:
+    for reader, batch, entry in record.entries():
+        why = _wrong(record, batch, entry.payload)
+        if not _is_signed(entry.payload) and record.validates(reader, batch.partition):
+            why = "which has no seal"
+        if why:
+            yield _repudiable(f"reader {reader} delivered", batch, why)
     for replica, logs in record.logs.items():
         for partition, log in logs.items():
             for content in log.values():
@@ -111,10 +106,10 @@ def non_repudiation(record: LogRecord) -> Iterator[LogViolation]:
                     yield _repudiable(f"replica {replica} ordered", batch, why)
 
 
-def producers_order(record: LogRecord) -> Iterator[LogViolation]:
+def producers_order(record: ValidatedRecord) -> Iterator[LogViolation]:
     for replica, logs in record.logs.items():
         for partition, log in logs.items():
-            if partition.topic not in _names(record):
+            if partition.topic not in record.names:
                 continue
             last: dict[NodeId, int] = {}
             before, is_whole = 0, True
@@ -125,30 +120,27 @@ def producers_order(record: LogRecord) -> Iterator[LogViolation]:
                 publisher, sequence, content = log[offset]
                 expected = last.get(publisher, 0 if is_whole else sequence - 1) + 1
                 if sequence != expected:
-                    sentence = (
-                        f"replica {replica} has batch {sequence} of {publisher} at offset {offset}"
-                        f", where {expected} is next"
-                    )
                     batch = LogBatch(publisher, partition, sequence)
-                    yield LogViolation("producers order", sentence, batch)
+                    sentence = f"replica {replica} has {batch} at offset {offset}"
+                    yield LogViolation(
+                        "producers order", f"{sentence}, where {expected} is next", batch
+                    )
                 last[publisher], before = sequence, offset + _count(content)
 
 
-def receipts_hold(record: LogRecord) -> Iterator[LogViolation]:
-    names = _names(record)
-    assert isinstance(record, ValidatedRecord)
+def receipts_hold(record: ValidatedRecord) -> Iterator[LogViolation]:
     for replica, store, kept in record.receipts:
-        topic = names[kept.first.partition.topic]
+        topic = record.names[kept.first.partition.topic]
         if why := _wrong_receipt(record.cluster, topic, kept):
             sentence = f"replica {replica} keeps a receipt of {store} for {kept.batches} batches"
             yield LogViolation("receipts", f"{sentence}, {why}", kept.first)
 
 
-def no_blocking(record: LogRecord) -> Iterator[LogViolation]:
+def no_blocking(record: ValidatedRecord) -> Iterator[LogViolation]:
     ends: dict[Partition, int] = {}
     for logs in record.logs.values():
         for partition, log in logs.items():
-            if partition.topic in _names(record) and log:
+            if partition.topic in record.names and log:
                 last = max(log)
                 end = last + _count(log[last].descriptor)
                 ends[partition] = max(ends.get(partition, 0), end)
@@ -160,14 +152,8 @@ def no_blocking(record: LogRecord) -> Iterator[LogViolation]:
                 yield LogViolation("no blocking", f"{sentence} in partition {partition.number}")
 
 
-def _names(record: LogRecord) -> dict[TopicId, str]:
-    assert isinstance(record, ValidatedRecord)
-    return record.names
-
-
 def _repudiable(who: str, batch: LogBatch, why: str) -> LogViolation:
-    sentence = f"{who} batch {batch.sequence} of {batch.publisher}, {why}"
-    return LogViolation("non repudiation", sentence, batch)
+    return LogViolation("non repudiation", f"{who} {batch}, {why}", batch)
 
 
 def _is_signed(payload: bytes) -> bool:
@@ -275,7 +261,8 @@ def _wrong_receipt(cluster: str, topic: str, kept: KeptReceipt) -> str:
     return ""
 
 
-VALIDATED_SAFETY: tuple[LogChecker, ...] = (
+ValidatedChecker: TypeAlias = Callable[[ValidatedRecord], Iterator[LogViolation]]
+VALIDATED_SAFETY: tuple[ValidatedChecker, ...] = (
     *LOG_SAFETY, non_repudiation, producers_order, receipts_hold,
 )  # fmt: skip
-VALIDATED_LIVENESS: tuple[LogChecker, ...] = (*LOG_LIVENESS, no_blocking)
+VALIDATED_LIVENESS: tuple[ValidatedChecker, ...] = (*LOG_LIVENESS, no_blocking)

@@ -53,7 +53,6 @@ class Halt(Enum):
 
     IDLE = "nothing is left to happen"
     TIME = "the time is up"
-    LIMIT = "the limit of events is reached"
 
 
 class World:
@@ -194,22 +193,17 @@ class World:
         for host in self._instances(node, side):
             self._agenda.at(at_us, partial(self._with_machine, host, action))
 
-    def run(self, until_us: int | None = None, *, limit_events: int | None = None) -> Halt:
+    def run(self, until_us: int | None = None) -> Halt:
         """Let time pass up to and including this instant, or until nothing is left to happen."""
         agenda, until = self._agenda, maxsize if until_us is None else until_us
-        events_left = maxsize if limit_events is None else limit_events
         try:
-            while events_left > 0 and (self._due or agenda.has_current or agenda.advance(until)):
-                began = agenda.position
-                self._live_through_slot(until, began + events_left)
-                events_left -= agenda.position - began
+            while self._due or agenda.has_current or agenda.advance(until):
+                self._live_through_slot(until)
                 if agenda.has_current:
                     break
         except Exception as error:
             error.add_note(f"in the simulated world of seed {self.seed} at {self.now_us} us")
             raise
-        if events_left <= 0:
-            return Halt.LIMIT
         agenda.now_us = max(agenda.now_us, until_us or 0)
         return Halt.IDLE if agenda.is_empty else Halt.TIME
 
@@ -281,9 +275,12 @@ class World:
         self, loss: Loss, *, from_us: int | None = None, until_us: int | None = None
     ) -> None:
         """A spell in which all links lose messages like this."""
-        self._agenda.at(self._or_now(from_us), partial(self._begin_spell, loss))
-        if until_us is not None:
-            self._agenda.at(until_us, partial(self._fabric.end, loss))
+
+        def begin() -> None:
+            self._fabric.begin(loss)
+            self._count_fault("loss")
+
+        self._during(from_us, until_us, begin, partial(self._fabric.end, loss))
 
     def heal(self) -> None:
         """Every partition, cut and spell ends now."""
@@ -292,13 +289,13 @@ class World:
 
     # One instant after the other
 
-    def _live_through_slot(self, until_us: int, position_max: int) -> None:
-        """Work through the agenda's slot, up to this time and position."""
+    def _live_through_slot(self, until_us: int) -> None:
+        """Work through the agenda's slot, up to this time."""
         agenda, due, seen = self._agenda, self._due, self.trace.words.append
         entries, position, now_us = agenda.current, agenda.position, agenda.now_us
         deliveries = 0
         try:
-            while position < position_max:
+            while True:
                 if position == len(entries) or entries[position][0] != now_us:
                     # The instant is over when its turns are taken, and not even then if they
                     # put down something that comes before what would have come next.
@@ -329,7 +326,6 @@ class World:
                 machine.step(sender, content)
                 seen((sender << 32 ^ host.node) & _WORD_MAX)
                 deliveries += 1
-            self._take_turns()
         finally:
             agenda.position = position
             self.deliveries += deliveries
@@ -503,7 +499,7 @@ class World:
         link = host.links.get(target)
         if link is None:
             link = host.links[target] = Link(host.node, target)
-        arrivals = self._fabric.arrivals(link, message, self.now_us)
+        arrivals = self._fabric.arrivals(link, self.now_us)
         for at_us in arrivals:
             self._agenda.arrive(at_us, receiver, host.node, message)
         if len(arrivals) != 1:
@@ -571,29 +567,28 @@ class World:
     def _obstruct(
         self, name: str, obstacle: Obstacle, from_us: int | None, until_us: int | None
     ) -> None:
-        self._agenda.at(self._or_now(from_us), partial(self._put, name, obstacle))
+        def begin() -> None:
+            self._fabric.put(obstacle)
+            self._count_fault(name)
+            self._look_at_links()
+
+        def end() -> None:
+            self._fabric.remove(obstacle)
+            self._look_at_links()
+
+        self._during(from_us, until_us, begin, end)
+
+    def _during(
+        self, from_us: int | None, until_us: int | None, begin: Action, end: Action
+    ) -> None:
+        """From now on, if nothing else is said, and for good."""
+        self._agenda.at(self.now_us if from_us is None else from_us, begin)
         if until_us is not None:
-            self._agenda.at(until_us, partial(self._remove, obstacle))
-
-    def _put(self, name: str, obstacle: Obstacle) -> None:
-        self._fabric.put(obstacle)
-        self._count_fault(name)
-        self._look_at_links()
-
-    def _remove(self, obstacle: Obstacle) -> None:
-        self._fabric.remove(obstacle)
-        self._look_at_links()
-
-    def _begin_spell(self, loss: Loss) -> None:
-        self._fabric.begin(loss)
-        self._count_fault("loss")
+            self._agenda.at(until_us, end)
 
     def _look_at_links(self) -> None:
         if self._streams is not None:
             self._streams.look_at_all()
-
-    def _or_now(self, at_us: int | None) -> int:
-        return self.now_us if at_us is None else at_us
 
     # Finding
 

@@ -21,9 +21,8 @@ What happens depends on the seed alone. Each host has randomness of its own, so 
 same whatever others do.
 """
 
-import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -31,7 +30,6 @@ from random import Random
 from typing import Final, Literal, NamedTuple
 
 import msgspec
-import pyarrow as pa
 
 from quorate.core.errors import LocalProtocolError
 from quorate.pipeline.data.lines import Line, known_line, unknown_line
@@ -42,9 +40,6 @@ SYSLOG: Final = "syslog"
 # 1 January 2026, so that recordings of a seed are the same bytes on every day.
 START_US: Final = 1_767_225_600_000_000
 SECOND_US: Final = 1_000_000
-
-HEADERS: Final = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
-TIME: Final = pa.timestamp("us", tz="UTC")
 
 Kind = Literal["cut", "crash", "stall"]
 
@@ -217,37 +212,6 @@ class Recording:
         """The hosts that are silent for longer than this before all is over."""
         return {host.name for host in self.hosts if self._silence_us(host) > limit_us}
 
-    def returns(self, limit_us: int) -> set[str]:
-        """Those of them that come back."""
-        return {
-            name
-            for name in self.silences(limit_us)
-            if (outage := self.by_name[name].outage) is not None and outage.until_us is not None
-        }
-
-    async def paced(self) -> AsyncIterator[Message]:
-        """Each message when it is due: all of them take as long as the estate lasts."""
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        for message in self.messages:
-            due_s = begun_s + (message.arrives_us - self.estate.start_us) / SECOND_US
-            await asyncio.sleep(max(0.0, due_s - loop.time()))
-            yield message
-
-    def table(self) -> pa.Table:
-        """All messages, with the columns of events as far as they have them, and `arrives`."""
-        rows = self.messages
-        columns = {
-            "key": pa.array([row.key for row in rows], pa.binary()),
-            "value": pa.array([row.value for row in rows], pa.binary()),
-            "headers": pa.array([_structs(row.headers) for row in rows], HEADERS),
-            "timestamp": pa.array([row.timestamp_us for row in rows], TIME),
-            "topic": pa.array([row.topic for row in rows], pa.string()),
-            "producer": pa.array([row.party for row in rows], pa.string()),
-            "arrives": pa.array([row.arrives_us for row in rows], TIME),
-        }
-        return pa.table(columns)
-
     def _silence_us(self, host: Host) -> int:
         if host.outage is None:
             return 0
@@ -352,7 +316,3 @@ class _Life:
     def _broker_at(self, time_us: int) -> str:
         place = bisect_right(self._connected, time_us, key=lambda connection: connection[0])
         return self._connected[max(0, place - 1)][1]
-
-
-def _structs(headers: tuple[tuple[str, bytes], ...]) -> list[dict[str, str | bytes]]:
-    return [{"name": name, "value": value} for name, value in headers]

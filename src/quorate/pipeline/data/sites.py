@@ -28,14 +28,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, cycle, islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 import msgspec
 
 from quorate.core.errors import LocalProtocolError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 SECOND_US: Final = 1_000_000
 # 2025-01-01, for whoever does not care.
@@ -193,23 +191,9 @@ class Traffic:
 
     def __iter__(self) -> Iterator[Packet]:
         """Packets are made as they are asked for: it may go on for as long as one likes."""
-        probes = sorted(self._probes, key=_begin_us)
-        return _in_order(heapq.merge(self._innocent(), probes, key=_begin_us))
-
-    def table(self) -> "pyarrow.Table":
-        """All of it, with columns site, key, value and timestamp."""
-        import pyarrow
-
-        packets = list(self)
-        times = pyarrow.array([each.time_us for each in packets], pyarrow.int64())
-        return pyarrow.table(
-            {
-                "site": pyarrow.array([each.site for each in packets], pyarrow.string()),
-                "key": pyarrow.array([each.key for each in packets], pyarrow.binary()),
-                "value": pyarrow.array([each.value for each in packets], pyarrow.binary()),
-                "timestamp": times.cast(pyarrow.timestamp("us", tz="UTC")),
-            }
-        )
+        by_begin = attrgetter("begin_us")
+        probes = sorted(self._probes, key=by_begin)
+        return _in_order(heapq.merge(self._innocent(), probes, key=by_begin))
 
     # Scanners
 
@@ -242,12 +226,12 @@ class Traffic:
         if rng.random() < 0.5:
             # Most ports are closed, which is what a scanner is there to find out.
             closed = target._replace(port=rng.choice(CLOSED_PORTS))
-            packets = self._wire.packets(rng, source, closed, begin_us, _refused(rng))
-            self._probes.append(_Session(begin_us, packets))
+            self._probes.append(self._session(rng, source, closed, begin_us, _refused(rng)))
         by_reset = rng.random() < 0.6
         steps = _reset(rng) if by_reset else _silent(rng)
-        packets = self._wire.packets(rng, source, target, begin_us, self._resent(rng, steps))
-        self._probes.append(_Session(begin_us, packets))
+        session = self._session(rng, source, target, begin_us, self._resent(rng, steps))
+        self._probes.append(session)
+        packets = session.packets
         if by_reset:
             return packets[-1].time_us, packets[-1].published_us, True
         # The last packet is the SYN-ACK for the second time; time runs from the first.
@@ -279,6 +263,11 @@ class Traffic:
             target, steps = _Target(site, host, rng.choice(OPEN_PORTS)), self._completed(rng)
         else:
             target, steps = _Target(site, host, rng.choice(CLOSED_PORTS)), _refused(rng)
+        return self._session(rng, source, target, begin_us, steps)
+
+    def _session(
+        self, rng: random.Random, source: str, target: "_Target", begin_us: int, steps: "_Steps"
+    ) -> "_Session":
         return _Session(begin_us, self._wire.packets(rng, source, target, begin_us, steps))
 
     def _use(
@@ -293,22 +282,21 @@ class Traffic:
         draw = rng.random()
         if draw < REFUSED:
             closed = target._replace(port=rng.choice(CLOSED_PORTS))
-            return _Session(
-                begin_us, self._wire.packets(rng, source, closed, begin_us, _refused(rng))
-            )
+            return self._session(rng, source, closed, begin_us, _refused(rng))
         if draw < REFUSED + UNANSWERED:
             steps = [("SYN", 0), ("SYN", AGAIN_US), ("SYN", 3 * AGAIN_US)]
-            return _Session(begin_us, self._wire.packets(rng, source, target, begin_us, steps))
+            return self._session(rng, source, target, begin_us, steps)
         if rng.random() >= failing or not innocence.allows(source, target, begin_us):
             steps = self._resent(rng, self._completed(rng))
-            return _Session(begin_us, self._wire.packets(rng, source, target, begin_us, steps))
+            return self._session(rng, source, target, begin_us, steps)
         steps = self._resent(rng, _reset(rng) if rng.random() < 0.5 else _silent(rng))
-        packets = self._wire.packets(rng, source, target, begin_us, steps)
+        session = self._session(rng, source, target, begin_us, steps)
         if rng.random() < self.setting.retried:
             # Twice the same thing is not two things.
             steps = _reset(rng) if rng.random() < 0.5 else self._completed(rng)
-            packets += self._wire.packets(rng, source, target, begin_us + 2 * AGAIN_US, steps)
-        return _Session(begin_us, packets)
+            again_us = begin_us + 2 * AGAIN_US
+            session.packets.extend(self._wire.packets(rng, source, target, again_us, steps))
+        return session
 
     def _completed(self, rng: random.Random) -> "_Steps":
         answered_us = _round_trip_us(rng)
@@ -342,10 +330,6 @@ class _Session(NamedTuple):
 
     begin_us: int
     packets: list[Packet]
-
-
-def _begin_us(session: _Session) -> int:
-    return session.begin_us
 
 
 @dataclass(frozen=True)

@@ -22,50 +22,39 @@ the order. An event that comes after one was matched that is behind it in the or
 What is kept of a key: the events that wait, and the runs that are younger than `within`.
 """
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
-from quorate.core.durations import parse
-from quorate.core.errors import ConfigError, ContractError
+from quorate.pipeline.jobs.checks import Named
 
 _STEPS_MAX: Final = 16
-_NAME_LENGTH_MAX: Final = 100
 _WITHIN_US_MAX: Final = 86_400_000_000
 
 
-class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Pattern(Named, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names of topics, or of types of events (`type` in the value), in their order."""
 
-    name: str
+    kind: ClassVar[str] = "pattern"
+
     steps: tuple[str, ...]
     of: Literal["type", "topic"] = "type"
     within: str = "5s"
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.name) <= _NAME_LENGTH_MAX:
-            raise ConfigError(
-                f"a pattern is named {self.name[:40]!r}; its name must have 1 to "
-                f"{_NAME_LENGTH_MAX} characters"
-            )
+        self.check_name()
         if not 2 <= len(self.steps) <= _STEPS_MAX:
-            raise self._refusal(
+            raise self.refusal(
                 f"it has {len(self.steps)} steps, but a sequence has 2 to {_STEPS_MAX}"
             )
         if "" in self.steps:
-            raise self._refusal(f"one of its steps names no {self.of}")
+            raise self.refusal(f"one of its steps names no {self.of}")
         if not 0 < self.within_us <= _WITHIN_US_MAX:
-            raise self._refusal(f"within is '{self.within}', but it must be from 1us to 1d")
+            raise self.refusal(f"within is '{self.within}', but it must be from 1us to 1d")
 
     @property
     def within_us(self) -> int:
-        try:
-            return parse(self.within)
-        except ContractError as error:
-            raise self._refusal(f"within: {error}") from None
-
-    def _refusal(self, sentence: str) -> ConfigError:
-        return ConfigError(f"pattern '{self.name}': {sentence}")
+        return self.duration("within", self.within)
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, order=True):

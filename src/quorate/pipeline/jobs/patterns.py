@@ -27,19 +27,12 @@ No event moves time beyond now (`clocks.py`): whoever claims a time to come woul
 watermark beyond the events of all others, which Spark then passes over.
 """
 
-from collections.abc import Iterator
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
 import pandas
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.stateful_processor import (
-    ExpiredTimerInfo,
-    StatefulProcessor,
-    StatefulProcessorHandle,
-    TimerValues,
-)
 
 from quorate.core.durations import parse
 from quorate.core.errors import ConfigError
@@ -186,46 +179,21 @@ def _streamed(seen: DataFrame, patterns: tuple[Pattern, ...], lateness: str) -> 
     )
 
 
-class Matcher(StatefulProcessor):
+class Matcher(Waking[Runs]):
     """Keeps the `Runs` of each consumer and key, and wakes up when events need not wait longer."""
 
     def __init__(self, patterns: tuple[Pattern, ...]) -> None:
+        super().__init__("runs", Runs)
         self._patterns = patterns
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._state = Waking(handle, "runs", Runs)
-
-    def handleInputRows(  # noqa: N802
-        self,
-        key: tuple[str, bytes],
-        rows: Iterator[pandas.DataFrame],
-        timerValues: TimerValues,  # noqa: N803
-    ) -> Iterator[pandas.DataFrame]:
-        heard = pandas.concat(list(rows))
-        columns = (heard[name].tolist() for name in Seen.__struct_fields__)
-        seen = [Seen(*row) for row in zip(*columns, strict=True)]
-        return self._go_on(key, seen, timerValues)
-
-    def handleExpiredTimer(  # noqa: N802
-        self,
-        key: tuple[str, bytes],
-        timerValues: TimerValues,  # noqa: N803
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
-    ) -> Iterator[pandas.DataFrame]:
-        return self._go_on(key, [], timerValues)
-
-    def close(self) -> None:
-        pass
-
-    def _go_on(
-        self, key: tuple[str, bytes], seen: list[Seen], time: TimerValues
-    ) -> Iterator[pandas.DataFrame]:
-        runs, timer_ms = self._state.read()
-        runs.hear(seen)
-        found = runs.advance(self._patterns, time.getCurrentWatermarkInMs() * 1000)
-        self._state.write(runs, runs.next_us(self._patterns), timer_ms)
-        if found:
-            yield pandas.DataFrame([_row(key, pattern, run) for pattern, run in found])
+    def go_on(
+        self, key: tuple[str, bytes], runs: Runs, rows: pandas.DataFrame | None, until_us: int
+    ) -> tuple[list[dict[str, object]], int | None]:
+        if rows is not None:
+            columns = (rows[name].tolist() for name in Seen.__struct_fields__)
+            runs.hear([Seen(*row) for row in zip(*columns, strict=True)])
+        found = runs.advance(self._patterns, until_us)
+        return [_row(key, *each) for each in found], runs.next_us(self._patterns)
 
 
 def _row(key: tuple[str, bytes], pattern: str, run: Run) -> dict[str, object]:

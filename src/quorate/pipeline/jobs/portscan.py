@@ -34,27 +34,23 @@ source that was reported is one mark, and one that was silent for the forgetting
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import pandas
 from msgspec import Meta
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from quorate.pipeline.jobs.clocks import happened_us, moves_time, now_us
-from quorate.pipeline.jobs.handshakes import KINDS, Found, Handshakes, Packet, Rules
+from quorate.pipeline.jobs.handshakes import KINDS, Handshakes, Packet, Rules
 from quorate.pipeline.jobs.job import Config, Job, Pipes
+from quorate.pipeline.jobs.waking import Woken
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.stateful_processor import (
-        ExpiredTimerInfo,
-        StatefulProcessorHandle,
-        TimerValues,
-    )
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
 
 NAME: Final = "portscan"
 SECOND_US: Final = 1_000_000
@@ -70,6 +66,8 @@ PACKET: Final = ("at_us", "kind", "site", "destination", "destination_port", "so
 FOUND: Final = "source string, incomplete int, sites array<string>, crossed_at bigint"
 FOUND_COLUMNS: Final = ("source", "incomplete", "sites", "crossed_at")
 
+# As `FOUND_COLUMNS` has it.
+_Row = tuple[str, int, list[str], int]
 _Topic = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -154,7 +152,7 @@ class _Bucket(msgspec.Struct, array_like=True):
     timer_ms: int | None = None
 
 
-class _Buckets(StatefulProcessor):
+class _Buckets(Woken):
     """The handshakes of sources, as Spark keeps them and wakes them."""
 
     def __init__(self, rules: Rules) -> None:
@@ -165,12 +163,19 @@ class _Buckets(StatefulProcessor):
         self._state = handle.getValueState("bucket", "packed binary")
         self._decoder = msgspec.msgpack.Decoder(_Bucket)
 
-    def handleInputRows(  # noqa: N802
-        self,
-        key: tuple[int],
-        rows: Iterator[pandas.DataFrame],
-        timerValues: TimerValues,  # noqa: N803
-    ) -> Iterator[pandas.DataFrame]:
+    def on_turn(
+        self, key: tuple[int], rows: Iterator[pandas.DataFrame] | None, time: TimerValues
+    ) -> Iterable[pandas.DataFrame]:
+        bucket = self._load()
+        if rows is None:
+            bucket.timer_ms = None
+            found = self._on_clock(bucket, time.getCurrentWatermarkInMs() * 1000)
+        else:
+            found = self._on_packets(bucket, rows)
+        self._store(bucket)
+        return [pandas.DataFrame(found, columns=FOUND_COLUMNS)] if found else []
+
+    def _on_packets(self, bucket: _Bucket, rows: Iterator[pandas.DataFrame]) -> list[_Row]:
         packets: defaultdict[str, list[Packet]] = defaultdict(list)
         now_us = 0
         for frame in rows:
@@ -178,31 +183,19 @@ class _Buckets(StatefulProcessor):
             columns = (frame[name].tolist() for name in PACKET)
             for source, packet in zip(frame["source"], map(Packet, *columns), strict=True):
                 packets[source].append(packet)
-        bucket = self._load()
-        found: list[tuple[str, Found]] = []
+        found: list[_Row] = []
         for source, of_source in packets.items():
             handshakes = bucket.sources.setdefault(source, Handshakes())
             crossings = handshakes.on_packets(of_source, self._rules, now_us=now_us)
-            found += ((source, each) for each in crossings)
-        self._store(bucket)
-        yield from _reports(found)
+            found += ((source, *each) for each in crossings)
+        return found
 
-    def handleExpiredTimer(  # noqa: N802
-        self,
-        key: tuple[int],
-        timerValues: TimerValues,  # noqa: N803
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
-    ) -> Iterator[pandas.DataFrame]:
-        clock_us = timerValues.getCurrentWatermarkInMs() * 1000
-        bucket = self._load()
-        bucket.timer_ms = None
-        found = [
-            (source, each)
+    def _on_clock(self, bucket: _Bucket, clock_us: int) -> list[_Row]:
+        return [
+            (source, *each)
             for source, handshakes in bucket.sources.items()
             if (each := handshakes.on_clock(clock_us, self._rules)) is not None
         ]
-        self._store(bucket)
-        yield from _reports(found)
 
     def _load(self) -> _Bucket:
         state = self._state.get()
@@ -228,12 +221,6 @@ class _Buckets(StatefulProcessor):
             self._handle.deleteTimer(bucket.timer_ms)
         self._handle.registerTimer(at_ms)
         bucket.timer_ms = at_ms
-
-
-def _reports(found: list[tuple[str, Found]]) -> Iterator[pandas.DataFrame]:
-    if found:
-        rows = [(source, *each) for source, each in found]
-        yield pandas.DataFrame(rows, columns=FOUND_COLUMNS)
 
 
 def _start(pipes: Pipes, config: PortscanConfig) -> list[StreamingQuery]:

@@ -38,12 +38,11 @@ What is kept of an instrument: the ticks of the longest average, and those that 
 """
 
 from bisect import bisect_right
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
-from quorate.core.durations import parse
-from quorate.core.errors import ConfigError, ContractError
+from quorate.pipeline.jobs.checks import Named
 
 ANY: Final = "any"
 PRICE_UNIT: Final = 1_000_000
@@ -52,15 +51,15 @@ _PARTS: Final = 1_000_000
 _PERCENT_MIN: Final = 0.0001
 _PERCENT_MAX: Final = 10_000
 _QUANTITY_MAX: Final = 10**12
-_NAME_LENGTH_MAX: Final = 100
 _AVERAGE_US_MAX: Final = 3_600_000_000
 _EVERY_US_MIN: Final = 1000
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Rule(Named, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When an instrument's price is far from its average, orders are given until it is not."""
 
-    name: str
+    kind: ClassVar[str] = "rule"
+
     when: Literal["above", "below"]
     percent: float
     side: Literal["buy", "sell"]
@@ -73,51 +72,38 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     every: str = "3s"
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.name) <= _NAME_LENGTH_MAX:
-            raise ConfigError(
-                f"a rule is named {self.name[:40]!r}; its name must have 1 to "
-                f"{_NAME_LENGTH_MAX} characters"
-            )
+        self.check_name()
         if not self.instrument or self.trade == "":
-            raise self._refusal("an instrument has no name; name one, or leave the key out")
+            raise self.refusal("an instrument has no name; name one, or leave the key out")
         if not _PERCENT_MIN <= self.percent <= _PERCENT_MAX:
-            raise self._refusal(
+            raise self.refusal(
                 f"percent is {self.percent:g}, but it must be from {_PERCENT_MIN:g} to "
                 f"{_PERCENT_MAX}"
             )
         if self.when == "below" and self.percent >= 100:
-            raise self._refusal(
+            raise self.refusal(
                 f"percent is {self.percent:g}, but no price is 100 % below its average; "
                 f"it must be less than that"
             )
         if not 1 <= self.quantity <= _QUANTITY_MAX:
-            raise self._refusal(
+            raise self.refusal(
                 f"quantity is {self.quantity}, but it must be from 1 to {_QUANTITY_MAX}"
             )
         if not 0 < self.average_us <= _AVERAGE_US_MAX:
-            raise self._refusal(f"average is '{self.average}', but it must be from 1us to 1h")
+            raise self.refusal(f"average is '{self.average}', but it must be from 1us to 1h")
         if self.every_us < _EVERY_US_MIN:
-            raise self._refusal(f"every is '{self.every}', but it must be 1ms or more")
+            raise self.refusal(f"every is '{self.every}', but it must be 1ms or more")
 
     @property
     def average_us(self) -> int:
-        return self._duration("average", self.average)
+        return self.duration("average", self.average)
 
     @property
     def every_us(self) -> int:
-        return self._duration("every", self.every)
+        return self.duration("every", self.every)
 
     def watches(self, instrument: str) -> bool:
         return self.instrument in (ANY, instrument)
-
-    def _duration(self, key: str, text: str) -> int:
-        try:
-            return parse(text)
-        except ContractError as error:
-            raise self._refusal(f"{key}: {error}") from None
-
-    def _refusal(self, sentence: str) -> ConfigError:
-        return ConfigError(f"rule '{self.name}': {sentence}")
 
 
 class Order(msgspec.Struct, frozen=True):

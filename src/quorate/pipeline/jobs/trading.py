@@ -19,18 +19,11 @@ An order is found once: state and batch are committed together. Should a batch b
 after a crash, it has the same orders with the same ids, so whoever reads them can tell.
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pandas
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.stateful_processor import (
-    ExpiredTimerInfo,
-    StatefulProcessor,
-    StatefulProcessorHandle,
-    TimerValues,
-)
 
 from quorate.core.durations import parse
 from quorate.core.errors import ConfigError
@@ -125,47 +118,25 @@ def published(found: DataFrame) -> DataFrame:
     )
 
 
-class Trader(StatefulProcessor):
+class Trader(Waking[Watch]):
     """Keeps one `Watch` per instrument, and wakes up when the next order is due."""
 
     def __init__(self, rules: tuple[Rule, ...], lateness_us: int) -> None:
+        super().__init__("watch", Watch)
         self._rules = rules
         self._lateness_us = lateness_us
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._state = Waking(handle, "watch", Watch)
-
-    def handleInputRows(  # noqa: N802
-        self,
-        key: tuple[str],
-        rows: Iterator[pandas.DataFrame],
-        timerValues: TimerValues,  # noqa: N803
-    ) -> Iterator[pandas.DataFrame]:
-        # A batch has no order of its own after the shuffle.
-        heard = pandas.concat(list(rows)).sort_values(["topic", "partition", "offset", "index"])
-        ticks = list(zip(heard["at_us"].tolist(), heard["price"].tolist(), strict=True))
-        return self._go_on(key[0], ticks, int(heard["now_us"].iloc[0]), timerValues)
-
-    def handleExpiredTimer(  # noqa: N802
-        self,
-        key: tuple[str],
-        timerValues: TimerValues,  # noqa: N803
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
-    ) -> Iterator[pandas.DataFrame]:
-        return self._go_on(key[0], [], 0, timerValues)
-
-    def close(self) -> None:
-        pass
-
-    def _go_on(
-        self, instrument: str, ticks: list[tuple[int, int]], now_us: int, time: TimerValues
-    ) -> Iterator[pandas.DataFrame]:
-        watch, timer_ms = self._state.read()
-        watch.hear(ticks, lateness_us=self._lateness_us, now_us=now_us)
-        found = watch.advance(instrument, self._rules, time.getCurrentWatermarkInMs() * 1000)
-        self._state.write(watch, watch.next_us(self._rules), timer_ms)
-        if found:
-            yield pandas.DataFrame([_row(order) for order in found])
+    def go_on(
+        self, key: tuple[str], watch: Watch, rows: pandas.DataFrame | None, until_us: int
+    ) -> tuple[list[dict[str, object]], int | None]:
+        if rows is not None:
+            # A batch has no order of its own after the shuffle.
+            rows = rows.sort_values(["topic", "partition", "offset", "index"])
+            ticks = list(zip(rows["at_us"].tolist(), rows["price"].tolist(), strict=True))
+            now_us = int(rows["now_us"].iloc[0])
+            watch.hear(ticks, lateness_us=self._lateness_us, now_us=now_us)
+        found = watch.advance(key[0], self._rules, until_us)
+        return [_row(order) for order in found], watch.next_us(self._rules)
 
 
 def _row(order: Order) -> dict[str, object]:

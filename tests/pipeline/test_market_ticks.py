@@ -1,13 +1,11 @@
 """Ticks: drawn from a seed, as unruly as asked for, and with jumps that can be found."""
 
-import asyncio
 from dataclasses import replace
 
 import pyarrow
-import pytest
 
+from market_ticks import Market, draw
 from naive_trading import by_instrument
-from quorate.pipeline.data.ticks import Market, draw, paced
 
 CALM = Market(seconds=60, missing=0, late=0, too_late=0)
 
@@ -64,16 +62,3 @@ def test_instruments_are_dealt_to_topics() -> None:
 
     assert set(by_instrument(ticks.of_topic("a"))) == {"IBM", "ORCL"}
     assert set(by_instrument(ticks.of_topic("b"))) == {"MSFT", "SAP"}
-
-
-@pytest.mark.parametrize("speed", [1000.0, 10_000.0])
-def test_paced_ticks_are_all_the_ticks_in_their_order(speed: float) -> None:
-    ticks = draw(Market(seconds=20))
-
-    async def gather() -> list[object]:
-        return [table async for table in paced(ticks, speed=speed, every_s=0.001)]
-
-    pieces = asyncio.run(gather())
-
-    assert len(pieces) > 1
-    assert pyarrow.concat_tables(pieces).equals(ticks.table)

@@ -15,8 +15,6 @@ and `arrivals_us` says when each row arrives. The truth are the jumps. Which ord
 them is for whoever reads them to say, and for tests to say once more in another way.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import numpy
@@ -77,27 +75,6 @@ class Ticks:
         names = self.market.instruments[topics.index(topic) :: len(topics)]
         wanted = pyarrow.array([name.encode() for name in names], pyarrow.binary())
         return self.table.filter(pyarrow.compute.is_in(self.table["key"], value_set=wanted))
-
-    def pieces(self, every_us: int) -> Iterator[tuple[int, pyarrow.Table]]:
-        """What arrives in each stretch of time, with when that ends, counted from the beginning."""
-        since_us = self.arrivals_us - self.market.begin_us
-        ends_us = numpy.arange(every_us, int(since_us[-1]) + every_us + 1, every_us)
-        rows = numpy.searchsorted(since_us, ends_us)
-        begin = 0
-        for end_us, end in zip(ends_us.tolist(), rows.tolist(), strict=True):
-            if end > begin:
-                yield end_us, self.table.slice(begin, end - begin)
-            begin = end
-
-
-async def paced(ticks: Ticks, *, speed: float = 1.0, every_s: float = 0.1) -> AsyncIterator[object]:
-    """Tables of ticks, each handed out when its last tick has arrived; faster with `speed`."""
-    loop = asyncio.get_running_loop()
-    begin_s = loop.time()
-    for due_us, table in ticks.pieces(max(1, round(every_s * speed * _SECOND_US))):
-        due_s = begin_s + due_us / _SECOND_US / speed
-        await asyncio.sleep(max(0.0, due_s - loop.time()))
-        yield table
 
 
 def draw(market: Market) -> Ticks:
