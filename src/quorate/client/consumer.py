@@ -18,8 +18,8 @@ committed automatically is what was handed out before the last call: the program
 with what that brought.
 
 What is not for this consumer is a gap in the offsets: malformed batches, basic ones if it
-validates, what its filter leaves out, and what retention took. `position` is behind a gap as soon
-as the consumer comes to it, and so is what `commit()` says.
+validates, what its filter leaves out, and what retention took. `position` moves past a gap as soon
+as the consumer comes to it, and so does what `commit()` commits.
 """
 
 import asyncio
