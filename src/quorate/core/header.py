@@ -45,6 +45,7 @@ _HEADER = Struct("<BBHIII")
 _WORDS = Struct("<IIII")
 Words: TypeAlias = tuple[int, int, int, int]
 _ALLOWED = tuple(VERSION | kind << 8 for kind in range(len(KINDS)))
+_BASIC_WORD = _ALLOWED[BASIC]
 _EVENTS = Struct("<I")
 _EVENTS_AT = 4
 _COUNTS = Struct(f"<4xI{DESCRIPTOR_BYTES - 8}x")
@@ -127,9 +128,12 @@ def are_possible(batches: Iterable[Payload]) -> bool:
 def are_basic(payloads: Iterable[Payload]) -> bool:
     """Whether all of these headers may be true where nobody signs."""
     try:
-        return not any(count_of(payload) and is_signed(payload) for payload in payloads)
+        for payload in payloads:
+            if words_of(payload)[0] != _BASIC_WORD:
+                return False
     except RemoteProtocolError:
         return False
+    return True
 
 
 def columns_at(payload: Payload) -> int:
