@@ -12,6 +12,8 @@ import pytest
 from clusters import TestCluster, running_cluster
 from flows import PATIENCE_S
 from quorate.client import Producer
+from quorate.core.batch import encode_values
+from traffic import eventually, status_of
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -43,6 +45,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 def cluster() -> Iterator[TestCluster]:
     topics = {"plain": {"protection": "crash", "order": "total"}, "votes": {"order": "total"}}
     topics["votes"]["validated"] = True  # type: ignore[assignment]
+    topics["counted"] = {"order": "total"}
     with running_cluster(topics=topics, clients=("alice", "carol")) as running:
         yield running
 
@@ -110,5 +113,21 @@ def test_whoever_goes_on_skips_nothing_and_repeats_only_what_was_not_committed(
                 elif word == "committed":
                     begins = {at}
         raise AssertionError("the last event was not read")
+
+    asyncio.run(story())
+
+
+def test_a_replica_tells_how_many_batches_and_events_a_topic_has_had(cluster: TestCluster) -> None:
+    async def counted() -> tuple[int, int, int]:
+        report = await status_of(cluster.directory, "r1")
+        row = report["log"]["topics"].get("counted", {})
+        return row.get("batches", 0), row.get("events", 0), row.get("kept", 0)
+
+    async def story() -> None:
+        async with Producer(cluster.directory, "alice") as producer:
+            for _ in range(2):
+                await producer.submit_payload("counted", encode_values([b"x"] * 3, 0), 3)
+            await producer.flush("counted")
+        await eventually(counted, lambda seen: seen == (2, 6, 6))
 
     asyncio.run(story())

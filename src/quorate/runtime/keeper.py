@@ -163,16 +163,18 @@ class LogKeeper:
         }
 
     def _topic_status(self, broker: Broker) -> dict[str, dict[str, int]]:
-        """How much each log topic has had, and how much of that is kept here."""
+        """How much each log topic has had, and how many of its events are kept here."""
         topics = broker.ordering.topics if broker.ordering is not None else {}
         found: dict[str, dict[str, int]] = {}
         for partition in self.store.partitions():
             topic = topics.get(partition.topic)
             if topic is None or (topic.name not in found and len(found) >= TOPICS_SHOWN):
                 continue
-            row = found.setdefault(topic.name, {"batches": 0, "kept": 0, "bytes": 0})
+            row = found.setdefault(topic.name, {"batches": 0, "events": 0, "kept": 0, "bytes": 0})
             start, end = self.store.bounds(partition)
-            row["batches"] += end
+            logs = (group.log for group in _groups(broker).values())
+            row["batches"] += sum(log.partition(partition).batches for log in logs)
+            row["events"] += end
             row["kept"] += end - start
             row["bytes"] += self.store.bytes_held(partition)
         return found
