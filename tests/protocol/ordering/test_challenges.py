@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from council import READER, VALIDATED, A, Council, T, sealed_by
+from quorate.core.header import SEAL_BYTES
 from quorate.core.ids import NodeId
 from quorate.core.ordering import (
     Absent,
@@ -12,6 +13,7 @@ from quorate.core.ordering import (
     Entries,
     Fill,
     Follow,
+    Line,
     Partition,
     Receipts,
     Refusal,
@@ -312,6 +314,16 @@ def test_a_producer_that_signs_two_batches_of_one_number_is_proved_to(
     # The others know the digest of the first one only, and that proves nothing.
     assert council.group(LAST).challenges.contradictions == {}
     assert (A, "contradiction") in kinds(council, by=LAST)
+
+
+def test_what_is_signed_where_nobody_signs_is_no_evidence() -> None:
+    """A replica that looks at no signatures takes such batches, and failed at the second."""
+    council = Council()
+    seals = [sealed_by(A, 1, value)[:SEAL_BYTES] for value in (b"one", b"other")]
+
+    council.group(FIRST).challenges.on_contradiction(Line(A, T, 0), 1, seals[0], seals[1])
+
+    assert council.group(FIRST).challenges.contradictions == {}
 
 
 def test_a_producer_that_says_the_same_again_contradicts_nothing() -> None:

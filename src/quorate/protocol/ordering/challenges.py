@@ -222,7 +222,7 @@ class Challenges:
     def on_contradiction(self, line: Line, sequence: Sequence, one: bytes, other: bytes) -> None:
         """A producer says two things under one number. Whether it signed both, we look again."""
         producer = member_of(line.publisher)
-        if producer in self.contradictions:
+        if producer in self.contradictions or not self._validation.covers(line.topic):
             return
         place = self._validation.place(line)
         with suppress(RemoteProtocolError):
