@@ -159,6 +159,11 @@ def events_in(descriptor: Payload) -> int:
     return count
 
 
+def counts_of(batches: Iterable[Payload]) -> list[int]:
+    """The events of each of these batches, whose headers were checked when they came in."""
+    return [words[1] for words in map(_WORDS.unpack_from, batches)]
+
+
 def plain_bytes_of(descriptors: Iterable[Payload]) -> list[int]:
     """What each of these batches takes before compression, by headers that were checked."""
     return [words[3] for words in map(_WORDS.unpack_from, descriptors)]

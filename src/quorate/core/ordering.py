@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, events_in
+from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, counts_of
 from quorate.core.ids import DIGEST_BYTES, NodeId, TopicId
 from quorate.core.limits import RUN_BATCHES_MAX, SEALED_BYTES_MAX
 
@@ -424,7 +424,7 @@ class Entries(OfLine, frozen=True, tag=18):
     @property
     def offsets(self) -> list[int]:
         """Where each batch begins, by its header, and the offset after the last."""
-        return list(accumulate(map(events_in, self.payloads), initial=self.offset))
+        return list(accumulate(counts_of(self.payloads), initial=self.offset))
 
 
 class Chained(OfPartition, frozen=True, tag=19):

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from blake3 import blake3
 
-from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, is_signed
+from quorate.core.header import DESCRIPTOR_BYTES, HEADER_BYTES, SEAL_BYTES, SIGNED
 from quorate.core.ids import DIGEST_BYTES, Digest
 
 # A descriptor is hashed when its batch comes in, and looked up when that gets its place.
@@ -56,7 +56,7 @@ def descriptor(payload: bytes | memoryview) -> bytes:
     """
     header = bytes(payload[:HEADER_BYTES])
     if len(header) == HEADER_BYTES:
-        if not is_signed(header):
+        if header[1] != SIGNED:
             return header + blake3(memoryview(payload)[HEADER_BYTES:]).digest()
         seal = bytes(payload[:SEAL_BYTES])
         if digest(memoryview(payload)[SEAL_BYTES:]) == seal[_NAMED]:

@@ -6,7 +6,7 @@ The publisher hands large batches to replicas 0 and 1, which have a store outsid
 from typing import Any
 
 from council import READER, VALIDATED, A, Council, T, records, sealed_by
-from quorate.core.header import SEAL_BYTES
+from quorate.core.header import SEAL_BYTES, basic_header
 from quorate.core.ids import NodeId, Sequence
 from quorate.core.ordering import (
     Absent,
@@ -28,6 +28,11 @@ from quorate.protocol.ordering.room import BATCH_COST, LINE_COST, ROOMS, Rooms
 TARGET = Partition(T, 0)
 STORES = (0, 1)
 OTHERS = (2, 3)
+
+
+def pointer(number: int) -> bytes:
+    """What is kept in place of a batch: nobody looks behind its header here."""
+    return basic_header(1, 0, 4) + b"pointer %d" % number
 
 
 def batch(sequence: Sequence, size: int = 2 * INLINE_BYTES_MAX) -> bytes:
@@ -61,9 +66,7 @@ def deposits(council: Council, replica: NodeId) -> list[Deposit]:
 
 def settle(council: Council, replica: NodeId, *sequences: Sequence, taken: bool = True) -> None:
     """The store outside has these, or not; then everything else happens."""
-    results = [
-        Deposited(A, T, 0, each, b"pointer %d" % each if taken else b"") for each in sequences
-    ]
+    results = [Deposited(A, T, 0, each, pointer(each) if taken else b"") for each in sequences]
     council.seats[replica].ordering.deposited(results)
     council.collect()
     council.settle()
@@ -88,7 +91,7 @@ def test_a_large_batch_is_ordered_when_enough_stores_outside_have_it() -> None:
 
     made.run(0.1)
     assert {each.offset for each in made.messages(Ordered, receiver=A)} == {0}
-    assert held_by(made, 0) == [Held(A, T, 0, 1, [b"pointer 1"])]
+    assert held_by(made, 0) == [Held(A, T, 0, 1, [pointer(1)])]
 
 
 def test_what_the_store_outside_did_not_take_counts_for_nothing_and_is_tried_again() -> None:
@@ -134,8 +137,8 @@ def test_batches_that_come_back_in_any_order_are_held_as_runs() -> None:
     settle(made, 0, 4, 2, 1)
 
     assert held_by(made, 0) == [
-        Held(A, T, 0, 1, [b"pointer 1", b"pointer 2"]),
-        Held(A, T, 0, 4, [b"pointer 4"]),
+        Held(A, T, 0, 1, [pointer(1), pointer(2)]),
+        Held(A, T, 0, 4, [pointer(4)]),
     ]
     said = made.messages(Stored, sender=0, receiver=2)
     assert [(each.first, each.count) for each in said] == [(1, 2), (4, 1)]

@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from quorate.core.control import COMMAND_BYTES_MAX, CONTROL_TOPIC_ID
-from quorate.core.header import DESCRIPTOR_BYTES, events_in
+from quorate.core.header import DESCRIPTOR_BYTES, counts_of, events_in
 from quorate.core.ids import Digest, NodeId, Sequence, TopicId
 from quorate.core.limits import RUN_BATCHES_MAX
 from quorate.core.ordering import Line, Received, Stored
@@ -90,7 +90,7 @@ class Former(NamedTuple):
     @property
     def size(self) -> int:
         size = DESCRIPTOR_BYTES * len(self.descriptors)
-        size += EVENT_COST * sum(map(events_in, self.descriptors))
+        size += EVENT_COST * sum(counts_of(self.descriptors))
         return size + sum(len(payload or b"") for payload in self.payloads)
 
 
@@ -241,7 +241,7 @@ class Waiting:
         fresh, payloads = fresh[:room], payloads[:room]
         self.chains += chain_of(self.chains[-1] if self.chains else self.base, fresh)
         self.descriptors += fresh
-        self.events += sum(map(events_in, fresh))
+        self.events += sum(counts_of(fresh))
         self.payloads += payloads
         self.holders += [{} for _ in fresh]
         self.waiting_bytes += sum(len(payload) for payload in payloads if payload)
@@ -294,7 +294,7 @@ class Waiting:
         if descriptors[: len(self.descriptors)] != self.descriptors:
             self.put_aside(mine)
         self.descriptors, self.chains = descriptors, chains
-        self.events = sum(map(events_in, descriptors))
+        self.events = sum(counts_of(descriptors))
         self.payloads = [
             known.get(name) if payload is None else payload
             for name, payload in zip(descriptors, payloads, strict=False)
@@ -371,7 +371,7 @@ class Waiting:
         self._forget_former(self.descriptors[:count])
         self.base = self.chains[count - 1]
         self.waiting_bytes -= sum(len(payload) for payload in self.payloads[:count] if payload)
-        self.events -= sum(map(events_in, self.descriptors[:count]))
+        self.events -= sum(counts_of(self.descriptors[:count]))
         for column in (self.descriptors, self.chains, self.payloads, self.holders):
             del column[:count]
         self.next += count
@@ -577,7 +577,7 @@ def end_of(word: Stored) -> Sequence:
 
 def _fitting(descriptors: Seq[bytes], payloads: Seq[bytes | None], room_bytes: int) -> int:
     """How many of these batches there is room for."""
-    cost_bytes = BATCH_COST * len(payloads) + EVENT_COST * sum(map(events_in, descriptors))
+    cost_bytes = BATCH_COST * len(payloads) + EVENT_COST * sum(counts_of(descriptors))
     if cost_bytes + sum([len(payload) for payload in payloads if payload]) <= room_bytes:
         return len(payloads)
     for count, (described, payload) in enumerate(zip(descriptors, payloads, strict=True)):

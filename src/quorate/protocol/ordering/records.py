@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from quorate.core.header import DESCRIPTOR_BYTES, counts_in, events_in, is_signed
+from quorate.core.header import DESCRIPTOR_BYTES, counts_in, counts_of, is_signed
 from quorate.core.ids import DIGEST_BYTES, Digest, NodeId, Sequence, TopicId
 from quorate.core.ordering import Entries, Partition, Wants
 from quorate.crypto.digests import descriptor
@@ -236,7 +236,7 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def end(self) -> int:
-        return self.offset + sum(map(events_in, self.payloads))
+        return self.offset + sum(counts_of(self.payloads))
 
     def entries(self, partition: Partition, batches: int, wants: Wants = Wants.ALL) -> Entries:
         """The first of them, as readers get them."""

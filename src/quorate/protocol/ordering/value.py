@@ -23,7 +23,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from quorate.core.errors import RemoteProtocolError
-from quorate.core.header import events_in
+from quorate.core.header import counts_of
 from quorate.core.ids import DIGEST_BYTES, Digest, NodeId, Sequence, TopicId
 from quorate.core.ordering import Line
 from quorate.crypto.digests import digest_of, link
@@ -127,7 +127,7 @@ def chain_of(before: Digest, descriptors: Iterable[bytes]) -> list[Digest]:
 
 def offsets_of(offset: int, descriptors: Iterable[bytes]) -> list[int]:
     """The first offset of each of these batches, and the one after the last."""
-    return list(accumulate(map(events_in, descriptors), initial=offset))
+    return list(accumulate(counts_of(descriptors), initial=offset))
 
 
 def leaves_of(
