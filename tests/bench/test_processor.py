@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from quorate.bench.processor import ENDED, processor_s, spent_since
 BUSY_S = 0.3
 WORK = f"""
 import time
+print("ready", flush=True)
 input()
 while time.process_time() < {BUSY_S}:
     pass
@@ -20,9 +20,12 @@ input()
 
 
 def started() -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
 def told_to_work(process: subprocess.Popen[str]) -> float:
@@ -36,7 +39,6 @@ def told_to_work(process: subprocess.Popen[str]) -> float:
 
 def test_a_process_is_charged_what_it_spent_and_another_one_is_not() -> None:
     with started() as worker, started() as idle:
-        time.sleep(0.2)
         before_s = processor_s()
 
         told_s = told_to_work(worker)

@@ -71,7 +71,7 @@ async def run_all(
     repeat: int = 1,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
-    """Run every experiment so many times; one that fails has a row that says why."""
+    """Run every experiment `repeat` times; the row of a failed one has the reason."""
     yardstick = Yardstick(timing.pipe_s)
 
     async def attempt(experiment: Experiment) -> Row:

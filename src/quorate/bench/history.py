@@ -192,7 +192,7 @@ _COLUMNS: report.Columns[History] = (
 
 
 async def _fill(task: Task, admin: Admin, wanted: int) -> int:
-    """Publish until at least so many batches stand in the log of every replica; how many do."""
+    """Publish until the log of every replica has `wanted` batches; returns how many it has."""
     async with AsyncExitStack() as stack:
         (publisher,) = await ready(stack, WORKLOAD, ("publish", task))
         publisher.say("go")

@@ -49,7 +49,7 @@ async def run_trials(
     repeat: int = 1,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[TrialRow]:
-    """Run every trial so many times; one that fails has a row that says why."""
+    """Run every trial `repeat` times; the row of a failed one has the reason."""
     yardstick = Yardstick(timing.pipe_s)
 
     async def attempt(trial: Trial) -> TrialRow:

@@ -43,7 +43,7 @@ from quorate.protocol.machine import Entry
 
 PUBLISHER, READER = "alice", "bob"
 RECEIPT_SECONDS_MAX = 8.0
-# What may be in flight is published in so many bursts, so that publisher, replicas and
+# A publisher fills its window in this many bursts, so that publisher, replicas and
 # subscriber work at the same time rather than in turns.
 BURSTS = 4
 # After so long without anything new, what is missing is lost; who reads what is there already has
@@ -52,7 +52,7 @@ DRAIN_SECONDS_MAX = 4.0
 SILENCE_SECONDS_MAX = 30.0
 # As long as librdkafka waits for a batch to fill, unless it is told otherwise.
 LINGER_MS = 5.0
-# The tasks that submit event by event take turns after so many.
+# A task that submits event by event lets the next one go on after this many events.
 TURN_EVENTS = 100
 
 
@@ -67,7 +67,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     # Of batches made by hand; 0 stands for any number.
     events_per_batch: int = 1
     in_flight: int = 1
-    # How many publish on each topic; together they keep so many batches in flight.
+    # The number of publishers on each topic, which share `in_flight`.
     publishers: int = 1
     receipt_s_max: float = RECEIPT_SECONDS_MAX
     # A directory for those who write down every batch.
@@ -188,7 +188,7 @@ async def meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 class Publisher:
-    """Publishes as fast as receipts come in, never with more than so many batches in flight."""
+    """Publishes as fast as receipts come in, with at most `in_flight` batches without one."""
 
     def __init__(self, producer: Producer, task: Task, notes: Notes) -> None:
         self.stopped = False

@@ -68,7 +68,8 @@ OnlyLog: TypeAlias = Annotated[
 ]
 ONLY_FAULTS = typer.Option("--fault", help="Only this fault, and none; may be repeated.")
 OnlySizes: TypeAlias = Annotated[
-    list[int] | None, typer.Option("--size", help="Only events of so many bytes; may be repeated.")
+    list[int] | None,
+    typer.Option("--size", help="Only events of this size in bytes; may be repeated."),
 ]
 Seconds: TypeAlias = Annotated[float | None, typer.Option(help="How long each one measures.")]
 Repeat: TypeAlias = Annotated[
@@ -243,7 +244,9 @@ def validated(
     size: OnlySizes = None,
     topics: Annotated[
         list[int] | None,
-        typer.Option("--validated", help="Only with so many topics validated; may be repeated."),
+        typer.Option(
+            "--validated", help="Only with this number of topics validated; may be repeated."
+        ),
     ] = None,
     seconds: Seconds = None,
     repeat: Repeat = 1,
@@ -493,7 +496,7 @@ def _progress_bar(total: int | None = None) -> Iterator[Progress]:
 
 @contextmanager
 def _told(total: int | None = None) -> Iterator[_Tell]:
-    """A function to call with what is begun, for whoever waits; there may be a known number."""
+    """Returns a function that shows each step as it begins, out of a total if that is known."""
     if total == 0:
         raise ConfigError("no experiment fits all these options; leave some of them out")
     begun = 0
@@ -515,7 +518,7 @@ def _told(total: int | None = None) -> Iterator[_Tell]:
 
 
 def _until_done(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run it; whoever ends us early with a signal leaves no processes behind."""
+    """Run it; a signal that ends it early leaves no processes behind."""
 
     async def watched() -> _Result:
         task = asyncio.ensure_future(work)

@@ -150,7 +150,7 @@ async def asked(launcher: Launcher, who: str, work: Callable[[Admin], Awaitable[
 
 
 def as_observer(launcher: Launcher, work: Callable[[Admin], Awaitable[_Value]]) -> _Value:
-    """What the cluster answers to whoever may ask."""
+    """What the cluster answers to a client that may ask."""
     return run(asked(launcher, observer(launcher), work))
 
 
